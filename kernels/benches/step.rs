@@ -1,0 +1,38 @@
+//! Forward and backward of the GPTs of the design, on one thread: prints tokens per second.
+
+use std::time::Instant;
+
+use everstep_kernels::backend::Cpu;
+use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
+
+fn main() {
+    for (layers, width, heads, context) in [(4, 128, 4, 128), (6, 384, 6, 256)] {
+        let micro_batch = 4;
+        let config = GptConfig { vocabulary: 256, layers, heads, width, context, micro_batch };
+        let rate = tokens_per_second(config);
+        println!(
+            "gpt {layers} x {width}, {micro_batch} sequences of {context}: {rate:.0} tokens/s"
+        );
+    }
+}
+
+/// The best of several passes: whatever else runs on the machine only slows them down.
+fn tokens_per_second(config: GptConfig) -> f64 {
+    let mut gpt = OnBackend::<Gpt, _>::new(config, Cpu::new).expect("a valid configuration");
+    let mut parameters = vec![0.0; gpt.layout().count()];
+    gpt.layout().init(1, 0..parameters.len(), &mut parameters);
+    gpt.load(0, &parameters);
+    let count = config.micro_batch * config.context;
+    let tokens: Vec<u32> = (0..count as u32).map(|i| i * i % 251).collect();
+    let batch =
+        Batch { rows: config.micro_batch, targets: tokens.clone(), tokens, features: Vec::new() };
+    let pass = Pass { first: true, last: true, scale: 1.0 };
+    let mut exchange = Collect::default();
+    let seconds = (0..12).map(|_| {
+        let start = Instant::now();
+        gpt.gradient(&batch, pass, &mut exchange).expect("a batch of the model's shape");
+        start.elapsed().as_secs_f64()
+    });
+    count as f64 / seconds.fold(f64::INFINITY, f64::min)
+}

@@ -1,0 +1,230 @@
+//! Operations on buffer handles: what a model is written in, and what a device must offer.
+//!
+//! A [`View`] names a matrix in one of the device's three flat arenas; it is a handle, never
+//! memory. Operations *enqueue*: only [`Backend::read_back`] and [`Backend::total`] wait for the
+//! device. Operands of one operation never overlap, and no operation allocates.
+//!
+//! Every operation computes the same bits from the same inputs on every call. Nothing here knows
+//! of layers, models or batches. Sizes are in elements, matrices row-major.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+pub mod cpu;
+mod memory;
+pub mod reference;
+
+pub use cpu::Cpu;
+pub use reference::Reference;
+
+/// A device that computes: memory in arenas, and the operations of the models.
+///
+/// *Writes* means that the old values of an output do not matter; *adds* that they stay in the sum.
+pub trait Backend: Send {
+    /// Copies `values` to the device. `to` has as many elements.
+    fn write(&mut self, to: View, values: &[f32]);
+
+    /// Copies tokens or targets to the device. `to` is as long as `values`.
+    fn write_indices(&mut self, to: Indices, values: &[u32]);
+
+    /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32.
+    fn read_back(&mut self, from: View) -> Cow<'_, [f32]>;
+
+    /// Waits for all that was enqueued, and adds up the values of `from` in f64, in order.
+    fn total(&mut self, from: View) -> f64;
+
+    /// Writes zeros.
+    fn zero(&mut self, to: View);
+
+    /// Writes `c = a b`. Any of `a` and `b` may be [transposed](View::t).
+    fn matmul(&mut self, a: View, b: View, c: View);
+
+    /// Adds: `c += a b`. Any of `a` and `b` may be [transposed](View::t).
+    fn matmul_add(&mut self, a: View, b: View, c: View);
+
+    /// Adds `x` to `y`, elementwise: a residual connection.
+    fn add(&mut self, x: View, y: View);
+
+    /// Adds the single row `bias` to every row of `y`.
+    fn add_bias(&mut self, bias: View, y: View);
+
+    /// Adds the sum of the rows of `dy` to the single row `d_bias`.
+    fn bias_backward(&mut self, dy: View, d_bias: View);
+
+    /// Writes row `tokens[i]` of `table` into row `i` of `y`.
+    fn embedding(&mut self, tokens: Indices, table: View, y: View);
+
+    /// Adds row `i` of `dy` to row `tokens[i]` of `d_table`, in the order of `i`.
+    fn embedding_backward(&mut self, tokens: Indices, dy: View, d_table: View);
+
+    /// Writes `norm.y` and `norm.statistics`.
+    fn layer_norm(&mut self, norm: Norm);
+
+    /// Adds to `dx` and to the gradients of `norm.weight` and `norm.bias`; reads `norm.x` and
+    /// `norm.statistics`.
+    fn layer_norm_backward(&mut self, norm: Norm, dy: View, dx: View);
+
+    /// Writes `attention.y` and `attention.statistics`.
+    fn attention(&mut self, attention: Attention);
+
+    /// Writes `d_qkv`; reads all of `attention`.
+    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View);
+
+    /// Writes `y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as GPT-2 does (Hendrycks and
+    /// Gimpel, "Gaussian Error Linear Units").
+    fn gelu(&mut self, x: View, y: View);
+
+    /// Multiplies `dy` by the derivative of [`Backend::gelu`] at `x`.
+    fn gelu_backward(&mut self, x: View, dy: View);
+
+    /// Softmax cross-entropy, forward and backward. Writes the loss of each row in nats into
+    /// `losses`, a column, and replaces `logits` by the gradient of `scale` times their sum.
+    fn cross_entropy(&mut self, logits: View, targets: Indices, losses: View, scale: f64);
+
+    /// The bytes of device memory that this backend holds.
+    fn bytes(&self) -> usize;
+}
+
+/// The memory that a model needs, for a backend to allocate once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Elements of the parameter arena, and of the gradient arena.
+    pub parameters: usize,
+    /// Elements of the activation arena.
+    pub activations: usize,
+    /// The number of tokens and targets.
+    pub indices: usize,
+    /// The longest sequence that attention will see; 0 without attention.
+    pub sequence: usize,
+}
+
+/// A part of the device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arena {
+    /// The flat parameter vector, in the order of the model's layout.
+    Parameters,
+    /// The gradient of each parameter, in the same order.
+    Gradients,
+    /// Whatever else a pass writes.
+    Activations,
+}
+
+/// A handle of a matrix in an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    arena: Arena,
+    offset: usize,
+    rows: usize,
+    columns: usize,
+    transposed: bool,
+}
+
+impl View {
+    /// The matrix of `rows * columns` elements that begins at `offset` of `arena`.
+    pub fn new(arena: Arena, offset: usize, rows: usize, columns: usize) -> Self {
+        Self { arena, offset, rows, columns, transposed: false }
+    }
+
+    /// A range of an arena as a single row.
+    pub fn row(arena: Arena, range: Range<usize>) -> Self {
+        Self::new(arena, range.start, 1, range.len())
+    }
+
+    /// The first `rows * columns` elements, as a matrix of that shape.
+    pub fn shaped(self, rows: usize, columns: usize) -> Self {
+        assert!(!self.transposed && rows * columns <= self.len(), "{self:?} is not that large");
+        Self { rows, columns, ..self }
+    }
+
+    /// The first `rows` rows.
+    pub fn top(self, rows: usize) -> Self {
+        self.shaped(rows, self.columns)
+    }
+
+    /// The transpose of the same memory. Only products take it.
+    pub fn t(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    /// The gradient of this parameter.
+    pub fn gradient(self) -> Self {
+        assert_eq!(self.arena, Arena::Parameters, "only parameters have a gradient");
+        Self { arena: Arena::Gradients, ..self }
+    }
+
+    /// The number of rows.
+    pub fn rows(self) -> usize {
+        if self.transposed { self.columns } else { self.rows }
+    }
+
+    /// The number of columns.
+    pub fn columns(self) -> usize {
+        if self.transposed { self.rows } else { self.columns }
+    }
+
+    /// The number of elements.
+    pub fn len(self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A handle of tokens or targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Indices {
+    /// Where they begin in the device's index memory.
+    pub offset: usize,
+    /// How many there are.
+    pub len: usize,
+}
+
+impl Indices {
+    /// The first `len` of them.
+    pub fn first(self, len: usize) -> Self {
+        assert!(len <= self.len, "{self:?} has not {len}");
+        Self { len, ..self }
+    }
+}
+
+/// Layer normalisation: `y = weight (x - mean) / deviation + bias`, row by row, biased variance
+/// (Ba, Kiros, Hinton, "Layer Normalization").
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// The input, `[rows, width]`.
+    pub x: View,
+    /// The scale, a parameter of `width`.
+    pub weight: View,
+    /// The shift, a parameter of `width`.
+    pub bias: View,
+    /// The output, `[rows, width]`.
+    pub y: View,
+    /// Mean and reciprocal deviation of each row, `[rows, 2]`, for the backward pass.
+    pub statistics: View,
+}
+
+impl Norm {
+    /// What is added to the variance.
+    pub const EPSILON: f32 = 1e-5;
+}
+
+/// Causal multi-head attention, `softmax(q k' / sqrt(width of a head)) v` (Vaswani et al.,
+/// "Attention Is All You Need"). Scores are computed again in the backward pass (Dao et al.,
+/// "FlashAttention"), so no matrix of theirs is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// The number of heads; divides the width.
+    pub heads: usize,
+    /// The number of positions of each sequence; divides the rows.
+    pub sequence: usize,
+    /// Queries, keys and values side by side, `[rows, 3 width]`; within each, head after head.
+    pub qkv: View,
+    /// The output, `[rows, width]`.
+    pub y: View,
+    /// Logarithm of the sum of the exponentials of the scores of each row and head, `[rows, heads]`
+    /// numbers in the order that suits the backend.
+    pub statistics: View,
+}

@@ -1,0 +1,218 @@
+//! Causal attention, one head of one sequence at a time, a block of queries against all keys up to
+//! its end. Only one block of scores exists at a time.
+//!
+//! `q, k, v` queries, keys, values; `s` scores; `p` probabilities; `d_` the gradient of.
+
+use super::gemm::{Grid, gemm};
+use super::math::{exp, largest, ln, sums};
+use crate::backend::Attention;
+use multiversion::multiversion;
+use std::ops::Range;
+
+/// The queries in a block.
+pub const BLOCK: usize = 64;
+
+/// The shape of an attention, on the host.
+#[derive(Clone, Copy)]
+pub struct Heads {
+    sequences: usize,
+    sequence: usize,
+    heads: usize,
+    /// The width of one head.
+    size: usize,
+}
+
+/// What the forward pass keeps for the backward pass.
+pub struct Kept<'a> {
+    /// Queries, keys and values.
+    pub qkv: &'a [f32],
+    /// The output.
+    pub y: &'a [f32],
+    /// The logarithm of each row's sum of exponentials.
+    pub statistics: &'a [f32],
+}
+
+/// Writes `y` and `statistics`; `scores` holds a block of scores for a while.
+pub fn forward(
+    heads: Heads,
+    qkv: &[f32],
+    y: &mut [f32],
+    statistics: &mut [f32],
+    scores: &mut [f32],
+) {
+    for head in heads.all() {
+        for queries in heads.blocks() {
+            let keys = 0..queries.end;
+            let s = &mut scores[..queries.len() * keys.len()];
+            let s_grid = Grid::dense(queries.len(), keys.len());
+            let (q, k) = (head.q(queries.clone()), head.k(keys.clone()));
+            gemm((qkv, q), (qkv, k.t()), (s, s_grid), false);
+            let statistics = &mut statistics[head.statistics(queries.clone())];
+            softmax(s, queries.start, heads.scale(), statistics);
+            gemm((s, s_grid), (qkv, head.v(keys)), (y, head.y(queries)), false);
+        }
+    }
+}
+
+/// Writes `d_qkv`; `scores` holds two blocks for a while.
+pub fn backward(heads: Heads, kept: Kept<'_>, dy: &[f32], d_qkv: &mut [f32], scores: &mut [f32]) {
+    let Kept { qkv, y, statistics } = kept;
+    let (p, ds) = scores.split_at_mut(scores.len() / 2);
+    for head in heads.all() {
+        // The last block reaches all keys: its gradients are written, those of others added.
+        for queries in heads.blocks().rev() {
+            let keys = 0..queries.end;
+            let accumulate = queries.end < heads.sequence;
+            let (p, ds) =
+                (&mut p[..queries.len() * keys.len()], &mut ds[..queries.len() * keys.len()]);
+            let grid = Grid::dense(queries.len(), keys.len());
+            let (q, k, v) = (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
+            let rows = head.y(queries.clone());
+            gemm((qkv, q), (qkv, k.t()), (p, grid), false);
+            gemm((dy, rows), (qkv, v.t()), (ds, grid), false);
+            let mut expected = [0.0; BLOCK];
+            row_products(y, dy, rows, &mut expected);
+            let block = Block {
+                first: queries.start,
+                scale: heads.scale(),
+                statistics: &statistics[head.statistics(queries.clone())],
+                expected: &expected[..queries.len()],
+            };
+            softmax_backward(block, p, ds);
+            gemm((p, grid.t()), (dy, rows), (d_qkv, v), accumulate);
+            gemm((ds, grid.t()), (qkv, q), (d_qkv, k), accumulate);
+            gemm((ds, grid), (qkv, k), (d_qkv, q), false);
+        }
+    }
+}
+
+/// Turns the scores of queries from `first` on into probabilities, zero for later keys.
+#[multiversion(targets = "simd")]
+fn softmax(scores: &mut [f32], first: usize, scale: f32, statistics: &mut [f32]) {
+    let keys = scores.len() / statistics.len();
+    let rows = scores.chunks_exact_mut(keys).zip(statistics);
+    for (row, (scores, statistic)) in rows.enumerate() {
+        let (past, future) = scores.split_at_mut(first + row + 1);
+        let largest = largest(past) * scale;
+        for s in past.iter_mut() {
+            *s = exp(*s * scale - largest);
+        }
+        let [sum] = sums([past], |[exp]| [exp]);
+        let factor = 1.0 / sum;
+        for s in past {
+            *s *= factor;
+        }
+        future.fill(0.0);
+        *statistic = largest + ln(sum);
+    }
+}
+
+/// What a block of the backward pass knows of its rows.
+struct Block<'a> {
+    /// The position of the first query.
+    first: usize,
+    scale: f32,
+    /// The logarithm of each row's sum of exponentials.
+    statistics: &'a [f32],
+    /// The mean of the gradient of each row's probabilities under these probabilities.
+    expected: &'a [f32],
+}
+
+/// Turns scores `p` into probabilities, and their gradient `ds` into the gradient of the products.
+#[multiversion(targets = "simd")]
+fn softmax_backward(block: Block<'_>, p: &mut [f32], ds: &mut [f32]) {
+    let scale = block.scale;
+    let keys = p.len() / block.statistics.len();
+    let rows = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
+    let of_rows = block.statistics.iter().zip(block.expected);
+    for (row, ((p, ds), (&statistic, &expected))) in rows.zip(of_rows).enumerate() {
+        let past = block.first + row + 1;
+        for (p, ds) in p[..past].iter_mut().zip(&mut ds[..past]) {
+            *p = exp(*p * scale - statistic);
+            *ds = *p * (*ds - expected) * scale;
+        }
+        p[past..].fill(0.0);
+        ds[past..].fill(0.0);
+    }
+}
+
+/// The inner product of each row of `a` with that of `b`.
+#[multiversion(targets = "simd")]
+fn row_products(a: &[f32], b: &[f32], rows: Grid, products: &mut [f32; BLOCK]) {
+    for (row, product) in (0..rows.rows).zip(products) {
+        let start = rows.offset + row * rows.row_stride;
+        let range = start..start + rows.columns;
+        [*product] = sums([&a[range.clone()], &b[range]], |[a, b]| [a * b]);
+    }
+}
+
+impl Heads {
+    /// The shape of `attention`.
+    pub fn of(attention: Attention) -> Self {
+        let Attention { heads, sequence, qkv, y, .. } = attention;
+        assert_eq!(qkv.columns(), 3 * y.columns(), "queries, keys and values");
+        assert_eq!((y.columns() % heads, y.rows() % sequence), (0, 0), "whole heads and sequences");
+        Self { sequences: y.rows() / sequence, sequence, heads, size: y.columns() / heads }
+    }
+
+    fn all(self) -> impl Iterator<Item = Head> {
+        let heads = 0..self.heads;
+        (0..self.sequences).flat_map(move |sequence| {
+            heads.clone().map(move |head| Head { of: self, sequence, head })
+        })
+    }
+
+    fn blocks(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
+        (0..self.sequence.div_ceil(BLOCK))
+            .map(move |block| block * BLOCK..self.sequence.min((block + 1) * BLOCK))
+    }
+
+    fn scale(self) -> f32 {
+        1.0 / (self.size as f32).sqrt()
+    }
+}
+
+/// One head of one sequence: where its numbers lie.
+#[derive(Clone, Copy)]
+struct Head {
+    of: Heads,
+    sequence: usize,
+    head: usize,
+}
+
+impl Head {
+    fn q(self, rows: Range<usize>) -> Grid {
+        self.grid(rows, 3, 0)
+    }
+
+    fn k(self, rows: Range<usize>) -> Grid {
+        self.grid(rows, 3, 1)
+    }
+
+    fn v(self, rows: Range<usize>) -> Grid {
+        self.grid(rows, 3, 2)
+    }
+
+    fn y(self, rows: Range<usize>) -> Grid {
+        self.grid(rows, 1, 0)
+    }
+
+    /// Rows of this head in a matrix that holds `parts` times the width; `part` says which.
+    fn grid(self, rows: Range<usize>, parts: usize, part: usize) -> Grid {
+        let Heads { sequence, heads, size, .. } = self.of;
+        let row = self.sequence * sequence + rows.start;
+        Grid {
+            offset: ((row * parts + part) * heads + self.head) * size,
+            rows: rows.len(),
+            columns: size,
+            row_stride: parts * heads * size,
+            column_stride: 1,
+        }
+    }
+
+    /// The rows of one head lie side by side.
+    fn statistics(self, rows: Range<usize>) -> Range<usize> {
+        let first = (self.sequence * self.of.heads + self.head) * self.of.sequence;
+        first + rows.start..first + rows.end
+    }
+}

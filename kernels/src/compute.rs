@@ -1,0 +1,205 @@
+//! The seam between a worker and whatever computes gradients.
+//!
+//! A worker hands a [`Compute`] the micro-batches of its data shards and an [`Exchange`] through
+//! which parameters come and gradients leave; it knows nothing else about models or devices. What
+//! implements [`Compute`] knows nothing of data shards, ranks or networks.
+
+use std::ops::Range;
+
+use crate::layout::Layout;
+
+/// A micro-batch: `rows` samples, each appended by a data set's `fill`.
+///
+/// Every row of one run has the same number of `tokens`, `targets` and `features`; which of the
+/// three a data set fills is between it and the model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// The number of samples.
+    pub rows: usize,
+    /// Integer inputs, row after row (`rows * context` for text).
+    pub tokens: Vec<u32>,
+    /// Integer targets, row after row: the classes or next tokens.
+    pub targets: Vec<u32>,
+    /// Real inputs, row after row.
+    pub features: Vec<f32>,
+}
+
+impl Batch {
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        self.rows = 0;
+        self.tokens.clear();
+        self.targets.clear();
+        self.features.clear();
+    }
+}
+
+/// Which micro-batch of a data shard a pass computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pass {
+    /// The first micro-batch starts from a zero gradient; later ones add to it.
+    pub first: bool,
+    /// After the last micro-batch the gradient is final: its ranges are announced.
+    pub last: bool,
+    /// What the gradient of the micro-batch's *mean* loss is multiplied by.
+    pub scale: f32,
+}
+
+/// What a pass needs from the worker while it runs.
+pub trait Exchange {
+    /// Returns once every parameter in `range` is of the version that this pass computes with.
+    /// Whatever arrived since the last call is handed to `write(offset, values)`.
+    fn need(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32]));
+
+    /// The gradient in `range` is final. Ranges come in any order, without overlap, and cover the
+    /// whole vector by the end of a last pass.
+    fn ready(&mut self, range: Range<usize>, gradient: &[f32]);
+}
+
+/// An exchange for one process: all parameters are there, and gradients are collected.
+#[derive(Debug, Default)]
+pub struct Collect {
+    /// The gradient, filled range by range.
+    pub gradient: Vec<f32>,
+}
+
+impl Exchange for Collect {
+    fn need(&mut self, _range: Range<usize>, _write: &mut dyn FnMut(usize, &[f32])) {}
+
+    fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
+        if self.gradient.len() < range.end {
+            self.gradient.resize(range.end, 0.0);
+        }
+        self.gradient[range].copy_from_slice(gradient);
+    }
+}
+
+/// What a model says of a batch that it was not trained on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss over the batch, nats.
+    pub loss: f64,
+    /// Mean of the model's own metric over the batch (accuracy, say), if it has one.
+    pub metric: Option<f64>,
+}
+
+/// A device could not compute.
+#[derive(Debug, thiserror::Error)]
+pub enum ComputeError {
+    /// The batch does not have the shape that the model was built for.
+    #[error("the batch does not fit the model: {0}")]
+    Batch(String),
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+}
+
+/// A model on a device: parameters in, loss and gradient out.
+///
+/// The same parameters and batch must give the same bits on every call and in every process on one
+/// kind of machine; Everstep's equality of runs rests on it. A pass may be called with any number
+/// of rows up to the micro-batch it was built for.
+pub trait Compute: Send {
+    /// The flat parameter vector.
+    fn layout(&self) -> &Layout;
+
+    /// Overwrites the computing parameters from `offset` on.
+    fn load(&mut self, offset: usize, values: &[f32]);
+
+    /// Forward and backward of one micro-batch. Returns its mean loss, nats. Calls
+    /// [`Exchange::need`] before it reads a parameter, and on a last pass [`Exchange::ready`] as
+    /// gradient ranges become final.
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        pass: Pass,
+        exchange: &mut dyn Exchange,
+    ) -> Result<f64, ComputeError>;
+
+    /// Loss and metric of a batch, forward only, with the parameters as they are.
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError>;
+
+    /// The logits that follow `tokens`, for models that generate text.
+    fn next_logits(&mut self, _tokens: &[u32]) -> Option<Vec<f32>> {
+        None
+    }
+
+    /// The bytes of activations and gradients that the device holds, for the memory formula.
+    fn device_bytes(&self) -> usize;
+}
+
+/// A model written with plain slices: what a user's own model usually is.
+///
+/// [`OnHost`] makes it a [`Compute`].
+pub trait HostModel: Send {
+    /// Names, shapes and initial values of the parameters.
+    fn layout(&self) -> Layout;
+
+    /// Adds the gradient of the batch's mean loss, times `scale`, to `gradient`; returns the mean
+    /// loss, nats.
+    fn gradient(
+        &mut self,
+        parameters: &[f32],
+        batch: &Batch,
+        scale: f32,
+        gradient: &mut [f32],
+    ) -> f64;
+
+    /// Loss and metric of a batch.
+    fn evaluate(&mut self, parameters: &[f32], batch: &Batch) -> Evaluation;
+}
+
+/// A [`HostModel`] as a [`Compute`]: it waits for all parameters first and announces one range.
+pub struct OnHost<M> {
+    model: M,
+    layout: Layout,
+    parameters: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+impl<M: HostModel> OnHost<M> {
+    /// Allocates parameters and gradient for `model`.
+    pub fn new(model: M) -> Self {
+        let layout = model.layout();
+        let count = layout.count();
+        Self { model, layout, parameters: vec![0.0; count], gradient: vec![0.0; count] }
+    }
+}
+
+impl<M: HostModel> Compute for OnHost<M> {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn load(&mut self, offset: usize, values: &[f32]) {
+        self.parameters[offset..offset + values.len()].copy_from_slice(values);
+    }
+
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        pass: Pass,
+        exchange: &mut dyn Exchange,
+    ) -> Result<f64, ComputeError> {
+        let parameters = &mut self.parameters;
+        exchange.need(0..self.layout.count(), &mut |offset, values: &[f32]| {
+            parameters[offset..offset + values.len()].copy_from_slice(values);
+        });
+        if pass.first {
+            self.gradient.fill(0.0);
+        }
+        let loss = self.model.gradient(parameters, batch, pass.scale, &mut self.gradient);
+        if pass.last {
+            exchange.ready(0..self.layout.count(), &self.gradient);
+        }
+        Ok(loss)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError> {
+        Ok(self.model.evaluate(&self.parameters, batch))
+    }
+
+    fn device_bytes(&self) -> usize {
+        4 * (self.parameters.len() + self.gradient.len())
+    }
+}

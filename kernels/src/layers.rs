@@ -1,0 +1,81 @@
+//! Layers: parameters, the memory of their outputs, and a forward and backward pass written in
+//! backend operations.
+//!
+//! A layer is planned once: [`Plan`] places its parameters in the flat vector and its output in the
+//! activation arena. `forward` takes the input's view and returns the output's, cut to as many
+//! rows. `backward` takes that input again with the gradient of the output (`dy`), adds to the
+//! gradients of the parameters, and passes the gradient of the input on (`dx`). A residual
+//! connection is [`Backend::add`](crate::backend::Backend::add): the output of a branch becomes the
+//! stream.
+//!
+//! Layers know nothing of batches, of the network, or of which device they run on.
+
+use crate::backend::{Arena, Indices, Sizes, View};
+use crate::layout::{Init, Layout};
+
+mod attention;
+mod cross_entropy;
+mod embedding;
+mod gelu;
+mod layer_norm;
+mod linear;
+
+pub use attention::CausalAttention;
+pub use cross_entropy::CrossEntropy;
+pub use embedding::{Embedding, Positions, TiedHead};
+pub use gelu::Gelu;
+pub use layer_norm::LayerNorm;
+pub use linear::Linear;
+
+/// Where everything of a model will lie: parameters, activations and indices, in the order in which
+/// they are asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    layout: Layout,
+    activations: usize,
+    indices: usize,
+    sequence: usize,
+}
+
+impl Plan {
+    /// Places a parameter: a vector as a single row, or a matrix.
+    pub fn parameter(&mut self, name: String, shape: &[usize], init: Init) -> View {
+        let range = self.layout.push(name, shape, init);
+        let columns = shape[shape.len() - 1];
+        View::new(Arena::Parameters, range.start, range.len() / columns, columns)
+    }
+
+    /// Places a matrix of activations.
+    pub fn activation(&mut self, rows: usize, columns: usize) -> View {
+        let offset = self.activations;
+        self.activations += rows * columns;
+        View::new(Arena::Activations, offset, rows, columns)
+    }
+
+    /// Places tokens or targets.
+    pub fn indices(&mut self, len: usize) -> Indices {
+        let offset = self.indices;
+        self.indices += len;
+        Indices { offset, len }
+    }
+
+    /// Says that attention will see sequences of this length.
+    pub fn sequence(&mut self, length: usize) {
+        self.sequence = self.sequence.max(length);
+    }
+
+    /// The parameters placed so far.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The memory that all of it needs.
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            parameters: self.layout.count(),
+            activations: self.activations,
+            indices: self.indices,
+            sequence: self.sequence,
+        }
+    }
+}

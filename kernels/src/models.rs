@@ -1,0 +1,96 @@
+//! Models: GPT and MLP, written once over the backend, and [`OnBackend`], which makes any of them a
+//! [`Compute`](crate::compute::Compute).
+//!
+//! A model plans its memory once, then runs forward and backward over whatever part of it a batch
+//! fills. It says which parameters it is about to read and which gradients are final; what that
+//! sets in motion it does not know.
+
+use std::ops::Range;
+
+use crate::backend::{Backend, Indices, View};
+use crate::layers::Plan;
+
+mod gpt;
+mod mlp;
+mod on_backend;
+
+pub use gpt::{Gpt, GptConfig};
+pub use mlp::{Mlp, MlpConfig};
+pub use on_backend::OnBackend;
+
+/// What a model calls with a range of the flat parameter vector, between two layers.
+pub type Boundary<'a> = dyn FnMut(&mut dyn Backend, Range<usize>) + 'a;
+
+/// A model that turns tokens into logits.
+pub trait Model: Send + Sized {
+    /// Its sizes.
+    type Config;
+
+    /// Plans parameters and activations.
+    fn new(plan: &mut Plan, config: Self::Config) -> Result<Self, ConfigError>;
+
+    /// The shape of a batch.
+    fn shape(&self) -> BatchShape;
+
+    /// Computes logits, one row for each target. Calls `need` before it reads parameters that it
+    /// has not asked for yet.
+    fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View;
+
+    /// The backward pass to the forward pass just done; adds to all gradients. Calls `ready` as
+    /// soon as nothing more will be added to a range, last layers first; the ranges cover the
+    /// parameters exactly.
+    fn backward(
+        &self,
+        device: &mut dyn Backend,
+        input: Sequences,
+        d_logits: View,
+        ready: &mut Boundary<'_>,
+    );
+
+    /// The one sequence whose last row of logits predicts what follows `tokens`.
+    fn window(&self, tokens: &[u32]) -> Vec<u32>;
+}
+
+/// The tokens of a batch on the device: sequences one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequences {
+    /// All tokens.
+    pub tokens: Indices,
+    /// The tokens of one sequence.
+    pub length: usize,
+}
+
+/// What a model takes for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// The most rows.
+    pub rows: usize,
+    /// The tokens of a row.
+    pub context: usize,
+    /// The targets of a row.
+    pub targets: usize,
+    /// Tokens and targets are below this.
+    pub vocabulary: usize,
+}
+
+/// A model cannot be built as configured.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Something that is counted must be there at least once.
+    #[error("a model needs at least one of: {0}")]
+    Zero(&'static str),
+    /// Heads share the width equally.
+    #[error("a width of {width} cannot be divided among {heads} heads")]
+    Heads {
+        /// The width of the model.
+        width: usize,
+        /// The number of heads.
+        heads: usize,
+    },
+}
+
+/// The first of several named counts that is zero is an error.
+fn all_positive(counts: &[(&'static str, usize)]) -> Result<(), ConfigError> {
+    let zero = counts.iter().find(|(_, count)| *count == 0);
+    zero.map_or(Ok(()), |(name, _)| Err(ConfigError::Zero(name)))
+}

@@ -1,0 +1,234 @@
+//! GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners"): pre-norm blocks,
+//! learned positions, GELU, a head tied to the embedding. Names and shapes are those of GPT-2's
+//! safetensors, so its files can be read as they are.
+
+use std::ops::Range;
+
+use super::{BatchShape, Boundary, ConfigError, Model, Sequences, all_positive};
+use crate::backend::{Backend, View};
+use crate::layers::{
+    CausalAttention, Embedding, Gelu, LayerNorm, Linear, Plan, Positions, TiedHead,
+};
+
+/// Deviation of initial weights (Radford et al., "Improving Language Understanding by Generative
+/// Pre-Training", section 4.1).
+const DEVIATION: f32 = 0.02;
+
+/// The sizes of a GPT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GptConfig {
+    /// The number of tokens there are; 256 for bytes.
+    pub vocabulary: usize,
+    /// The number of blocks.
+    pub layers: usize,
+    /// The attention heads of a block; they divide the width.
+    pub heads: usize,
+    /// The width of the residual stream.
+    pub width: usize,
+    /// The longest sequence, and the length of every row of a batch.
+    pub context: usize,
+    /// The most rows of a batch.
+    pub micro_batch: usize,
+}
+
+/// A decoder that predicts the next token at every position.
+#[derive(Clone, Debug)]
+pub struct Gpt {
+    config: GptConfig,
+    wte: Embedding,
+    wpe: Positions,
+    blocks: Vec<Block>,
+    ln_f: LayerNorm,
+    head: TiedHead,
+    gradients: Gradients,
+    /// The parameters of both embeddings.
+    first: Range<usize>,
+    /// The parameters of the last norm.
+    last: Range<usize>,
+}
+
+impl Model for Gpt {
+    type Config = GptConfig;
+
+    fn new(plan: &mut Plan, config: GptConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let GptConfig { vocabulary, layers, width, context, .. } = config;
+        let rows = config.rows();
+        let wte = Embedding::new(plan, "wte", [vocabulary, width], DEVIATION, rows);
+        let wpe = Positions::new(plan, "wpe", [context, width], DEVIATION);
+        let first = 0..plan.layout().count();
+        let blocks: Vec<_> = (0..layers).map(|layer| Block::new(plan, layer, &config)).collect();
+        let start = plan.layout().count();
+        let ln_f = LayerNorm::new(plan, "ln_f", width, rows);
+        let last = start..plan.layout().count();
+        let head = TiedHead::new(plan, &wte, rows);
+        let gradients = Gradients {
+            stream: plan.activation(rows, width),
+            branch: plan.activation(rows, width),
+            wide: plan.activation(rows, 4 * width),
+        };
+        Ok(Self { config, wte, wpe, blocks, ln_f, head, gradients, first, last })
+    }
+
+    fn shape(&self) -> BatchShape {
+        let GptConfig { vocabulary, context, micro_batch, .. } = self.config;
+        BatchShape { rows: micro_batch, context, targets: context, vocabulary }
+    }
+
+    fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View {
+        need(device, self.first.clone());
+        let mut x = self.wte.forward(device, input.tokens);
+        self.wpe.forward(device, input.length, x);
+        for block in &self.blocks {
+            need(device, block.parameters.clone());
+            x = block.forward(device, input.length, x);
+        }
+        need(device, self.last.clone());
+        let x = self.ln_f.forward(device, x);
+        self.head.forward(device, x)
+    }
+
+    fn backward(
+        &self,
+        device: &mut dyn Backend,
+        input: Sequences,
+        d_logits: View,
+        ready: &mut Boundary<'_>,
+    ) {
+        let rows = d_logits.rows();
+        let d = self.gradients.top(rows);
+        self.head.backward(device, self.ln_f.y(rows), d_logits, d.branch);
+        device.zero(d.stream);
+        self.ln_f.backward(device, self.stream(self.blocks.len(), rows), d.branch, d.stream);
+        ready(device, self.last.clone());
+        for (layer, block) in self.blocks.iter().enumerate().rev() {
+            block.backward(device, input.length, self.stream(layer, rows), d);
+            ready(device, block.parameters.clone());
+        }
+        self.wpe.backward(device, input.length, d.stream);
+        self.wte.backward(device, input.tokens, d.stream);
+        // The head began the gradient of `wte`; the embedding ends it, last of all.
+        ready(device, self.first.clone());
+    }
+
+    fn window(&self, tokens: &[u32]) -> Vec<u32> {
+        tokens[tokens.len().saturating_sub(self.config.context)..].to_vec()
+    }
+}
+
+impl Gpt {
+    /// The residual stream as block `layer` reads it.
+    fn stream(&self, layer: usize, rows: usize) -> View {
+        match layer.checked_sub(1) {
+            None => self.wte.y(rows),
+            Some(before) => self.blocks[before].c_proj.y(rows),
+        }
+    }
+}
+
+impl GptConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let Self { vocabulary, layers, heads, width, context, micro_batch } = *self;
+        all_positive(&[
+            ("vocabulary", vocabulary),
+            ("layers", layers),
+            ("heads", heads),
+            ("width", width),
+            ("context", context),
+            ("micro_batch", micro_batch),
+        ])?;
+        if width % heads == 0 { Ok(()) } else { Err(ConfigError::Heads { width, heads }) }
+    }
+
+    /// The most rows of activations.
+    fn rows(&self) -> usize {
+        self.micro_batch * self.context
+    }
+}
+
+/// Memory of gradients of activations, the same for every block.
+#[derive(Clone, Copy, Debug)]
+struct Gradients {
+    /// Of the residual stream.
+    stream: View,
+    /// Of what goes into or comes out of a branch.
+    branch: View,
+    /// Of what is wide inside a branch.
+    wide: View,
+}
+
+impl Gradients {
+    fn top(self, rows: usize) -> Self {
+        Self {
+            stream: self.stream.top(rows),
+            branch: self.branch.top(rows),
+            wide: self.wide.top(rows),
+        }
+    }
+}
+
+/// `x + attention(norm(x))`, then the same with a perceptron for attention.
+#[derive(Clone, Debug)]
+struct Block {
+    ln_1: LayerNorm,
+    c_attn: Linear,
+    attention: CausalAttention,
+    /// Its output becomes the stream between the branches.
+    attn_c_proj: Linear,
+    ln_2: LayerNorm,
+    c_fc: Linear,
+    gelu: Gelu,
+    /// Its output becomes the stream after the block.
+    c_proj: Linear,
+    parameters: Range<usize>,
+}
+
+impl Block {
+    fn new(plan: &mut Plan, layer: usize, config: &GptConfig) -> Self {
+        let GptConfig { layers, heads, width, context, .. } = *config;
+        let (rows, start) = (config.rows(), plan.layout().count());
+        let name = |part: &str| format!("h.{layer}.{part}");
+        // The stream is a sum of so many branches (GPT-2's paper, section 2.3).
+        let residual = DEVIATION / ((2 * layers) as f32).sqrt();
+        Self {
+            ln_1: LayerNorm::new(plan, &name("ln_1"), width, rows),
+            c_attn: Linear::new(plan, &name("attn.c_attn"), [width, 3 * width], DEVIATION, rows),
+            attention: CausalAttention::new(plan, heads, width, context, rows),
+            attn_c_proj: Linear::new(plan, &name("attn.c_proj"), [width; 2], residual, rows),
+            ln_2: LayerNorm::new(plan, &name("ln_2"), width, rows),
+            c_fc: Linear::new(plan, &name("mlp.c_fc"), [width, 4 * width], DEVIATION, rows),
+            gelu: Gelu::new(plan, 4 * width, rows),
+            c_proj: Linear::new(plan, &name("mlp.c_proj"), [4 * width, width], residual, rows),
+            parameters: start..plan.layout().count(),
+        }
+    }
+
+    fn forward(&self, device: &mut dyn Backend, sequence: usize, x: View) -> View {
+        let y = self.ln_1.forward(device, x);
+        let qkv = self.c_attn.forward(device, y);
+        let y = self.attention.forward(device, sequence, qkv);
+        let middle = self.attn_c_proj.forward(device, y);
+        device.add(x, middle);
+        let y = self.ln_2.forward(device, middle);
+        let y = self.c_fc.forward(device, y);
+        let y = self.gelu.forward(device, y);
+        let y = self.c_proj.forward(device, y);
+        device.add(middle, y);
+        y
+    }
+
+    /// Turns `d.stream` from the gradient after the block into that before it.
+    fn backward(&self, device: &mut dyn Backend, sequence: usize, x: View, d: Gradients) {
+        let rows = x.rows();
+        self.c_proj.backward(device, self.gelu.y(rows), d.stream, d.wide);
+        self.gelu.backward(device, self.c_fc.y(rows), d.wide);
+        self.c_fc.backward(device, self.ln_2.y(rows), d.wide, d.branch);
+        self.ln_2.backward(device, self.attn_c_proj.y(rows), d.branch, d.stream);
+        self.attn_c_proj.backward(device, self.attention.y(rows), d.stream, d.branch);
+        let qkv = self.c_attn.y(rows);
+        let d_qkv = d.wide.shaped(rows, qkv.columns());
+        device.attention_backward(self.attention.of(sequence, qkv), d.branch, d_qkv);
+        self.c_attn.backward(device, self.ln_1.y(rows), d_qkv, d.branch);
+        self.ln_1.backward(device, x, d.branch, d.stream);
+    }
+}

@@ -1,0 +1,160 @@
+//! A perceptron over the last tokens (Bengio et al., "A Neural Probabilistic Language Model"): each
+//! token is embedded, the embeddings side by side go through hidden layers with GELU, and the
+//! logits predict the next token.
+
+use std::ops::Range;
+
+use super::{BatchShape, Boundary, ConfigError, Model, Sequences, all_positive};
+use crate::backend::{Backend, View};
+use crate::layers::{Embedding, Gelu, Linear, Plan};
+
+/// The width of a token's embedding.
+const EMBEDDING: usize = 16;
+
+/// The sizes of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlpConfig {
+    /// The number of tokens there are; 256 for bytes.
+    pub vocabulary: usize,
+    /// The number of hidden layers.
+    pub layers: usize,
+    /// The width of a hidden layer.
+    pub width: usize,
+    /// How many last tokens it sees.
+    pub context: usize,
+    /// The most rows of a batch.
+    pub micro_batch: usize,
+}
+
+/// Predicts the token that follows `context` tokens.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    config: MlpConfig,
+    embedding: Embedding,
+    hidden: Vec<Hidden>,
+    head: Linear,
+    /// Gradients of a layer's input and output, in turn.
+    gradients: [View; 2],
+    /// The parameters of the embedding.
+    first: Range<usize>,
+    /// The parameters of the head.
+    last: Range<usize>,
+}
+
+/// A linear layer and its GELU.
+#[derive(Clone, Debug)]
+struct Hidden {
+    linear: Linear,
+    gelu: Gelu,
+    parameters: Range<usize>,
+}
+
+impl Model for Mlp {
+    type Config = MlpConfig;
+
+    fn new(plan: &mut Plan, config: MlpConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        let MlpConfig { vocabulary, layers, width, context, micro_batch: rows } = config;
+        let shape = [vocabulary, EMBEDDING];
+        let embedding = Embedding::new(plan, "embedding", shape, 1.0, rows * context);
+        let first = 0..plan.layout().count();
+        let hidden = (0..layers).map(|layer| Hidden::new(plan, layer, &config)).collect();
+        let start = plan.layout().count();
+        let head = Linear::new(plan, "head", [width, vocabulary], 0.02, rows);
+        let last = start..plan.layout().count();
+        let widest = width.max(context * EMBEDDING);
+        let gradients = [plan.activation(rows, widest), plan.activation(rows, widest)];
+        Ok(Self { config, embedding, hidden, head, gradients, first, last })
+    }
+
+    fn shape(&self) -> BatchShape {
+        let MlpConfig { vocabulary, context, micro_batch, .. } = self.config;
+        BatchShape { rows: micro_batch, context, targets: 1, vocabulary }
+    }
+
+    fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View {
+        need(device, self.first.clone());
+        self.embedding.forward(device, input.tokens);
+        let mut x = self.x(0, input.tokens.len / input.length);
+        for hidden in &self.hidden {
+            need(device, hidden.parameters.clone());
+            let y = hidden.linear.forward(device, x);
+            x = hidden.gelu.forward(device, y);
+        }
+        need(device, self.last.clone());
+        self.head.forward(device, x)
+    }
+
+    fn backward(
+        &self,
+        device: &mut dyn Backend,
+        input: Sequences,
+        d_logits: View,
+        ready: &mut Boundary<'_>,
+    ) {
+        let rows = d_logits.rows();
+        let [mut dy, mut dx] = self.gradients;
+        let x = self.x(self.hidden.len(), rows);
+        self.head.backward(device, x, d_logits, dy.shaped(rows, x.columns()));
+        ready(device, self.last.clone());
+        for (layer, hidden) in self.hidden.iter().enumerate().rev() {
+            let (x, y) = (self.x(layer, rows), hidden.linear.y(rows));
+            let d_hidden = dy.shaped(rows, y.columns());
+            hidden.gelu.backward(device, y, d_hidden);
+            hidden.linear.backward(device, x, d_hidden, dx.shaped(rows, x.columns()));
+            (dy, dx) = (dx, dy);
+            ready(device, hidden.parameters.clone());
+        }
+        self.embedding.backward(device, input.tokens, dy.shaped(input.tokens.len, EMBEDDING));
+        ready(device, self.first.clone());
+    }
+
+    /// What comes before the first token reads as token 0.
+    fn window(&self, tokens: &[u32]) -> Vec<u32> {
+        let context = self.config.context;
+        let seen = &tokens[tokens.len().saturating_sub(context)..];
+        let mut window = vec![0; context - seen.len()];
+        window.extend_from_slice(seen);
+        window
+    }
+}
+
+impl Mlp {
+    /// What hidden layer `layer` reads; the head comes after the last.
+    fn x(&self, layer: usize, rows: usize) -> View {
+        let context = self.config.context;
+        match layer.checked_sub(1) {
+            None => self.embedding.y(rows * context).shaped(rows, context * EMBEDDING),
+            Some(before) => self.hidden[before].gelu.y(rows),
+        }
+    }
+}
+
+impl Hidden {
+    fn new(plan: &mut Plan, layer: usize, config: &MlpConfig) -> Self {
+        let MlpConfig { width, context, micro_batch: rows, .. } = *config;
+        let start = plan.layout().count();
+        let inputs = if layer == 0 { context * EMBEDDING } else { width };
+        // Keeps the variance through a layer whose activation passes half (He et al., 2015).
+        let deviation = (2.0 / inputs as f32).sqrt();
+        let name = format!("hidden.{layer}");
+        Self {
+            linear: Linear::new(plan, &name, [inputs, width], deviation, rows),
+            gelu: Gelu::new(plan, width, rows),
+            parameters: start..plan.layout().count(),
+        }
+    }
+}
+
+impl MlpConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let Self { vocabulary, layers, width, context, micro_batch } = *self;
+        all_positive(&[
+            ("vocabulary", vocabulary),
+            ("layers", layers),
+            ("width", width),
+            ("context", context),
+            ("micro_batch", micro_batch),
+        ])
+    }
+}

@@ -1,0 +1,152 @@
+//! A model on a backend, as a worker sees it.
+
+use std::ops::Range;
+
+use super::{BatchShape, ConfigError, Model, Sequences};
+use crate::backend::{Arena, Backend, Indices, Sizes, View};
+use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass};
+use crate::layers::{CrossEntropy, Plan};
+use crate::layout::Layout;
+
+/// A model `M` with its memory on a backend `B`.
+///
+/// The loss is the mean over the targets of a batch, nats.
+pub struct OnBackend<M, B> {
+    model: M,
+    device: B,
+    plan: Plan,
+    tokens: Indices,
+    targets: Indices,
+    loss: CrossEntropy,
+}
+
+impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
+    /// Plans the model and opens a device with the memory that it needs. All parameters are zero
+    /// until they are loaded.
+    pub fn new(config: M::Config, open: impl FnOnce(Sizes) -> B) -> Result<Self, ConfigError> {
+        let mut plan = Plan::default();
+        let model = M::new(&mut plan, config)?;
+        let shape = model.shape();
+        let tokens = plan.indices(shape.rows * shape.context);
+        let targets = plan.indices(shape.rows * shape.targets);
+        let loss = CrossEntropy::new(&mut plan, shape.rows * shape.targets);
+        Ok(Self { model, device: open(plan.sizes()), plan, tokens, targets, loss })
+    }
+
+    /// Copies tokens and targets to the device.
+    fn upload(&mut self, batch: &Batch) -> Result<Sequences, ComputeError> {
+        let shape = self.model.shape();
+        shape.check(batch)?;
+        self.device.write_indices(self.targets.first(batch.targets.len()), &batch.targets);
+        Ok(self.upload_tokens(&batch.tokens, shape.context))
+    }
+
+    fn upload_tokens(&mut self, tokens: &[u32], length: usize) -> Sequences {
+        let on_device = self.tokens.first(tokens.len());
+        self.device.write_indices(on_device, tokens);
+        Sequences { tokens: on_device, length }
+    }
+
+    /// Loss and gradient of logits in their place; returns the losses.
+    fn loss(&mut self, logits: View, scale: f64) -> View {
+        let targets = self.targets.first(logits.rows());
+        self.loss.forward_backward(&mut self.device, logits, targets, scale / targets.len as f64)
+    }
+
+    fn mean(&mut self, losses: View) -> f64 {
+        self.device.total(losses) / losses.rows() as f64
+    }
+
+    fn zero_gradients(&mut self) {
+        let all = 0..self.plan.layout().count();
+        self.device.zero(View::row(Arena::Gradients, all));
+    }
+}
+
+impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
+    fn layout(&self) -> &Layout {
+        self.plan.layout()
+    }
+
+    fn load(&mut self, offset: usize, values: &[f32]) {
+        write_parameters(&mut self.device, offset, values);
+    }
+
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        pass: Pass,
+        exchange: &mut dyn Exchange,
+    ) -> Result<f64, ComputeError> {
+        let input = self.upload(batch)?;
+        if pass.first {
+            self.zero_gradients();
+        }
+        let mut need = |device: &mut dyn Backend, range: Range<usize>| {
+            exchange.need(range, &mut |offset, values| write_parameters(device, offset, values));
+        };
+        let logits = self.model.forward(&mut self.device, input, &mut need);
+        let losses = self.loss(logits, f64::from(pass.scale));
+        let mut ready = |device: &mut dyn Backend, range: Range<usize>| {
+            if pass.last {
+                let gradient = device.read_back(View::row(Arena::Gradients, range.clone()));
+                exchange.ready(range, &gradient);
+            }
+        };
+        self.model.backward(&mut self.device, input, logits, &mut ready);
+        Ok(self.mean(losses))
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError> {
+        let input = self.upload(batch)?;
+        let logits = self.model.forward(&mut self.device, input, &mut |_, _| {});
+        let losses = self.loss(logits, 0.0);
+        Ok(Evaluation { loss: self.mean(losses), metric: None })
+    }
+
+    /// `None` without tokens to go on from, and for tokens that are not in the vocabulary.
+    fn next_logits(&mut self, tokens: &[u32]) -> Option<Vec<f32>> {
+        let vocabulary = self.model.shape().vocabulary;
+        if tokens.is_empty() || tokens.iter().any(|token| *token as usize >= vocabulary) {
+            return None;
+        }
+        let window = self.model.window(tokens);
+        let input = self.upload_tokens(&window, window.len());
+        let logits = self.model.forward(&mut self.device, input, &mut |_, _| {});
+        let logits = self.device.read_back(logits);
+        Some(logits[logits.len() - vocabulary..].to_vec())
+    }
+
+    /// Also the parameters, tokens and whatever the backend keeps beside them.
+    fn device_bytes(&self) -> usize {
+        self.device.bytes()
+    }
+}
+
+fn write_parameters(device: &mut dyn Backend, offset: usize, values: &[f32]) {
+    device.write(View::row(Arena::Parameters, offset..offset + values.len()), values);
+}
+
+impl BatchShape {
+    fn check(&self, batch: &Batch) -> Result<(), ComputeError> {
+        let Self { rows, context, targets, vocabulary } = *self;
+        let error = |text: String| Err(ComputeError::Batch(text));
+        if batch.rows == 0 || batch.rows > rows {
+            return error(format!("{} rows where 1 to {rows} fit", batch.rows));
+        }
+        if !batch.features.is_empty() {
+            return error("it has real inputs; the model takes tokens".into());
+        }
+        let parts = [("tokens", &batch.tokens, context), ("targets", &batch.targets, targets)];
+        for (name, values, per_row) in parts {
+            let (found, wanted) = (values.len(), batch.rows * per_row);
+            if found != wanted {
+                return error(format!("{found} {name} where {wanted} belong"));
+            }
+            if let Some(value) = values.iter().find(|value| **value as usize >= vocabulary) {
+                return error(format!("{value} among the {name} of a vocabulary of {vocabulary}"));
+            }
+        }
+        Ok(())
+    }
+}

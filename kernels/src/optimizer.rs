@@ -1,0 +1,217 @@
+//! Optimizers: what an owner does to a parameter shard once its step has committed.
+//!
+//! Input: a shard's [`ShardState`] (f32 master weights and moments), its reduced gradient, and the
+//! [`Apply`] that all owners agree on. Output: the state after the step. Every rule is elementwise,
+//! so the bits do not depend on the cut into shards or on who owns which; one file a rule.
+//!
+//! Weight decay is decoupled from the gradient in every rule (Loshchilov, Hutter: "Decoupled Weight
+//! Decay Regularization", ICLR 2019): first `master *= 1 - learning_rate * weight_decay`, in those
+//! tensors that decay. Nothing here knows steps that are skipped, versions or peers.
+
+mod adamw;
+mod lion;
+mod sgd;
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::layout::Layout;
+
+/// An optimizer with valid settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimizer {
+    rule: Rule,
+    weight_decay: f32,
+}
+
+/// How a gradient becomes a change, and the settings of that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// Adam (Kingma, Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1).
+    AdamW {
+        /// The share that the mean of gradients keeps at each step, in `[0, 1)`.
+        beta1: f32,
+        /// The share that the mean of squared gradients keeps at each step, in `[0, 1)`.
+        beta2: f32,
+        /// Added to the root of the mean of squares; positive.
+        epsilon: f32,
+    },
+    /// Stochastic gradient descent with heavy-ball momentum.
+    Sgd {
+        /// The share of the last change's direction that is kept, in `[0, 1)`; with 0 there is no
+        /// moment.
+        momentum: f32,
+    },
+    /// Lion (Chen et al.: "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023,
+    /// algorithm 2).
+    Lion {
+        /// The share of the moment in the direction, in `[0, 1)`.
+        beta1: f32,
+        /// The share that the moment keeps at each step, in `[0, 1)`.
+        beta2: f32,
+    },
+}
+
+/// A setting that no optimizer can have.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("{setting} = {value}: it must be {bound}")]
+pub struct InvalidSetting {
+    /// Its name.
+    pub setting: &'static str,
+    /// Its value.
+    pub value: f32,
+    /// Where it must lie.
+    pub bound: &'static str,
+}
+
+/// A parameter shard as its owners hold it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardState {
+    /// The weights. Members compute with these, or with them rounded.
+    pub master: Vec<f32>,
+    /// [`Rule::moments`] vectors as long as the weights.
+    pub moments: Vec<Vec<f32>>,
+}
+
+/// One update of one parameter shard: what its owners agree on.
+#[derive(Clone, Debug)]
+pub struct Apply<'a> {
+    /// Counts the updates from 1, for rules that correct the bias of their first ones.
+    pub step: u64,
+    /// The schedule's rate at this step.
+    pub learning_rate: f32,
+    /// What the gradient is multiplied by first: [`clip_factor`], or 1.
+    pub clip: f32,
+    /// The tensors: which of them decay.
+    pub layout: &'a Layout,
+    /// Where the shard lies in the flat vector, elements.
+    pub range: Range<usize>,
+}
+
+impl Optimizer {
+    /// An optimizer of `rule` with decoupled weight decay, unless a setting is out of its bounds.
+    pub fn new(rule: Rule, weight_decay: f32) -> Result<Self, InvalidSetting> {
+        rule.validate()?;
+        at_least_zero("weight_decay", weight_decay)?;
+        Ok(Self { rule, weight_decay })
+    }
+
+    /// The state before the first step: the given weights, and moments of zero.
+    pub fn state(&self, master: Vec<f32>) -> ShardState {
+        let moments = vec![vec![0.0; master.len()]; self.rule.moments()];
+        ShardState { master, moments }
+    }
+
+    /// Bytes that an owner holds for each parameter: master weight and moments, four each.
+    pub fn bytes_per_parameter(&self) -> usize {
+        size_of::<f32>() * (1 + self.rule.moments())
+    }
+
+    /// Makes one step. `gradient` is the shard's reduced gradient, not yet clipped.
+    ///
+    /// # Panics
+    ///
+    /// If state, gradient and range differ in length, or the state is that of another rule: going
+    /// on would make silently wrong weights.
+    pub fn update(&self, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
+        let length = apply.range.len();
+        assert_eq!(state.master.len(), length, "weights of the shard's length");
+        assert_eq!(gradient.len(), length, "a gradient of the shard's length");
+        assert_eq!(state.moments.len(), self.rule.moments(), "the moments of the rule");
+        assert!(state.moments.iter().all(|moment| moment.len() == length), "moments as long");
+        self.decay(&mut state.master, apply);
+        let ShardState { master, moments } = state;
+        match (self.rule, moments.as_mut_slice()) {
+            (Rule::AdamW { beta1, beta2, epsilon }, [mean, square]) => {
+                adamw::Step::new([beta1, beta2], epsilon, apply)
+                    .update([master, mean, square], gradient);
+            }
+            (Rule::Sgd { momentum }, [velocity]) => {
+                sgd::update_with_momentum([master, velocity], gradient, momentum, apply);
+            }
+            (Rule::Sgd { .. }, _) => sgd::update(master, gradient, apply),
+            (Rule::Lion { beta1, beta2 }, [mean]) => {
+                lion::update([master, mean], gradient, [beta1, beta2], apply);
+            }
+            _ => unreachable!("the number of moments was checked"),
+        }
+    }
+
+    fn decay(&self, master: &mut [f32], apply: &Apply) {
+        let kept = 1.0 - apply.learning_rate * self.weight_decay;
+        for (tensor, part) in apply.layout.parts(apply.range.clone()) {
+            if tensor.decay {
+                let start = apply.range.start;
+                master[part.start - start..part.end - start].iter_mut().for_each(|w| *w *= kept);
+            }
+        }
+    }
+}
+
+impl Rule {
+    /// How many moments a parameter has.
+    pub fn moments(&self) -> usize {
+        match self {
+            Self::AdamW { .. } => 2,
+            Self::Sgd { momentum: 0.0 } => 0,
+            Self::Sgd { .. } | Self::Lion { .. } => 1,
+        }
+    }
+
+    fn validate(&self) -> Result<(), InvalidSetting> {
+        match *self {
+            Self::AdamW { beta1, beta2, epsilon } => {
+                share("beta1", beta1)?;
+                share("beta2", beta2)?;
+                let valid = epsilon > 0.0 && epsilon.is_finite();
+                bounded(valid, "epsilon", epsilon, "positive and finite")
+            }
+            Self::Sgd { momentum } => share("momentum", momentum),
+            Self::Lion { beta1, beta2 } => {
+                share("beta1", beta1)?;
+                share("beta2", beta2)
+            }
+        }
+    }
+}
+
+impl ShardState {
+    /// A digest of this state as `version` of its shard: xxh3 over the version, the weights' and
+    /// the moments' bytes, little-endian.
+    pub fn digest(&self, version: u64) -> u64 {
+        let mut hasher = Xxh3::new();
+        hasher.update(&version.to_le_bytes());
+        hasher.update(bytemuck::cast_slice(&self.master));
+        for moment in &self.moments {
+            hasher.update(bytemuck::cast_slice(moment));
+        }
+        hasher.digest()
+    }
+}
+
+/// What gradients are multiplied by so that their global norm, which is finite, is at most `max`:
+/// `min(1, max / (norm + 1e-6))`, and 1 without a maximum.
+pub fn clip_factor(norm: f64, max: Option<f64>) -> f32 {
+    max.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0) as f32)
+}
+
+fn share(setting: &'static str, value: f32) -> Result<(), InvalidSetting> {
+    bounded((0.0..1.0).contains(&value), setting, value, "at least 0 and below 1")
+}
+
+fn at_least_zero(setting: &'static str, value: f32) -> Result<(), InvalidSetting> {
+    bounded(value >= 0.0 && value.is_finite(), setting, value, "at least 0 and finite")
+}
+
+fn bounded(
+    valid: bool,
+    setting: &'static str,
+    value: f32,
+    bound: &'static str,
+) -> Result<(), InvalidSetting> {
+    if valid { Ok(()) } else { Err(InvalidSetting { setting, value, bound }) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,23 @@
+//! Stochastic gradient descent, with or without heavy-ball momentum.
+
+use super::Apply;
+
+/// `[weights, velocity]`, both of the gradient's length.
+pub(super) fn update_with_momentum(
+    [weights, velocity]: [&mut [f32]; 2],
+    gradient: &[f32],
+    momentum: f32,
+    apply: &Apply,
+) {
+    for ((w, v), g) in weights.iter_mut().zip(velocity).zip(gradient) {
+        *v = momentum * *v + g * apply.clip;
+        *w -= apply.learning_rate * *v;
+    }
+}
+
+/// `weights` are of the gradient's length.
+pub(super) fn update(weights: &mut [f32], gradient: &[f32], apply: &Apply) {
+    for (w, g) in weights.iter_mut().zip(gradient) {
+        *w -= apply.learning_rate * (g * apply.clip);
+    }
+}

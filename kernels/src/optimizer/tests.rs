@@ -1,0 +1,178 @@
+//! Every rule against its paper in f64, and what they have in common.
+
+use super::*;
+use crate::layout::Init;
+use crate::random::Philox;
+use proptest::prelude::*;
+
+const COUNT: usize = 40;
+const STEPS: u64 = 30;
+const RATE: f32 = 0.01;
+const DECAY: f32 = 0.1;
+const CLIP: f32 = 0.5;
+
+const RULES: [Rule; 4] = [
+    Rule::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
+    Rule::Sgd { momentum: 0.9 },
+    Rule::Sgd { momentum: 0.0 },
+    Rule::Lion { beta1: 0.9, beta2: 0.99 },
+];
+
+/// A matrix, which decays, and then a bias, which does not.
+fn layout() -> Layout {
+    let mut layout = Layout::new();
+    layout.push("weight", &[5, 6], Init::Normal { deviation: 1.0 });
+    layout.push("bias", &[10], Init::Constant(0.5));
+    layout
+}
+
+fn gradient(step: u64) -> Vec<f32> {
+    let stream = Philox::new(9, Philox::DROPOUT, step);
+    (0..COUNT as u64).map(|index| stream.normal(index)).collect()
+}
+
+fn initial(range: Range<usize>) -> Vec<f32> {
+    let mut values = vec![0.0; range.len()];
+    layout().init(1, range, &mut values);
+    values
+}
+
+/// Trains the shard at `range` alone.
+fn train(rule: Rule, range: Range<usize>) -> ShardState {
+    let optimizer = Optimizer::new(rule, DECAY).expect("valid settings");
+    let mut state = optimizer.state(initial(range.clone()));
+    let layout = layout();
+    for step in 1..=STEPS {
+        let gradient = gradient(step);
+        let range = range.clone();
+        let apply = Apply { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        optimizer.update(&mut state, &gradient[apply.range.clone()], &apply);
+    }
+    state
+}
+
+/// The change that the paper's algorithm makes of gradients `g[0]`, `g[1]`, … so far, over the
+/// learning rate; running means are written out as the sums that they are.
+fn paper(rule: Rule, g: &[f64]) -> f64 {
+    let now = g.len() as i32;
+    // The sum over past gradients of `beta^age` times a function of each.
+    let sum = |beta: f32, g: &[f64], of: fn(f64) -> f64| -> f64 {
+        let ages = (0..g.len() as i32).rev();
+        g.iter().zip(ages).map(|(g, age)| f64::from(beta).powi(age) * of(*g)).sum()
+    };
+    let mean = |beta: f32, g: &[f64], of| (1.0 - f64::from(beta)) * sum(beta, g, of);
+    match rule {
+        Rule::AdamW { beta1, beta2, epsilon } => {
+            let corrected = |beta: f32, of| mean(beta, g, of) / (1.0 - f64::from(beta).powi(now));
+            corrected(beta1, |g| g) / (corrected(beta2, |g| g * g).sqrt() + f64::from(epsilon))
+        }
+        Rule::Sgd { momentum } => sum(momentum, g, |g| g),
+        Rule::Lion { beta1, beta2 } => {
+            let (last, past) = g.split_last().expect("a gradient");
+            let beta1 = f64::from(beta1);
+            (beta1 * mean(beta2, past, |g| g) + (1.0 - beta1) * last).signum()
+        }
+    }
+}
+
+#[test]
+fn every_rule_does_what_its_paper_says() {
+    let gradients: Vec<Vec<f32>> = (1..=STEPS).map(gradient).collect();
+    for rule in RULES {
+        let trained = train(rule, 0..COUNT).master;
+        for (index, initial) in initial(0..COUNT).into_iter().enumerate() {
+            let mut weight = f64::from(initial);
+            let past: Vec<f64> =
+                gradients.iter().map(|g| f64::from(CLIP) * f64::from(g[index])).collect();
+            let decay = if index < 30 { f64::from(DECAY) } else { 0.0 };
+            for step in 1..=past.len() {
+                let rate = f64::from(RATE);
+                weight -= rate * decay * weight + rate * paper(rule, &past[..step]);
+            }
+            let error = (f64::from(trained[index]) - weight).abs();
+            assert!(error < 1e-5, "{rule:?}, element {index}: off by {error}");
+        }
+    }
+}
+
+#[test]
+fn lion_stands_still_where_there_is_no_gradient() {
+    let optimizer = Optimizer::new(RULES[3], 0.0).expect("valid settings");
+    let mut state = optimizer.state(vec![1.0, 1.0]);
+    let layout = layout();
+    let apply = Apply { step: 1, learning_rate: RATE, clip: 1.0, layout: &layout, range: 3..5 };
+    optimizer.update(&mut state, &[0.0, -0.0], &apply);
+    assert_eq!(state.master, [1.0, 1.0]);
+}
+
+proptest! {
+    /// Invariant I3 for updates: whoever owns whichever part makes the same bits.
+    #[test]
+    fn no_cut_of_the_vector_changes_a_bit(
+        rule in prop::sample::select(RULES.to_vec()),
+        cuts in prop::collection::btree_set(0..=COUNT, 0..6),
+    ) {
+        let whole = train(rule, 0..COUNT);
+        let starts = std::iter::once(0).chain(cuts.iter().copied());
+        let ends = cuts.iter().copied().chain([COUNT]);
+        for (start, end) in starts.zip(ends) {
+            let part = train(rule, start..end);
+            let expected = ShardState {
+                master: whole.master[start..end].to_vec(),
+                moments: whole.moments.iter().map(|moment| moment[start..end].to_vec()).collect(),
+            };
+            prop_assert_eq!(part.digest(0), expected.digest(0));
+        }
+    }
+}
+
+#[test]
+fn the_digest_tells_version_weights_and_moments() {
+    let state = train(RULES[0], 0..COUNT);
+    let mut others = vec![state.clone(); 4];
+    others[0].master[3] = -others[0].master[3];
+    others[1].moments[0][39] += 1.0;
+    others[2].moments[1][0] += 1.0;
+    others[3].moments.swap(0, 1);
+    assert_eq!(state.digest(7), state.clone().digest(7));
+    assert_ne!(state.digest(7), state.digest(8));
+    for other in others {
+        assert_ne!(state.digest(7), other.digest(7));
+    }
+}
+
+#[test]
+fn memory_is_a_word_for_the_weight_and_each_moment() {
+    for (rule, bytes) in RULES.into_iter().zip([12, 8, 4, 8]) {
+        let optimizer = Optimizer::new(rule, DECAY).expect("valid settings");
+        let state = optimizer.state(vec![0.0; 10]);
+        assert_eq!(optimizer.bytes_per_parameter(), bytes);
+        assert_eq!(4 * (state.master.len() + state.moments.concat().len()), 10 * bytes);
+    }
+}
+
+#[test]
+fn settings_out_of_bounds_are_refused_by_name() {
+    let table = [
+        (Rule::AdamW { beta1: 1.0, beta2: 0.9, epsilon: 1e-8 }, 0.0, "beta1"),
+        (Rule::AdamW { beta1: 0.9, beta2: f32::NAN, epsilon: 1e-8 }, 0.0, "beta2"),
+        (Rule::AdamW { beta1: 0.9, beta2: 0.9, epsilon: 0.0 }, 0.0, "epsilon"),
+        (Rule::Sgd { momentum: -0.1 }, 0.0, "momentum"),
+        (Rule::Lion { beta1: 0.9, beta2: 1.5 }, 0.0, "beta2"),
+        (Rule::Sgd { momentum: 0.0 }, f32::INFINITY, "weight_decay"),
+    ];
+    for (rule, weight_decay, setting) in table {
+        let error = Optimizer::new(rule, weight_decay).expect_err("a setting is out of bounds");
+        assert_eq!(error.setting, setting);
+    }
+    let error = Optimizer::new(Rule::Sgd { momentum: 1.0 }, 0.0).expect_err("too much momentum");
+    assert_eq!(error.to_string(), "momentum = 1: it must be at least 0 and below 1");
+}
+
+#[test]
+fn gradients_are_clipped_only_beyond_the_maximum() {
+    assert_eq!(clip_factor(5.0, None), 1.0);
+    assert_eq!(clip_factor(0.0, Some(1.0)), 1.0);
+    assert_eq!(clip_factor(0.5, Some(1.0)), 1.0);
+    assert_eq!(clip_factor(4.0, Some(1.0)), (1.0 / 4.000001f64) as f32);
+}
