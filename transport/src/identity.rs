@@ -1,0 +1,141 @@
+//! Who a node is, and how it proves that.
+//!
+//! A cluster has one certificate [`Authority`]. A node's certificate carries its [`Identity`] as a
+//! URI, `everstep://<role>/<name>`; with its private key and the authority's certificate it makes
+//! the node's [`Credentials`]. A node that has none yet holds a [`JoinToken`] and exchanges it for
+//! credentials by [`Enrolment`].
+//!
+//! This module knows no sockets and no cluster: [`crate::quic`] carries these proofs, and whether an
+//! identity may take part in a run is the coordinator's to decide.
+
+mod authority;
+mod credentials;
+mod enrolment;
+mod token;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use aws_lc_rs::digest;
+use rustls::pki_types::CertificateDer;
+use x509_parser::prelude::{GeneralName, X509Certificate};
+
+pub use authority::{Authority, NODE_LIFETIME};
+pub use credentials::Credentials;
+pub(crate) use enrolment::{Application, MAX_ENROLMENT};
+pub use enrolment::{Enrolment, EnrolmentError};
+pub use token::{AcceptedToken, JoinToken, TokenError};
+
+use crate::protocol::NodeName;
+
+/// What a node is allowed to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// One of the three or five that replicate the cluster's state.
+    Coordinator,
+    /// Drives a device.
+    Worker,
+    /// A user's program: submits runs and watches them.
+    Operator,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Coordinator, Self::Worker, Self::Operator];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Coordinator => "coordinator",
+            Self::Worker => "worker",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Who a node is: a role and a name, both stated by its certificate.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity {
+    /// Its role.
+    pub role: Role,
+    /// Its name.
+    pub name: NodeName,
+}
+
+const SCHEME: &str = "everstep://";
+
+impl Identity {
+    /// Reads the identity that a certificate states. Whether the certificate is to be believed is
+    /// not checked here: TLS has done that.
+    ///
+    /// # Errors
+    /// [`IdentityError::Malformed`] unless the certificate states exactly one identity.
+    pub fn of(certificate: &CertificateDer<'_>) -> Result<Self, IdentityError> {
+        let parsed = parse(certificate)?;
+        let names = parsed.subject_alternative_name().ok().flatten();
+        let uris = names.iter().flat_map(|names| &names.value.general_names);
+        let mut uris = uris.filter_map(|name| match name {
+            GeneralName::URI(uri) => Some(*uri),
+            _ => None,
+        });
+        let (Some(uri), None) = (uris.next(), uris.next()) else {
+            return Err(IdentityError::Malformed("a certificate that states no identity".into()));
+        };
+        Self::parse(uri)
+            .ok_or_else(|| IdentityError::Malformed(format!("a certificate for {uri:?}")))
+    }
+
+    /// Parses `everstep://<role>/<name>`.
+    pub fn parse(uri: &str) -> Option<Self> {
+        let (role, name) = uri.strip_prefix(SCHEME)?.split_once('/')?;
+        let role = Role::ALL.into_iter().find(|known| known.as_str() == role)?;
+        Some(Self { role, name: NodeName::parse(name)? })
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}", self.role, self.name)
+    }
+}
+
+/// Credentials that cannot be made, read or kept.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// A file could not be read or written.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Bytes that are not what they should be.
+    #[error("malformed: {0}")]
+    Malformed(String),
+    /// Certificates could not be made or read.
+    #[error("certificate: {0}")]
+    Certificate(#[from] rcgen::Error),
+}
+
+fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, IdentityError> {
+    match x509_parser::parse_x509_certificate(certificate) {
+        Ok((_, parsed)) => Ok(parsed),
+        Err(error) => Err(IdentityError::Malformed(format!("not a certificate: {error}"))),
+    }
+}
+
+/// SHA-256 of the public key (its SubjectPublicKeyInfo) in a certificate: what a token pins.
+pub(crate) fn public_key_digest(
+    certificate: &CertificateDer<'_>,
+) -> Result<[u8; 32], IdentityError> {
+    Ok(sha256(parse(certificate)?.tbs_certificate.subject_pki.raw))
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    digest::digest(&digest::SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
+}

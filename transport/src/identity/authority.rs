@@ -1,0 +1,146 @@
+//! The cluster's certificate authority: it signs what its nodes are.
+//!
+//! In: identities and public keys. Out: certificates. It keeps no list of what it has signed, and
+//! does not know who deserves a certificate: [`super::Enrolment`] decides that.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+
+use super::credentials::{read_certificate, read_key, write_certificates, write_key};
+use super::{Credentials, Identity, IdentityError, parse, public_key_digest};
+
+/// How long a node's certificate is valid: a stolen one is worth little, and a day's run needs no
+/// renewal.
+pub const NODE_LIFETIME: Duration = Duration::from_secs(26 * 3600);
+/// How long an authority is valid: longer than any cluster lives.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Certificates are valid from a little before they were made: clocks differ.
+const CLOCK_SKEW: Duration = Duration::from_secs(600);
+
+const CERTIFICATE_FILE: &str = "authority.pem";
+const KEY_FILE: &str = "authority.key";
+
+/// A private certificate authority.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+}
+
+impl Authority {
+    /// A new authority with a key of its own.
+    ///
+    /// # Errors
+    /// [`IdentityError::Certificate`] when no key can be made.
+    pub fn create() -> Result<Self, IdentityError> {
+        let key = KeyPair::generate()?;
+        let mut params = valid_for(AUTHORITY_LIFETIME);
+        // A name of its own: a certificate of another authority is then seen to be foreign, instead
+        // of merely having a bad signature.
+        let digest = super::sha256(key.public_key_raw());
+        let name = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
+        params.distinguished_name.push(DnType::CommonName, format!("everstep {name:016x}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key)?.der().clone();
+        Ok(Self { issuer: Issuer::new(params, key), certificate })
+    }
+
+    /// Credentials for a node whose key is made here.
+    ///
+    /// # Errors
+    /// [`IdentityError::Certificate`] when no key can be made.
+    pub fn issue(
+        &self,
+        identity: &Identity,
+        lifetime: Duration,
+    ) -> Result<Credentials, IdentityError> {
+        let key = KeyPair::generate()?;
+        let certificate = self.certify(identity, &key, lifetime)?;
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+        Credentials::new(self.certificate.clone(), vec![certificate], key)
+    }
+
+    /// A certificate for the key in a signing request. Of the request nothing but the key counts.
+    ///
+    /// # Errors
+    /// [`IdentityError::Certificate`] when the request is malformed or not signed by its own key.
+    pub(super) fn sign(
+        &self,
+        request: &[u8],
+        identity: &Identity,
+        lifetime: Duration,
+    ) -> Result<CertificateDer<'static>, IdentityError> {
+        let request = CertificateSigningRequestParams::from_der(&request.into())?;
+        self.certify(identity, &request.public_key, lifetime)
+    }
+
+    fn certify(
+        &self,
+        identity: &Identity,
+        key: &impl PublicKeyData,
+        lifetime: Duration,
+    ) -> Result<CertificateDer<'static>, IdentityError> {
+        let mut params = valid_for(lifetime);
+        params.distinguished_name.push(DnType::CommonName, identity.name.as_str());
+        let uri = Ia5String::try_from(identity.to_string())?;
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // Every node both listens and connects.
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params.signed_by(key, &self.issuer)?.der().clone())
+    }
+
+    /// The authority's own certificate, which every node trusts.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// SHA-256 of its public key.
+    pub(super) fn digest(&self) -> [u8; 32] {
+        public_key_digest(&self.certificate).expect("an authority holds its own certificate")
+    }
+
+    /// Writes `authority.pem` and, with mode 0600, `authority.key`.
+    ///
+    /// # Errors
+    /// [`IdentityError::File`].
+    pub fn save(&self, dir: &Path) -> Result<(), IdentityError> {
+        write_certificates(&dir.join(CERTIFICATE_FILE), std::slice::from_ref(&self.certificate))?;
+        write_key(&dir.join(KEY_FILE), self.issuer.key().serialized_der())
+    }
+
+    /// Reads what [`Authority::save`] wrote.
+    ///
+    /// # Errors
+    /// [`IdentityError::File`]; [`IdentityError::Malformed`] when the files do not belong together.
+    pub fn load(dir: &Path) -> Result<Self, IdentityError> {
+        let certificate = read_certificate(&dir.join(CERTIFICATE_FILE))?;
+        let key = KeyPair::try_from(&read_key(&dir.join(KEY_FILE))?)?;
+        if parse(&certificate)?.public_key().subject_public_key.data != key.public_key_raw() {
+            let problem = format!("{KEY_FILE} in {} is not of {CERTIFICATE_FILE}", dir.display());
+            return Err(IdentityError::Malformed(problem));
+        }
+        let issuer = Issuer::from_ca_cert_der(&certificate, key)?;
+        Ok(Self { issuer, certificate })
+    }
+}
+
+fn valid_for(lifetime: Duration) -> CertificateParams {
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is past 1970");
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.not_before = epoch + now.saturating_sub(CLOCK_SKEW);
+    params.not_after = epoch + now + lifetime;
+    params
+}

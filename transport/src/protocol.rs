@@ -1,0 +1,24 @@
+//! The vocabulary: every word that crosses a process boundary, with its bounds.
+//!
+//! Nothing here acts. A message is built by one core, encoded by [`codec`], validated and bounded
+//! on arrival, and handed to another core.
+
+pub mod chunk;
+pub mod codec;
+pub mod exemplars;
+pub mod generation;
+pub mod ids;
+pub mod message;
+pub mod outcome;
+pub mod run;
+pub mod step;
+
+pub use chunk::{Chunk, ChunkKind, Encoding};
+pub use generation::{Cause, Member, Ownership, Record};
+pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
+pub use message::Message;
+pub use run::RunSpec;
+pub use step::{Commit, Decision, MetricsLine, Prepared};
+
+/// The version that the ALPN carries: nodes that speak another one never complete a handshake.
+pub const ALPN: &[u8] = b"everstep/1";

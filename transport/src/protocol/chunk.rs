@@ -1,0 +1,194 @@
+//! The header in front of every body on a bulk stream.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::ids::{Generation, Shard, Step};
+
+/// What a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum ChunkKind {
+    /// A partial sum of gradients: one parameter shard, one node of the tree over data shards.
+    Partial = 1,
+    /// A reduced gradient: one parameter shard, from its primary to a backup.
+    Reduced = 2,
+    /// New computing parameters: one parameter shard, from its primary.
+    Parameters = 3,
+    /// The f32 master weights of one parameter shard, for whoever writes the model.
+    Master = 4,
+    /// A control message too large for the control stream, or a commit at the head of a stream.
+    Message = 5,
+}
+
+impl ChunkKind {
+    const ALL: [Self; 5] =
+        [Self::Partial, Self::Reduced, Self::Parameters, Self::Master, Self::Message];
+}
+
+/// How a body's elements are encoded, little-endian.
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq, Hash,
+)]
+#[serde(rename_all = "snake_case")]
+#[repr(u32)]
+pub enum Encoding {
+    /// Four bytes an element.
+    F32 = 1,
+    /// Two bytes an element.
+    Bf16 = 2,
+    /// One byte an element: an encoded message.
+    Bytes = 3,
+}
+
+impl Encoding {
+    const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Bytes];
+
+    /// Bytes an element.
+    pub fn width(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::Bytes => 1,
+        }
+    }
+}
+
+/// A validated chunk header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// What the body is.
+    pub kind: ChunkKind,
+    /// The sender's generation.
+    pub generation: Generation,
+    /// The step it belongs to; for parameters and masters, their version.
+    pub step: Step,
+    /// The parameter shard; 0 for a message.
+    pub shard: Shard,
+    /// The node of the tree, for a partial: level above the leaves.
+    pub level: u32,
+    /// The node of the tree, for a partial: index within its level.
+    pub index: u32,
+    /// How many elements the body has.
+    pub count: u32,
+    /// How they are encoded.
+    pub encoding: Encoding,
+}
+
+/// Bytes of a header on the wire.
+pub const HEADER_BYTES: usize = size_of::<ArchivedHeader>();
+/// Most elements in the body of a tensor chunk: the largest parameter shard.
+pub const MAX_ELEMENTS: u32 = 1 << 20;
+/// Most bytes in the body of a message chunk.
+pub const MAX_MESSAGE_CHUNK: u32 = 64 << 20;
+
+#[derive(Archive, Serialize, Deserialize)]
+struct Header {
+    generation: u64,
+    step: u64,
+    kind: u32,
+    shard: u32,
+    level: u32,
+    index: u32,
+    count: u32,
+    encoding: u32,
+}
+
+/// A header that no honest node sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkError {
+    /// A kind of this number is unknown.
+    #[error("chunk of unknown kind {0}")]
+    Kind(u32),
+    /// An encoding of this number is unknown, or not one of this kind.
+    #[error("chunk of unknown or unfit encoding {0}")]
+    Encoding(u32),
+    /// The body would be empty or larger than any body may be.
+    #[error("chunk of {0} elements")]
+    Count(u32),
+    /// The level is higher than any tree.
+    #[error("chunk at level {0} of the tree")]
+    Level(u32),
+}
+
+impl Chunk {
+    /// Bytes of the body that follows.
+    pub fn body_bytes(&self) -> usize {
+        self.count as usize * self.encoding.width()
+    }
+
+    /// A message chunk of `bytes` bytes.
+    pub fn message(generation: Generation, step: Step, bytes: usize) -> Self {
+        Self {
+            kind: ChunkKind::Message,
+            generation,
+            step,
+            shard: Shard(0),
+            level: 0,
+            index: 0,
+            count: bytes as u32,
+            encoding: Encoding::Bytes,
+        }
+    }
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let header = Header {
+            generation: self.generation.0,
+            step: self.step.0,
+            kind: self.kind as u32,
+            shard: self.shard.0,
+            level: self.level,
+            index: self.index,
+            count: self.count,
+            encoding: self.encoding as u32,
+        };
+        let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(&header).expect("primitives always fit");
+        bytes.as_slice().try_into().expect("an archived header is its own size")
+    }
+
+    /// Reads and validates a header. Never allocates.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ChunkError> {
+        let mut aligned = Aligned([0; HEADER_BYTES]);
+        aligned.0.copy_from_slice(bytes);
+        let header = rkyv::access::<ArchivedHeader, rkyv::rancor::Error>(&aligned.0)
+            .expect("any bytes are a header of primitives");
+        let (kind, encoding) = (header.kind.to_native(), header.encoding.to_native());
+        let chunk = Self {
+            kind: *ChunkKind::ALL
+                .iter()
+                .find(|known| **known as u32 == kind)
+                .ok_or(ChunkError::Kind(kind))?,
+            generation: Generation(header.generation.to_native()),
+            step: Step(header.step.to_native()),
+            shard: Shard(header.shard.to_native()),
+            level: header.level.to_native(),
+            index: header.index.to_native(),
+            count: header.count.to_native(),
+            encoding: *Encoding::ALL
+                .iter()
+                .find(|known| **known as u32 == encoding)
+                .ok_or(ChunkError::Encoding(encoding))?,
+        };
+        chunk.check()
+    }
+
+    fn check(self) -> Result<Self, ChunkError> {
+        let fits = match self.kind {
+            ChunkKind::Message => self.encoding == Encoding::Bytes,
+            ChunkKind::Parameters => self.encoding != Encoding::Bytes,
+            ChunkKind::Partial | ChunkKind::Reduced | ChunkKind::Master => {
+                self.encoding == Encoding::F32
+            }
+        };
+        let most = if self.kind == ChunkKind::Message { MAX_MESSAGE_CHUNK } else { MAX_ELEMENTS };
+        match () {
+            () if !fits => Err(ChunkError::Encoding(self.encoding as u32)),
+            () if self.count == 0 || self.count > most => Err(ChunkError::Count(self.count)),
+            () if self.level > 32 => Err(ChunkError::Level(self.level)),
+            () => Ok(self),
+        }
+    }
+}
+
+#[repr(align(8))]
+struct Aligned([u8; HEADER_BYTES]);

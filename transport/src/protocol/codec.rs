@@ -1,0 +1,55 @@
+//! Messages to bytes and back. Bytes from a peer are hostile: validated, bounded, never a panic.
+
+use rkyv::rancor::Error as Failure;
+use rkyv::util::AlignedVec;
+
+use super::message::{ArchivedMessage, Message};
+
+/// Most bytes of a message on the control stream; larger ones travel as a message chunk.
+pub const MAX_CONTROL: usize = 64 << 10;
+
+/// Bytes that are no message.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// Not the archive of any message.
+    #[error("{bytes} bytes that are not a message: {source}")]
+    Garbled {
+        /// How many bytes.
+        bytes: usize,
+        /// What the validation found.
+        source: Failure,
+    },
+    /// A run specification inside it is not valid.
+    #[error("a run specification that cannot be: {0}")]
+    Spec(#[from] super::run::SpecError),
+}
+
+/// The bytes of a message.
+pub fn encode(message: &Message) -> AlignedVec {
+    rkyv::to_bytes::<Failure>(message).expect("a message is finite and needs no shared pointers")
+}
+
+/// Reads a message. The caller has bounded `bytes`; whatever is inside cannot be larger.
+pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+    let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
+    aligned.extend_from_slice(bytes);
+    let garbled = |source| DecodeError::Garbled { bytes: bytes.len(), source };
+    let archived = rkyv::access::<ArchivedMessage, Failure>(&aligned).map_err(garbled)?;
+    let message = rkyv::deserialize::<Message, Failure>(archived).map_err(garbled)?;
+    match &message {
+        Message::Welcome { run } | Message::Submit(run) => run.validate()?,
+        _ => {}
+    }
+    Ok(message)
+}
+
+/// A digest of the vocabulary's layout, stated in Hello: two builds whose messages are laid out
+/// differently refuse each other in words instead of failing to decode.
+pub fn schema() -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    for message in super::exemplars::all() {
+        hasher.update(&encode(&message));
+    }
+    hasher.update(&size_of::<ArchivedMessage>().to_le_bytes());
+    u64::from_le_bytes(hasher.finalize().as_bytes()[..8].try_into().expect("eight bytes"))
+}

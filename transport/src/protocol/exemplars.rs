@@ -1,0 +1,202 @@
+//! One example of every message: the layout digest and the codec's tests stand on them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use super::chunk::Encoding;
+use super::generation::{Cause, Member, Ownership, Record};
+use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
+use super::message::{Fingerprint, Heartbeat, Message, Registration};
+use super::outcome::{
+    Event, EventKind, Outcome, PartEvaluation, Update, WorkerResult, WorkerState, WorkerView,
+};
+use super::run::{
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
+};
+use super::step::{Commit, Contribution, Decision, MetricsLine, Prepared, Status};
+
+const GENERATION: Generation = Generation(3);
+const STEP: Step = Step(5);
+const TERM: Term = Term(2);
+const WORKER: WorkerId = WorkerId(7);
+
+fn address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 40_001).into()
+}
+
+fn name() -> NodeName {
+    NodeName::parse("worker-7").expect("a valid name")
+}
+
+fn line() -> MetricsLine {
+    MetricsLine { step: STEP, generation: GENERATION, world_size: 2, ..MetricsLine::default() }
+}
+
+fn commit() -> Commit {
+    Commit {
+        generation: GENERATION,
+        step: STEP,
+        norm: 0.5,
+        loss: 2.5,
+        decision: Decision::Apply,
+        updates: 5,
+        hold: false,
+        line: line(),
+    }
+}
+
+/// A small valid run specification.
+pub fn run() -> RunSpec {
+    RunSpec {
+        name: "example".into(),
+        seed: 1,
+        steps: 10,
+        min_workers: 1,
+        start_workers: 2,
+        model: ModelSpec { kind: "gpt".into(), layers: 1, heads: 2, width: 8, context: 4 },
+        data: DataSpec { kind: "text".into(), path: "text".into(), validation: 0.05 },
+        batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
+        optimizer: OptimizerSpec {
+            kind: OptimizerKind::Adamw,
+            learning_rate: 1e-3,
+            warmup_steps: 2,
+            schedule: ScheduleKind::Cosine,
+            weight_decay: 0.1,
+            clip_norm: Some(1.0),
+        },
+        all_gather: Encoding::F32,
+        copies: 2,
+    }
+}
+
+fn record() -> Record {
+    Record {
+        number: GENERATION,
+        predecessor: Generation(2),
+        term: TERM,
+        cause: Cause::Start,
+        members: vec![Member {
+            worker: WORKER,
+            name: name(),
+            address: address(),
+            data_shards: vec![DataShard(0)],
+        }],
+        owners: vec![Ownership { first: Shard(0), count: 2, owners: vec![Rank(0)] }],
+        resume: STEP,
+        commit: Some(commit()),
+        waiting: false,
+    }
+}
+
+fn from_worker() -> Vec<Message> {
+    let fingerprint =
+        Fingerprint { model: [1; 32], data: [2; 32], parameters: 9, shards: 2, samples: 99 };
+    let status = Status {
+        term: TERM,
+        number: GENERATION,
+        commit: Some(commit()),
+        prepared: vec![(Shard(1), GENERATION)],
+        versions: vec![(Shard(1), STEP, GENERATION)],
+        unreachable: vec![WORKER],
+    };
+    let heartbeat = Heartbeat {
+        worker: WORKER,
+        generation: GENERATION,
+        promised: GENERATION,
+        step: STEP,
+        lines: vec![line()],
+        unreachable: vec![WORKER],
+    };
+    let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
+    let result = WorkerResult {
+        worker: WORKER,
+        evaluations: vec![part],
+        digests: vec![(Shard(0), [3; 32])],
+        ..WorkerResult::default()
+    };
+    vec![
+        Message::Hello { schema: 1 },
+        Message::Register(Registration {
+            incarnation: 4,
+            address: address(),
+            fingerprint,
+            probe: 5,
+        }),
+        Message::Heartbeat(heartbeat),
+        Message::Status(status),
+        Message::FetchRecord,
+        Message::Finished(result),
+        Message::Failed { reason: "no data".into() },
+    ]
+}
+
+fn from_coordinator() -> Vec<Message> {
+    let (term, generation) = (TERM, GENERATION);
+    vec![
+        Message::Welcome { run: run() },
+        Message::Registered { worker: WORKER },
+        Message::Refused { reason: "another model".into() },
+        Message::Announce(record()),
+        Message::HeartbeatAnswer { generation, written: STEP },
+        Message::Pause { term, number: generation },
+        Message::Feed {
+            term,
+            generation,
+            learner: WORKER,
+            address: address(),
+            shards: vec![Shard(1)],
+        },
+        Message::Hold { term, generation },
+        Message::Dismiss,
+    ]
+}
+
+fn between_workers() -> Vec<Message> {
+    let vote = Prepared {
+        generation: GENERATION,
+        step: STEP,
+        squares: vec![(Shard(0), 1.5)],
+        contributions: vec![Contribution {
+            data_shard: DataShard(1),
+            loss: 2.5,
+            samples: vec![4, 2],
+        }],
+        digests: vec![(Shard(0), 6)],
+        compute_seconds: 0.25,
+    };
+    vec![
+        Message::Prepared(vote),
+        Message::Commit(commit()),
+        Message::Go { generation: GENERATION, step: STEP },
+    ]
+}
+
+fn of_operators() -> Vec<Message> {
+    let view = WorkerView {
+        worker: WORKER,
+        name: name(),
+        address: address(),
+        rank: Some(Rank(0)),
+        state: WorkerState::Training,
+    };
+    let event = Event {
+        number: 1,
+        unix_ms: 2,
+        kind: EventKind::Lost { worker: WORKER, reason: "closed".into() },
+    };
+    vec![
+        Message::Submit(run()),
+        Message::Watch { step: STEP, event: 1 },
+        Message::Update(Update {
+            lines: vec![line()],
+            events: vec![event],
+            workers: vec![view],
+            bitwise: true,
+            outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
+        }),
+    ]
+}
+
+/// One of each.
+pub fn all() -> Vec<Message> {
+    [from_worker(), from_coordinator(), between_workers(), of_operators()].concat()
+}

@@ -1,0 +1,165 @@
+//! The record of a generation: who takes part, with which data shards and parameter shards.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
+use super::step::Commit;
+
+/// One member, in rank order.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its registration.
+    pub worker: WorkerId,
+    /// The name in its certificate.
+    pub name: NodeName,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The data shards it computes, ascending. None for a spare.
+    pub data_shards: Vec<DataShard>,
+}
+
+/// Who owns a run of neighbouring parameter shards.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// The first parameter shard.
+    pub first: Shard,
+    /// How many follow it, itself included.
+    pub count: u32,
+    /// The owners, primary first, then the backups.
+    pub owners: Vec<Rank>,
+}
+
+/// Why a generation began.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The run began.
+    Start,
+    /// Workers were lost.
+    Lost,
+    /// Workers joined.
+    Join,
+    /// Workers left.
+    Leave,
+    /// Data shards were moved to even out compute.
+    Rebalance,
+    /// All owners of a shard were lost: the run went back.
+    Rollback,
+}
+
+/// A generation, as recorded: the only entry that changes who takes part.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Its number.
+    pub number: Generation,
+    /// The generation it follows.
+    pub predecessor: Generation,
+    /// The term of its proposer.
+    pub term: Term,
+    /// Why it began.
+    pub cause: Cause,
+    /// The members; a member's index is its rank.
+    pub members: Vec<Member>,
+    /// The owners of every parameter shard, in order, without gaps.
+    pub owners: Vec<Ownership>,
+    /// The last step that is part of history.
+    pub resume: Step,
+    /// The commit of that step; none for the initial state.
+    pub commit: Option<Commit>,
+    /// It starts no step: too few members, owners serve and learners learn.
+    pub waiting: bool,
+}
+
+/// A record that contradicts itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("generation {number} is malformed: {problem}")]
+pub struct RecordError {
+    /// The record's number.
+    pub number: Generation,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl Record {
+    /// The rank of a worker, if it is a member.
+    pub fn rank(&self, worker: WorkerId) -> Option<Rank> {
+        self.members.iter().position(|m| m.worker == worker).map(|rank| Rank(rank as u32))
+    }
+
+    /// The member of a rank.
+    pub fn member(&self, rank: Rank) -> &Member {
+        &self.members[rank.0 as usize]
+    }
+
+    /// The step leader.
+    pub fn step_leader(&self) -> WorkerId {
+        self.members[0].worker
+    }
+
+    /// How many members.
+    pub fn world_size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// How many parameter shards.
+    pub fn shards(&self) -> u32 {
+        self.owners.iter().map(|ownership| ownership.count).sum()
+    }
+
+    /// The owners of a parameter shard, primary first.
+    ///
+    /// # Panics
+    /// If the shard is not part of the record.
+    pub fn owners_of(&self, shard: Shard) -> &[Rank] {
+        let after = self.owners.partition_point(|ownership| ownership.first <= shard);
+        &self.owners[after - 1].owners
+    }
+
+    /// The parameter shards of which `rank` is an owner, ascending, each with whether it is primary.
+    pub fn owned_by(&self, rank: Rank) -> Vec<(Shard, bool)> {
+        let mine = self.owners.iter().filter(|ownership| ownership.owners.contains(&rank));
+        mine.flat_map(|ownership| {
+            let primary = ownership.owners[0] == rank;
+            let first = ownership.first.0;
+            (first..first + ownership.count).map(move |shard| (Shard(shard), primary))
+        })
+        .collect()
+    }
+
+    /// Checks what every core relies on: members, each data shard once, owners without gaps.
+    pub fn validate(&self, data_shards: u32, shards: u32) -> Result<(), RecordError> {
+        let problem = self.problem(data_shards, shards);
+        problem.map_or(Ok(()), |problem| Err(RecordError { number: self.number, problem }))
+    }
+
+    fn problem(&self, data_shards: u32, shards: u32) -> Option<String> {
+        if self.members.is_empty() {
+            return Some("it has no members".into());
+        }
+        let workers: BTreeSet<_> = self.members.iter().map(|m| m.worker).collect();
+        if workers.len() != self.members.len() {
+            return Some("a worker is listed twice".into());
+        }
+        let mut assigned: Vec<_> = self.members.iter().flat_map(|m| m.data_shards.iter()).collect();
+        assigned.sort();
+        if !self.waiting && !assigned.iter().map(|shard| shard.0).eq(0..data_shards) {
+            return Some(format!("it does not assign each of {data_shards} data shards once"));
+        }
+        let mut next = 0;
+        for ownership in &self.owners {
+            let distinct: BTreeSet<_> = ownership.owners.iter().collect();
+            let known = ownership.owners.iter().all(|rank| rank.0 < self.world_size());
+            if ownership.owners.is_empty() || distinct.len() != ownership.owners.len() || !known {
+                return Some(format!("the owners of parameter shard {next} are wrong"));
+            }
+            if ownership.first.0 != next || ownership.count == 0 {
+                return Some(format!("ownership has a gap at parameter shard {next}"));
+            }
+            next = next.saturating_add(ownership.count);
+        }
+        (next != shards).then(|| format!("it owns {next} of {shards} parameter shards"))
+    }
+}

@@ -1,0 +1,198 @@
+//! Control messages: all that nodes say to each other apart from tensors.
+
+// The derive does not carry the docs of variants' fields over to the archived type.
+#![allow(missing_docs)]
+
+use std::net::SocketAddr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::generation::Record;
+use super::ids::{Generation, Shard, Step, Term, WorkerId};
+use super::outcome::{Update, WorkerResult};
+use super::run::RunSpec;
+use super::step::{Commit, MetricsLine, Prepared, Status};
+
+/// What a worker states when it registers for a run.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Registration {
+    /// Drawn once per incarnation of the worker: registered again, it gets the same id.
+    pub incarnation: u64,
+    /// Where it listens for other workers.
+    pub address: SocketAddr,
+    /// What it would compute.
+    pub fingerprint: Fingerprint,
+    /// Digest of a small computation: equal digests promise equal bits.
+    pub probe: u64,
+}
+
+/// What all workers of a run must agree on. The first to register fixes it.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Digest of the model: names, shapes and initial values of its tensors.
+    pub model: [u8; 32],
+    /// Digest of the data.
+    pub data: [u8; 32],
+    /// How many parameters.
+    pub parameters: u64,
+    /// How many parameter shards.
+    pub shards: u32,
+    /// How many training samples.
+    pub samples: u64,
+}
+
+/// A worker's sign of life.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Heartbeat {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its generation.
+    pub generation: Generation,
+    /// The number it has promised, if that is higher.
+    pub promised: Generation,
+    /// Its last commit.
+    pub step: Step,
+    /// Lines of settled steps, from the step leader, until an answer says that they are written.
+    pub lines: Vec<MetricsLine>,
+    /// Members whose connection was lost since it entered its generation.
+    pub unreachable: Vec<WorkerId>,
+}
+
+/// Everything that is said.
+///
+/// Grouped by who says it to whom; a core ignores and counts what its sender may not say.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Message {
+    // Worker to coordinator.
+    /// The first word of a worker: it speaks this vocabulary and waits for a run.
+    Hello {
+        /// [`super::codec::schema`] of the sender.
+        schema: u64,
+    },
+    /// It has built the run's model and data.
+    Register(Registration),
+    /// It lives.
+    Heartbeat(Heartbeat),
+    /// It has promised the number of a Pause; its evidence.
+    Status(Status),
+    /// It asks for the current record.
+    FetchRecord,
+    /// It has trained the last step.
+    Finished(WorkerResult),
+    /// It cannot go on.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+
+    // Coordinator to worker.
+    /// The answer to Hello: the run, with the coordinator's term.
+    Welcome {
+        /// The run.
+        run: RunSpec,
+    },
+    /// The answer to Register.
+    Registered {
+        /// The worker's id.
+        worker: WorkerId,
+    },
+    /// The sender may not take part.
+    Refused {
+        /// Why, in words for the user.
+        reason: String,
+    },
+    /// A generation was recorded.
+    Announce(Record),
+    /// The answer to a Heartbeat.
+    HeartbeatAnswer {
+        /// The current generation.
+        generation: Generation,
+        /// The newest step whose line is written.
+        written: Step,
+    },
+    /// Promise a number, and say what you hold.
+    Pause {
+        /// The leader's term.
+        term: Term,
+        /// The number to promise.
+        number: Generation,
+    },
+    /// Send a learner what it needs.
+    Feed {
+        /// The leader's term.
+        term: Term,
+        /// The generation it holds for.
+        generation: Generation,
+        /// The learner.
+        learner: WorkerId,
+        /// Where it listens.
+        address: SocketAddr,
+        /// The shards it will own.
+        shards: Vec<Shard>,
+    },
+    /// Let the next commit carry `hold`.
+    Hold {
+        /// The leader's term.
+        term: Term,
+        /// The generation it holds for.
+        generation: Generation,
+    },
+    /// The run is over: exit.
+    Dismiss,
+
+    // Worker to worker.
+    /// A vote, to the step leader.
+    Prepared(Prepared),
+    /// The step leader's commit.
+    Commit(Commit),
+    /// After a hold that led to nothing: go on with this step.
+    Go {
+        /// The generation.
+        generation: Generation,
+        /// The step.
+        step: Step,
+    },
+
+    // Operator to coordinator, and back.
+    /// Train this.
+    Submit(RunSpec),
+    /// What is new after this step and this event?
+    Watch {
+        /// The newest step whose line the sender has.
+        step: Step,
+        /// The newest event that the sender has.
+        event: u64,
+    },
+    /// The answer to Watch.
+    Update(Update),
+}
+
+impl Message {
+    /// The message's name, for logs and counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "hello",
+            Self::Register(_) => "register",
+            Self::Heartbeat(_) => "heartbeat",
+            Self::Status(_) => "status",
+            Self::FetchRecord => "fetch_record",
+            Self::Finished(_) => "finished",
+            Self::Failed { .. } => "failed",
+            Self::Welcome { .. } => "welcome",
+            Self::Registered { .. } => "registered",
+            Self::Refused { .. } => "refused",
+            Self::Announce(_) => "announce",
+            Self::HeartbeatAnswer { .. } => "heartbeat_answer",
+            Self::Pause { .. } => "pause",
+            Self::Feed { .. } => "feed",
+            Self::Hold { .. } => "hold",
+            Self::Dismiss => "dismiss",
+            Self::Prepared(_) => "prepared",
+            Self::Commit(_) => "commit",
+            Self::Go { .. } => "go",
+            Self::Submit(_) => "submit",
+            Self::Watch { .. } => "watch",
+            Self::Update(_) => "update",
+        }
+    }
+}

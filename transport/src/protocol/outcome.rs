@@ -1,0 +1,185 @@
+//! What a coordinator tells whoever watches a run: events, the cluster, the result.
+
+// The derive does not carry the docs of variants' fields over to the archived type.
+#![allow(missing_docs)]
+
+use std::net::SocketAddr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::generation::Cause;
+use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, WorkerId};
+use super::step::MetricsLine;
+
+/// One line of `events.jsonl`.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Its number, from 1.
+    pub number: u64,
+    /// Wall clock of the coordinator.
+    pub unix_ms: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A run was submitted.
+    Submitted {
+        /// Its name.
+        run: String,
+    },
+    /// A worker registered.
+    Registered {
+        /// Its id.
+        worker: WorkerId,
+        /// Its node.
+        name: NodeName,
+    },
+    /// A worker was refused.
+    Refused {
+        /// Its node.
+        name: NodeName,
+        /// Why.
+        reason: String,
+    },
+    /// A generation began.
+    Generation {
+        /// Its number.
+        generation: Generation,
+        /// Why.
+        cause: Cause,
+        /// Its members.
+        workers: Vec<WorkerId>,
+        /// The last step that is part of its history.
+        at_step: Step,
+    },
+    /// A worker is gone.
+    Lost {
+        /// Its id.
+        worker: WorkerId,
+        /// How that was noticed.
+        reason: String,
+    },
+    /// The run is complete.
+    Complete {
+        /// Its last step.
+        step: Step,
+    },
+    /// The run failed.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a worker is doing.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// Registered, and waits for its generation.
+    Waiting,
+    /// A member.
+    Training,
+    /// Has trained the last step and reported its result.
+    Finished,
+    /// Gone.
+    Lost,
+}
+
+/// A worker as the coordinator sees it.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct WorkerView {
+    /// Its id.
+    pub worker: WorkerId,
+    /// Its node.
+    pub name: NodeName,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its rank in the current generation.
+    pub rank: Option<Rank>,
+    /// What it does.
+    pub state: WorkerState,
+}
+
+/// Validation of one data shard's part of the held-out samples.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct PartEvaluation {
+    /// The part, numbered as the data shards.
+    pub part: DataShard,
+    /// How many samples it has.
+    pub samples: u64,
+    /// Their mean loss, nats.
+    pub loss: f64,
+    /// Their mean metric, if the model has one.
+    pub metric: Option<f64>,
+}
+
+/// What a worker reports when it has finished.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct WorkerResult {
+    /// Its id.
+    pub worker: WorkerId,
+    /// Data shards computed, over all steps.
+    pub data_shards_computed: u64,
+    /// Payload bytes sent to other members.
+    pub bytes_sent: u64,
+    /// Payload bytes received from other members.
+    pub bytes_received: u64,
+    /// Seconds in forward and backward passes.
+    pub compute_seconds: f64,
+    /// Seconds in which the device waited for the network.
+    pub exposed_communication_seconds: f64,
+    /// Bytes of master weights and optimizer state that it holds.
+    pub optimizer_bytes: u64,
+    /// Largest resident set of its process.
+    pub peak_rss_bytes: u64,
+    /// Messages and chunks refused because they were outside the plan.
+    pub refused: u64,
+    /// UDP payload the path to the peers carries, bytes: the smallest over its links.
+    pub path_mtu: u64,
+    /// Socket buffers as the kernel granted them, bytes: receive, send.
+    pub socket_buffers: (u64, u64),
+    /// QUIC packets lost on its links.
+    pub lost_packets: u64,
+    /// Steps that were computed again after a failure.
+    pub steps_redone: u64,
+    /// Its validation parts.
+    pub evaluations: Vec<PartEvaluation>,
+    /// BLAKE3 of every parameter shard that it owns: step, master weights, moments.
+    pub digests: Vec<(Shard, [u8; 32])>,
+}
+
+/// How a run stands.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// It has not begun, or goes on.
+    Running,
+    /// It is complete.
+    Complete(Vec<WorkerResult>),
+    /// It failed.
+    Failed {
+        /// The worker at fault, where one is.
+        name: Option<NodeName>,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The coordinator's answer to a watcher: what is new since the numbers it named.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Update {
+    /// Lines of settled steps, in order.
+    pub lines: Vec<MetricsLine>,
+    /// Events, in order.
+    pub events: Vec<Event>,
+    /// The workers, by id.
+    pub workers: Vec<WorkerView>,
+    /// All probe digests are equal, so the run's bits are those of any other such run.
+    pub bitwise: bool,
+    /// How the run stands.
+    pub outcome: Outcome,
+}

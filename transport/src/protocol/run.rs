@@ -1,0 +1,213 @@
+//! The run specification: what to train, on what, and how; and what makes one valid.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::chunk::Encoding;
+
+/// One training job.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct RunSpec {
+    /// Its name.
+    pub name: String,
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// How many optimizer steps.
+    pub steps: u64,
+    /// Below this many members the run waits.
+    pub min_workers: u32,
+    /// How many members the first generation waits for.
+    pub start_workers: u32,
+    /// The model.
+    pub model: ModelSpec,
+    /// The data.
+    pub data: DataSpec,
+    /// The global batch.
+    pub batch: BatchSpec,
+    /// The optimizer and its schedule.
+    pub optimizer: OptimizerSpec,
+    /// How parameters travel.
+    pub all_gather: Encoding,
+    /// Owners of each parameter shard.
+    pub copies: u32,
+}
+
+/// The model.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// `gpt`, `mlp`, or a name that the user's program registered.
+    pub kind: String,
+    /// Blocks (gpt) or hidden layers (mlp).
+    pub layers: u32,
+    /// Attention heads (gpt).
+    pub heads: u32,
+    /// Width of the residual stream (gpt) or of the hidden layers (mlp).
+    pub width: u32,
+    /// Tokens that a sample holds.
+    pub context: u32,
+}
+
+/// The data.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct DataSpec {
+    /// A registered data set's name; `text` reads files.
+    pub kind: String,
+    /// For text: a file, a directory, or `@FILE` with a path on each line.
+    pub path: String,
+    /// The share held out, from the end of every file.
+    pub validation: f64,
+}
+
+/// The global batch: `data_shards * accumulate * micro_batch` samples.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchSpec {
+    /// Fixed for the life of the run.
+    pub data_shards: u32,
+    /// Samples in one forward and backward.
+    pub micro_batch: u32,
+    /// Micro-batches in one data shard.
+    pub accumulate: u32,
+}
+
+impl BatchSpec {
+    /// Samples in one data shard.
+    pub fn shard_samples(&self) -> u64 {
+        u64::from(self.accumulate) * u64::from(self.micro_batch)
+    }
+
+    /// Samples in one step.
+    pub fn samples(&self) -> u64 {
+        u64::from(self.data_shards) * self.shard_samples()
+    }
+}
+
+/// Which optimizer.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    Adamw,
+    /// Gradient descent with momentum.
+    Sgd,
+    /// The sign of an interpolated momentum.
+    Lion,
+}
+
+/// How the rate goes on after the warm-up.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// It stays.
+    Constant,
+    /// It falls along half a cosine.
+    Cosine,
+    /// It falls along a line.
+    Linear,
+}
+
+/// The optimizer.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+pub struct OptimizerSpec {
+    /// Which.
+    pub kind: OptimizerKind,
+    /// The rate after the warm-up.
+    pub learning_rate: f64,
+    /// Steps over which the rate rises from zero.
+    pub warmup_steps: u64,
+    /// How it goes on.
+    pub schedule: ScheduleKind,
+    /// Decoupled decay of the matrices.
+    pub weight_decay: f64,
+    /// The gradient's global norm is clipped to this; none for no clipping.
+    pub clip_norm: Option<f64>,
+}
+
+/// The first value of a run specification that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} {problem}")]
+pub struct SpecError {
+    /// The key as in the configuration file: `batch.micro_batch`.
+    pub key: &'static str,
+    /// What is wrong with its value, and what would do.
+    pub problem: String,
+}
+
+/// Most data shards, workers and micro-batch rows that a specification may ask for.
+pub const MAX_COUNT: u32 = 65_536;
+
+impl RunSpec {
+    /// Checks every value; the first that cannot be is named.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let Self { batch, model, optimizer, data, .. } = self;
+        text("run.name", &self.name)?;
+        text("model.kind", &model.kind)?;
+        text("data.kind", &data.kind)?;
+        positive("run.steps", self.steps)?;
+        count("run.min_workers", self.min_workers)?;
+        count("run.start_workers", self.start_workers)?;
+        count("model.layers", model.layers)?;
+        count("model.heads", model.heads)?;
+        count("model.width", model.width)?;
+        count("model.context", model.context)?;
+        count("batch.data_shards", batch.data_shards)?;
+        count("batch.micro_batch", batch.micro_batch)?;
+        count("batch.accumulate", batch.accumulate)?;
+        count("redundancy.copies", self.copies)?;
+        within("data.validation", data.validation, 0.0, 0.5)?;
+        within("optimizer.learning_rate", optimizer.learning_rate, 0.0, 1e3)?;
+        within("optimizer.weight_decay", optimizer.weight_decay, 0.0, 1e3)?;
+        if let Some(norm) = optimizer.clip_norm {
+            if norm <= 0.0 {
+                return refuse("optimizer.clip_norm", format!("is {norm}; it must be above 0"));
+            }
+            within("optimizer.clip_norm", norm, 0.0, 1e9)?;
+        }
+        if model.kind == "gpt" && !model.width.is_multiple_of(model.heads) {
+            let (width, heads) = (model.width, model.heads);
+            let problem = format!("is {heads}, which does not divide model.width = {width}");
+            return refuse("model.heads", problem);
+        }
+        if self.min_workers > self.start_workers {
+            let (min, start) = (self.min_workers, self.start_workers);
+            let problem =
+                format!("is {min}, more than the {start} workers that the run starts with");
+            return refuse("run.min_workers", problem);
+        }
+        if batch.samples() > 1 << 24 {
+            let problem = format!("asks for {} samples a step; at most 2^24", batch.samples());
+            return refuse("batch.data_shards", problem);
+        }
+        Ok(())
+    }
+}
+
+fn refuse(key: &'static str, problem: String) -> Result<(), SpecError> {
+    Err(SpecError { key, problem })
+}
+
+fn text(key: &'static str, value: &str) -> Result<(), SpecError> {
+    if value.is_empty() || value.len() > 256 {
+        return refuse(key, "must have 1 to 256 bytes".into());
+    }
+    Ok(())
+}
+
+fn positive(key: &'static str, value: u64) -> Result<(), SpecError> {
+    if value == 0 || value > 1 << 40 {
+        return refuse(key, format!("is {value}; it must be 1 to 2^40"));
+    }
+    Ok(())
+}
+
+fn count(key: &'static str, value: u32) -> Result<(), SpecError> {
+    if !(1..=MAX_COUNT).contains(&value) {
+        return refuse(key, format!("is {value}; it must be 1 to {MAX_COUNT}"));
+    }
+    Ok(())
+}
+
+fn within(key: &'static str, value: f64, low: f64, high: f64) -> Result<(), SpecError> {
+    if !(low..=high).contains(&value) {
+        return refuse(key, format!("is {value}; it must be a number from {low} to {high}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! What members of a generation say to each other about one step.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
+
+/// What the step leader decided.
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq, Hash,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Every owner applies the update.
+    Apply,
+    /// The gradient was not finite: every copy is relabelled and nothing changes.
+    Skip,
+}
+
+/// One line of `metrics.jsonl`: a committed step.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
+pub struct MetricsLine {
+    /// The step.
+    pub step: Step,
+    /// The generation that committed it.
+    pub generation: Generation,
+    /// How many members that generation had.
+    pub world_size: u32,
+    /// Mean training loss over the global batch, nats.
+    pub loss: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Targets that the step trained on.
+    pub tokens: u64,
+    /// From the last commit to this one, seconds.
+    pub seconds: f64,
+    /// Wall clock of the step leader at the commit.
+    pub unix_ms: u64,
+    /// Compute of the slowest member, seconds.
+    pub compute_seconds: f64,
+    /// Samples of the plan that no committed partial sum contains.
+    pub samples_lost: u64,
+    /// Samples that committed partial sums contain more often than the plan.
+    pub samples_repeated: u64,
+}
+
+/// What one data shard brought to a step.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Contribution {
+    /// The data shard.
+    pub data_shard: DataShard,
+    /// Its mean loss, nats.
+    pub loss: f64,
+    /// The indices of the samples that were in its batches, in the order of their rows.
+    pub samples: Vec<u64>,
+}
+
+/// A vote: "I have computed my data shards, hold every reduced shard that I own, and have applied
+/// the commit before this step."
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Prepared {
+    /// The voter's generation.
+    pub generation: Generation,
+    /// The step voted for; after the last step an empty vote for the next one settles it.
+    pub step: Step,
+    /// For each shard of which the voter is primary, the sum of squares of its reduced gradient.
+    pub squares: Vec<(Shard, f64)>,
+    /// For each data shard that the voter computed.
+    pub contributions: Vec<Contribution>,
+    /// For each shard that the voter owns, the digest of its state at version `step - 1`.
+    pub digests: Vec<(Shard, u64)>,
+    /// Seconds of compute in this step.
+    pub compute_seconds: f64,
+}
+
+/// The step leader's word that a step is part of history.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Commit {
+    /// The generation that committed.
+    pub generation: Generation,
+    /// The committed step.
+    pub step: Step,
+    /// Global norm of the gradient before clipping.
+    pub norm: f64,
+    /// Mean loss over the global batch.
+    pub loss: f64,
+    /// Apply or skip.
+    pub decision: Decision,
+    /// How many committed steps of the history applied an update, this one included: what Adam
+    /// corrects its bias by.
+    pub updates: u64,
+    /// All finish the step and wait: a change of generation is planned.
+    pub hold: bool,
+    /// The step's line.
+    pub line: MetricsLine,
+}
+
+/// A member's evidence at a change of generation.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Status {
+    /// The term of the Pause that this answers.
+    pub term: super::ids::Term,
+    /// The number that is now promised.
+    pub number: Generation,
+    /// The sender's last commit, if it has one.
+    pub commit: Option<Commit>,
+    /// Reduced shards of the recorded commit that it holds, with their generation.
+    pub prepared: Vec<(Shard, Generation)>,
+    /// Versions of the shards that it holds, each with the generation that made it.
+    pub versions: Vec<(Shard, Step, Generation)>,
+    /// Peers that it cannot reach.
+    pub unreachable: Vec<WorkerId>,
+}

@@ -1,0 +1,39 @@
+//! QUIC links between nodes that trust one certificate authority.
+//!
+//! An [`Endpoint`] is one UDP port that both listens and connects. Each pair of nodes shares one
+//! [`Link`]: a QUIC connection with mutual TLS 1.3, on which
+//!
+//! - *bidirectional* streams carry control messages. The acceptor opens the first one, the lane;
+//!   every further one carries a single message too large for the lane, announced there, so that
+//!   messages arrive in the order in which they were sent;
+//! - *unidirectional* streams carry chunks ([`BulkSender`], [`BulkReceiver`]): header, body, header,
+//!   body, to the end of the stream.
+//!
+//! In: messages and chunks of [`crate::protocol`]. Out: the same, validated; or a typed error. A
+//! peer that sends what no honest node would send loses its connection, and only that.
+//!
+//! Not known here: what a message means, who ought to be connected, and when to try again.
+
+mod bulk;
+mod control;
+mod endpoint;
+mod enrol;
+mod error;
+mod link;
+mod links;
+mod settings;
+mod socket;
+mod tls;
+mod wire;
+
+pub use bulk::{BulkReceiver, BulkSender};
+pub use endpoint::{BindError, Endpoint, EndpointStats, Expected};
+pub use enrol::{EnrolError, enrol};
+pub use error::{ConnectError, LinkError};
+pub use link::{Link, LinkStats};
+pub use links::Links;
+pub use settings::{MAX_MTU, Settings, SettingsError};
+pub use socket::SocketBuffers;
+
+/// The protocol of a node that has no certificate yet, on the same port.
+const ENROL_ALPN: &[u8] = b"everstep-enrol/1";

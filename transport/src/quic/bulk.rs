@@ -1,0 +1,160 @@
+//! Bulk streams: chunks, each a header and a body, to the end of the stream.
+//!
+//! Bodies are not copied on the way out, and copied once on the way in. A receiver that does not
+//! read holds its sender back, on this stream only.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use quinn::{RecvStream, SendStream};
+
+use super::error::{ABANDONED, LinkError};
+use super::wire::Wire;
+use crate::protocol::Chunk;
+use crate::protocol::chunk::HEADER_BYTES;
+
+/// Pieces taken from the connection at a time: each taking locks it once. A stream may hold this
+/// many packets that its reader has not asked for.
+const PIECES: usize = 32;
+
+/// The sending end of a stream of chunks. Dropped before it is finished, the stream is given up,
+/// and its receiver is told so.
+pub struct BulkSender {
+    wire: Wire,
+    stream: SendStream,
+    finished: bool,
+}
+
+impl BulkSender {
+    pub(super) fn new(wire: Wire, stream: SendStream) -> Self {
+        Self { wire, stream, finished: false }
+    }
+
+    /// Sends one chunk; returns when the link has taken all of it. The link keeps slices of `body`
+    /// until they are acknowledged, so an owner that is dropped is free to be used again
+    /// ([`Bytes::from_owner`]). Not cancel-safe.
+    ///
+    /// # Errors
+    /// [`LinkError::Abandoned`] when the receiver has stopped reading this stream; else the link is
+    /// gone.
+    ///
+    /// # Panics
+    /// If the body is not as long as the header says.
+    pub async fn send(&mut self, chunk: &Chunk, body: Bytes) -> Result<(), LinkError> {
+        assert_eq!(body.len(), chunk.body_bytes(), "a body as long as its header says");
+        let header = Bytes::copy_from_slice(&chunk.encode());
+        let written = self.stream.write_all_chunks(&mut [header, body]).await;
+        written.map_err(|error| self.wire.write_failure(error))
+    }
+
+    /// Ends the stream: the receiver meets a clean end after the last chunk.
+    ///
+    /// # Errors
+    /// As [`BulkSender::send`].
+    pub fn finish(mut self) -> Result<(), LinkError> {
+        self.finished = true;
+        // Closed already means that the receiver has stopped reading, or that the link is gone.
+        self.stream.finish().map_err(|_| match self.wire.connection.close_reason() {
+            None => LinkError::Abandoned,
+            Some(_) => self.wire.failure(),
+        })
+    }
+}
+
+impl Drop for BulkSender {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = self.stream.reset(ABANDONED); // an error means that it has ended already
+        }
+    }
+}
+
+/// The receiving end of a stream of chunks. Dropped before its end, the sender is told to stop.
+pub struct BulkReceiver {
+    wire: Wire,
+    stream: RecvStream,
+    pieces: VecDeque<Bytes>,
+    header: [u8; HEADER_BYTES],
+    filled: usize,
+}
+
+impl BulkReceiver {
+    pub(super) fn new(wire: Wire, stream: RecvStream) -> Self {
+        Self { wire, stream, pieces: VecDeque::new(), header: [0; HEADER_BYTES], filled: 0 }
+    }
+
+    /// The next chunk's header, validated; `None` at the clean end of the stream. Its body must be
+    /// read or skipped before the next header. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`LinkError::Abandoned`] when the sender gave the stream up; [`LinkError::Refused`] for bytes
+    /// that are no header, whereupon the link is closed; else the link is gone.
+    pub async fn header(&mut self) -> Result<Option<Chunk>, LinkError> {
+        while self.filled < HEADER_BYTES {
+            match self.piece(HEADER_BYTES - self.filled).await? {
+                Some(piece) => {
+                    self.header[self.filled..][..piece.len()].copy_from_slice(&piece);
+                    self.filled += piece.len();
+                }
+                None if self.filled == 0 => return Ok(None),
+                None => return Err(self.wire.refuse("a stream that ends within a header")),
+            }
+        }
+        self.filled = 0;
+        let chunk = Chunk::decode(&self.header);
+        chunk.map(Some).map_err(|error| self.wire.refuse(error.to_string()))
+    }
+
+    /// Reads the body of the chunk whose header was read last. Not cancel-safe.
+    ///
+    /// # Errors
+    /// As [`BulkReceiver::header`].
+    ///
+    /// # Panics
+    /// If `into` is not as long as the header says.
+    pub async fn body(&mut self, chunk: &Chunk, mut into: &mut [u8]) -> Result<(), LinkError> {
+        assert_eq!(into.len(), chunk.body_bytes(), "a buffer as long as the header says");
+        while !into.is_empty() {
+            let piece = self.within_body(into.len()).await?;
+            let (filled, rest) = into.split_at_mut(piece.len());
+            filled.copy_from_slice(&piece);
+            into = rest;
+        }
+        Ok(())
+    }
+
+    /// Drops the body of the chunk whose header was read last. Not cancel-safe.
+    ///
+    /// # Errors
+    /// As [`BulkReceiver::header`].
+    pub async fn skip(&mut self, chunk: &Chunk) -> Result<(), LinkError> {
+        let mut left = chunk.body_bytes();
+        while left > 0 {
+            left -= self.within_body(left).await?.len();
+        }
+        Ok(())
+    }
+
+    async fn within_body(&mut self, at_most: usize) -> Result<Bytes, LinkError> {
+        let piece = self.piece(at_most).await?;
+        piece.ok_or_else(|| self.wire.refuse("a stream that ends within a body"))
+    }
+
+    /// The next bytes, at least one and at most `at_most`; `None` at the end.
+    async fn piece(&mut self, at_most: usize) -> Result<Option<Bytes>, LinkError> {
+        loop {
+            if let Some(mut piece) = self.pieces.pop_front() {
+                if piece.len() > at_most {
+                    self.pieces.push_front(piece.split_off(at_most));
+                }
+                return Ok(Some(piece));
+            }
+            let mut fresh = [const { Bytes::new() }; PIECES];
+            match self.stream.read_chunks(&mut fresh).await {
+                Ok(Some(_)) => self.pieces.extend(fresh.into_iter().filter(|f| !f.is_empty())),
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(self.wire.read_failure(error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The control lane: messages in order, each with its length in front.
+//!
+//! A frame is a length (u32, little-endian) and that many bytes of message. Three lengths are
+//! special: [`EMPTY`], [`ELSEWHERE`], and the end of the stream at the boundary of a frame, by which
+//! a node says that it has nothing more to say; whoever reads that closes the connection, for only
+//! the reader knows that all has arrived.
+
+use bytes::Bytes;
+use quinn::{ReadExactError, RecvStream, SendStream};
+use tokio::sync::mpsc;
+
+use super::bulk::{BulkReceiver, BulkSender};
+use super::error::LinkError;
+use super::wire::Wire;
+use crate::protocol::codec::{self, MAX_CONTROL};
+use crate::protocol::{Chunk, ChunkKind, Generation, Message, Step};
+
+/// Nothing follows: the acceptor's first frame, which shows the lane to the connecting node and so
+/// tells it that it was let in.
+pub(super) const EMPTY: u32 = 0;
+/// The next message is too large for the lane and follows on a bidirectional stream of its own, as
+/// one message chunk.
+const ELSEWHERE: u32 = u32::MAX;
+
+/// Control messages leave before bulk data that waits.
+pub(super) const PRIORITY: i32 = 1;
+
+/// What waits for the writer.
+pub(super) enum Outgoing {
+    /// An encoded message.
+    Message(Bytes),
+    /// Nothing comes after this.
+    End,
+}
+
+/// Writes what is queued, until the link or the queue ends.
+pub(super) async fn write(
+    wire: Wire,
+    mut lane: SendStream,
+    mut queue: mpsc::Receiver<Outgoing>,
+) -> Result<(), LinkError> {
+    while let Some(Outgoing::Message(message)) = queue.recv().await {
+        let inline = message.len() <= MAX_CONTROL;
+        let length = if inline { message.len() as u32 } else { ELSEWHERE };
+        let length = Bytes::copy_from_slice(&length.to_le_bytes());
+        let body = if inline { message.clone() } else { Bytes::new() };
+        let written = lane.write_all_chunks(&mut [length, body]).await;
+        written.map_err(|error| wire.write_failure(error))?;
+        if !inline {
+            write_elsewhere(&wire, message).await?;
+        }
+    }
+    let _ = lane.finish(); // an error means that the link is gone
+    Ok(())
+}
+
+async fn write_elsewhere(wire: &Wire, message: Bytes) -> Result<(), LinkError> {
+    let (stream, _) = wire.connection.open_bi().await.map_err(|_| wire.failure())?;
+    let _ = stream.set_priority(PRIORITY); // an error means that the link is gone
+    let mut sender = BulkSender::new(wire.clone(), stream);
+    sender.send(&Chunk::message(Generation(0), Step(0), message.len()), message).await?;
+    sender.finish()
+}
+
+/// Reads messages until the link ends; what no honest node sends ends it.
+pub(super) async fn read(
+    wire: Wire,
+    mut lane: RecvStream,
+    arrivals: mpsc::Sender<Message>,
+) -> Result<(), LinkError> {
+    while let Some(length) = read_length(&wire, &mut lane).await? {
+        let message = match length {
+            EMPTY => continue,
+            ELSEWHERE => read_elsewhere(&wire).await?,
+            _ if length as usize <= MAX_CONTROL => {
+                let mut bytes = vec![0; length as usize];
+                let read = lane.read_exact(&mut bytes).await;
+                read.map_err(|error| end_of_lane(&wire, error))?;
+                decode(&wire, &bytes)?
+            }
+            _ => return Err(wire.refuse(format!("a control message of {length} bytes"))),
+        };
+        if arrivals.send(message).await.is_err() {
+            return Ok(()); // the link was dropped here
+        }
+    }
+    wire.done();
+    Ok(())
+}
+
+/// The next frame's length; `None` at the end of the lane.
+async fn read_length(wire: &Wire, lane: &mut RecvStream) -> Result<Option<u32>, LinkError> {
+    let mut length = [0; 4];
+    match lane.read_exact(&mut length).await {
+        Ok(()) => Ok(Some(u32::from_le_bytes(length))),
+        Err(ReadExactError::FinishedEarly(0)) => Ok(None),
+        Err(error) => Err(end_of_lane(wire, error)),
+    }
+}
+
+async fn read_elsewhere(wire: &Wire) -> Result<Message, LinkError> {
+    // The other half of the stream is dropped, which ends it.
+    let (_, stream) = wire.connection.accept_bi().await.map_err(|_| wire.failure())?;
+    let mut receiver = BulkReceiver::new(wire.clone(), stream);
+    let chunk = match receiver.header().await? {
+        Some(chunk) if chunk.kind == ChunkKind::Message => chunk,
+        _ => return Err(wire.refuse("no message on a stream that is for one")),
+    };
+    let mut bytes = vec![0; chunk.body_bytes()];
+    receiver.body(&chunk, &mut bytes).await?;
+    if receiver.header().await?.is_some() {
+        return Err(wire.refuse("more than one message on a stream that is for one"));
+    }
+    decode(wire, &bytes)
+}
+
+fn decode(wire: &Wire, bytes: &[u8]) -> Result<Message, LinkError> {
+    codec::decode(bytes).map_err(|error| wire.refuse(error.to_string()))
+}
+
+fn end_of_lane(wire: &Wire, error: ReadExactError) -> LinkError {
+    match error {
+        ReadExactError::FinishedEarly(_) => wire.refuse("a control lane that ends within a frame"),
+        ReadExactError::ReadError(error) => match wire.read_failure(error) {
+            LinkError::Abandoned => wire.refuse("a control lane that was given up"),
+            failure => failure,
+        },
+    }
+}

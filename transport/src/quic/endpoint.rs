@@ -1,0 +1,297 @@
+//! An endpoint: one UDP port that listens and connects.
+//!
+//! In: credentials, and peers from outside. Out: [`Link`]s whose handshake is done and whose peer is
+//! known. A handshake that fails costs nobody else anything: it is counted and logged.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use quinn::crypto::rustls::HandshakeData;
+use quinn::{ClientConfig, Connection, Incoming, ServerConfig, TokioRuntime};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::time::timeout;
+
+use super::error::{CLOSED, ConnectError, NO_CERTIFICATE, NOT_ADMITTED};
+use super::link::Link;
+use super::settings::{Settings, SettingsError};
+use super::socket::{self, SocketBuffers};
+use super::wire::{Counters, Wire};
+use super::{ENROL_ALPN, control, enrol, tls};
+use crate::identity::{Credentials, Enrolment, Identity, Role};
+use crate::protocol::ALPN;
+
+/// TLS wants a host's name; identities take its place, so all nodes have this one.
+pub(super) const SERVER_NAME: &str = "everstep";
+/// Links that were let in and not yet taken by [`Endpoint::accept`].
+const BACKLOG: usize = 64;
+/// How long a closing endpoint waits for its peers to have heard of it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// One UDP port of this process. Dropped, it closes all its links.
+pub struct Endpoint {
+    quinn: quinn::Endpoint,
+    client: ClientConfig,
+    settings: Settings,
+    counters: Arc<Counters>,
+    buffers: SocketBuffers,
+    local_address: SocketAddr,
+    arrivals: Mutex<mpsc::Receiver<Link>>,
+}
+
+/// Whom a connecting node expects to meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// Any node of the cluster.
+    Anyone,
+    /// Any node of this role.
+    Role(Role),
+    /// This node.
+    Node(Identity),
+}
+
+/// An endpoint's counters since it was bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointStats {
+    /// Handshakes from outside that failed, enrolments that were refused among them.
+    pub failed_handshakes: u64,
+    /// Peers cut off because they sent what no honest node sends.
+    pub refused_peers: u64,
+}
+
+/// Why an endpoint could not be bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The address is in use, or not of this machine.
+    #[error("cannot listen on {address}: {source}")]
+    Socket {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The credentials do not fit together.
+    #[error("the node's credentials cannot be used: {0}")]
+    Credentials(#[from] rustls::Error),
+    /// A setting cannot be.
+    #[error("settings: {0}")]
+    Settings(#[from] SettingsError),
+}
+
+impl Endpoint {
+    /// Listens on `listen` (port 0: any free port). With an `enrolment`, nodes without a certificate
+    /// may connect to enrol, and for nothing else.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn bind(
+        listen: SocketAddr,
+        credentials: &Credentials,
+        settings: Settings,
+        enrolment: Option<Enrolment>,
+    ) -> Result<Self, BindError> {
+        settings.validate()?;
+        let transport = settings.transport();
+        let mut client = ClientConfig::new(Arc::new(tls::client(credentials)?));
+        client.transport_config(transport.clone());
+        let crypto = tls::server(credentials, enrolment.is_some())?;
+        let mut server = ServerConfig::with_crypto(Arc::new(crypto));
+        server.transport_config(transport).migration(false).max_incoming(settings.max_handshakes);
+
+        let failed = |source| BindError::Socket { address: listen, source };
+        let (socket, buffers) = socket::open(listen, settings.socket_buffer).map_err(failed)?;
+        let local_address = socket.local_addr().map_err(failed)?;
+        let runtime = Arc::new(TokioRuntime);
+        let quinn = quinn::Endpoint::new(settings.endpoint(), Some(server), socket, runtime)
+            .map_err(failed)?;
+        let (deliver, arrivals) = mpsc::channel(BACKLOG);
+        let counters = Arc::<Counters>::default();
+        let door =
+            Door { settings: settings.clone(), enrolment, counters: counters.clone(), deliver };
+        tokio::spawn(Arc::new(door).attend(quinn.clone()));
+        let arrivals = Mutex::new(arrivals);
+        Ok(Self { quinn, client, settings, counters, buffers, local_address, arrivals })
+    }
+
+    /// Connects to a node; returns when both have let each other in.
+    ///
+    /// # Errors
+    /// [`ConnectError`], in words for the user.
+    pub async fn connect(
+        &self,
+        address: SocketAddr,
+        expected: &Expected,
+    ) -> Result<Link, ConnectError> {
+        let attempt = self.attempt(address, expected);
+        let connected = timeout(self.settings.handshake_timeout, attempt).await;
+        connected.unwrap_or(Err(ConnectError::NoAnswer { address }))
+    }
+
+    async fn attempt(
+        &self,
+        address: SocketAddr,
+        expected: &Expected,
+    ) -> Result<Link, ConnectError> {
+        let failed = |reason| ConnectError::Failed { address, reason };
+        let handshake = |error| ConnectError::handshake(address, ALPN, error);
+        let connecting = self.quinn.connect_with(self.client.clone(), address, SERVER_NAME);
+        let connecting = connecting.map_err(|error| failed(error.to_string()))?;
+        let connection = connecting.await.map_err(handshake)?;
+        let met = identity_of(&connection).map_err(failed)?;
+        if !expected.admits(&met) {
+            connection.close(NOT_ADMITTED, b"another node was expected at this address");
+            return Err(ConnectError::Stranger { address, expected: expected.to_string(), met });
+        }
+        // In TLS 1.3 a client is done before the server has seen its certificate: only the lane,
+        // which the server opens, tells that it was let in.
+        let lane = connection.accept_bi().await.map_err(handshake)?;
+        let wire = Wire::new(connection, self.counters.clone());
+        Ok(Link::start(wire, met, lane, self.settings.control_queue))
+    }
+
+    /// The next node that has connected; `None` once the endpoint is closed. Cancel-safe.
+    pub async fn accept(&self) -> Option<Link> {
+        self.arrivals.lock().await.recv().await
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> SocketAddr {
+        self.local_address
+    }
+
+    /// The socket's buffers as the kernel granted them.
+    pub fn socket_buffers(&self) -> SocketBuffers {
+        self.buffers
+    }
+
+    /// What the endpoint has counted.
+    pub fn stats(&self) -> EndpointStats {
+        EndpointStats {
+            failed_handshakes: self.counters.failed_handshakes.load(Ordering::Relaxed),
+            refused_peers: self.counters.refused_peers.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Closes all links and waits, a second at most, until the peers can have heard of it: what a
+    /// process does before it exits.
+    pub async fn close(&self, reason: &str) {
+        self.quinn.close(CLOSED, reason.as_bytes());
+        let _ = timeout(CLOSE_TIMEOUT, self.quinn.wait_idle()).await; // silent peers time out
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.quinn.close(CLOSED, b"the node has closed its endpoint");
+    }
+}
+
+impl Expected {
+    fn admits(&self, met: &Identity) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::Role(role) => met.role == *role,
+            Self::Node(identity) => met == identity,
+        }
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anyone => f.write_str("any node"),
+            Self::Role(role) => write!(f, "a node with the role {role}"),
+            Self::Node(identity) => identity.fmt(f),
+        }
+    }
+}
+
+/// The listening side: lets in whom it may.
+struct Door {
+    settings: Settings,
+    enrolment: Option<Enrolment>,
+    counters: Arc<Counters>,
+    deliver: mpsc::Sender<Link>,
+}
+
+impl Door {
+    async fn attend(self: Arc<Self>, quinn: quinn::Endpoint) {
+        let slots = Arc::new(Semaphore::new(self.settings.max_handshakes));
+        while let Some(incoming) = quinn.accept().await {
+            let Ok(slot) = slots.clone().try_acquire_owned() else {
+                incoming.refuse();
+                self.failed("too many handshakes are in progress");
+                continue;
+            };
+            let crowded = slots.available_permits() < self.settings.max_handshakes / 2;
+            if crowded && !incoming.remote_address_validated() {
+                // Under load only who can be reached at its address gets further.
+                let _ = incoming.retry(); // an unvalidated address may always be asked
+                continue;
+            }
+            let door = self.clone();
+            tokio::spawn(async move {
+                door.meet(incoming).await;
+                drop(slot);
+            });
+        }
+    }
+
+    async fn meet(&self, incoming: Incoming) {
+        let address = incoming.remote_address();
+        let welcomed = timeout(self.settings.handshake_timeout, self.welcome(incoming)).await;
+        match welcomed.unwrap_or(Err("the handshake took too long".into())) {
+            // Waits, in its slot, while the backlog is full.
+            Ok(Some(link)) => drop(self.deliver.send(link).await),
+            Ok(None) => {}
+            Err(reason) => self.failed(&format!("{address}: {reason}")),
+        }
+    }
+
+    /// A link to a node with a certificate; none for a node that has enrolled.
+    async fn welcome(&self, incoming: Incoming) -> Result<Option<Link>, String> {
+        let connection = incoming.await.map_err(|error| error.to_string())?;
+        if let Some(enrolment) = &self.enrolment
+            && protocol_of(&connection).as_deref() == Some(ENROL_ALPN)
+        {
+            let admitted = enrol::serve(enrolment, &connection).await?;
+            let admitted = admitted.ok_or("an enrolment was refused")?;
+            tracing::info!(node = %admitted, "enrolled");
+            return Ok(None);
+        }
+        let identity = identity_of(&connection).inspect_err(|_| {
+            connection.close(NOT_ADMITTED, NO_CERTIFICATE.as_bytes());
+        })?;
+        let (mut sender, receiver) =
+            connection.open_bi().await.map_err(|error| error.to_string())?;
+        let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
+        written.map_err(|error| error.to_string())?;
+        let wire = Wire::new(connection, self.counters.clone());
+        let queue = self.settings.control_queue;
+        Ok(Some(Link::start(wire, identity, (sender, receiver), queue)))
+    }
+
+    fn failed(&self, reason: &str) {
+        self.counters.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(reason, "a handshake failed");
+    }
+}
+
+fn protocol_of(connection: &Connection) -> Option<Vec<u8>> {
+    connection.handshake_data()?.downcast::<HandshakeData>().ok()?.protocol
+}
+
+/// Who the peer's certificate says it is; TLS has verified the certificate.
+pub(super) fn identity_of(connection: &Connection) -> Result<Identity, String> {
+    let chain = connection.peer_identity();
+    let chain = chain.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let chain = chain.ok_or("the peer has no certificate")?;
+    let leaf = chain.first().ok_or("the peer has no certificate")?;
+    Identity::of(leaf).map_err(|error| error.to_string())
+}

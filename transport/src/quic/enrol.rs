@@ -1,0 +1,131 @@
+//! Carries an enrolment: one request, one answer, on a connection of its own.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{ClientConfig, Connection, TokioRuntime};
+use tokio::time::timeout;
+
+use super::endpoint::{SERVER_NAME, identity_of};
+use super::error::{CLOSED, ConnectError, NOT_ADMITTED};
+use super::settings::Settings;
+use super::{ENROL_ALPN, socket, tls};
+use crate::identity::{
+    Application, Credentials, Enrolment, EnrolmentError, Identity, JoinToken, MAX_ENROLMENT, Role,
+};
+use crate::protocol::NodeName;
+
+/// Binds the proof to one TLS session (RFC 8446, section 7.5).
+const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
+
+/// Exchanges a join token for the credentials of the worker `name`, at a coordinator that listens on
+/// `address`.
+///
+/// # Errors
+/// [`EnrolError`], in words for the user.
+pub async fn enrol(
+    address: SocketAddr,
+    token: &JoinToken,
+    name: &NodeName,
+) -> Result<Credentials, EnrolError> {
+    let settings = Settings::for_address(address.ip());
+    let endpoint = client(address, token, &settings)?;
+    let application = Application::new(token, name)?;
+    let attempt = async {
+        let connecting = endpoint.connect(address, SERVER_NAME);
+        let connecting = connecting.map_err(|error| failed(address, error))?;
+        let handshake = |error| ConnectError::handshake(address, ENROL_ALPN, error);
+        let connection = connecting.await.map_err(handshake)?;
+        let met = identity_of(&connection).map_err(|error| failed(address, error))?;
+        if met.role != Role::Coordinator {
+            let expected = "a coordinator".into();
+            return Err(ConnectError::Stranger { address, expected, met }.into());
+        }
+        let request = application.request(&session(&connection))?;
+        let answer = ask(&connection, &request).await.map_err(|error| failed(address, error));
+        // A connection that was closed has said why.
+        let answer = answer.map_err(|error| connection.close_reason().map_or(error, handshake))?;
+        connection.close(CLOSED, b"enrolled or refused");
+        Ok(application.credentials(&answer)?)
+    };
+    let enrolled = timeout(settings.handshake_timeout, attempt).await;
+    let enrolled = enrolled.unwrap_or(Err(ConnectError::NoAnswer { address }.into()));
+    endpoint.close(CLOSED, b"");
+    let _ = timeout(Duration::from_millis(100), endpoint.wait_idle()).await; // a courtesy to the peer
+    enrolled
+}
+
+/// Answers the request that arrives on a connection without a certificate. Returns whom it admitted.
+pub(super) async fn serve(
+    enrolment: &Enrolment,
+    connection: &Connection,
+) -> Result<Option<Identity>, String> {
+    let exchange = async {
+        let (mut send, mut receive) = connection.accept_bi().await?;
+        let request = receive.read_to_end(MAX_ENROLMENT).await?;
+        let (answer, admitted) = enrolment.answer(&session(connection), &request);
+        send.write_all(&answer).await?;
+        send.finish()?;
+        connection.closed().await; // only the joiner knows that it has the answer
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(admitted)
+    };
+    exchange.await.map_err(|error| {
+        connection.close(NOT_ADMITTED, b"no enrolment request was understood");
+        format!("enrolment failed: {error}")
+    })
+}
+
+async fn ask(
+    connection: &Connection,
+    request: &[u8],
+) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+    let (mut send, mut receive) = connection.open_bi().await?;
+    send.write_all(request).await?;
+    send.finish()?;
+    Ok(receive.read_to_end(MAX_ENROLMENT).await?)
+}
+
+fn client(
+    address: SocketAddr,
+    token: &JoinToken,
+    settings: &Settings,
+) -> Result<quinn::Endpoint, ConnectError> {
+    let unspecified: SocketAddr = match address {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let failed = |error: std::io::Error| failed(address, error);
+    let (socket, _) = socket::open(unspecified, settings.socket_buffer).map_err(failed)?;
+    let runtime = Arc::new(TokioRuntime);
+    let mut endpoint =
+        quinn::Endpoint::new(settings.endpoint(), None, socket, runtime).map_err(failed)?;
+    let tls = tls::enrolling(token.authority()).map_err(|error| self::failed(address, error))?;
+    let mut config = ClientConfig::new(Arc::new(tls));
+    config.transport_config(settings.transport());
+    endpoint.set_default_client_config(config);
+    Ok(endpoint)
+}
+
+fn session(connection: &Connection) -> [u8; 32] {
+    let mut material = [0; 32];
+    connection
+        .export_keying_material(&mut material, EXPORTER_LABEL, &[])
+        .expect("32 bytes are within what TLS can export");
+    material
+}
+
+fn failed(address: SocketAddr, error: impl ToString) -> ConnectError {
+    ConnectError::Failed { address, reason: error.to_string() }
+}
+
+/// Why a node has no credentials yet.
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolError {
+    /// The coordinator could not be reached, or is not of the token's cluster.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The coordinator refused, or its answer is of no use.
+    #[error(transparent)]
+    Enrolment(#[from] EnrolmentError),
+}

@@ -1,0 +1,201 @@
+//! What can go wrong on the way to a link and on a link.
+//!
+//! The words of the QUIC library end here: above, an error says who closed, why, and whether it pays
+//! to try again.
+
+use std::net::SocketAddr;
+
+use quinn::{ConnectionError, VarInt};
+
+use crate::identity::Identity;
+
+/// The peer closed as it meant to.
+pub(super) const CLOSED: VarInt = VarInt::from_u32(0);
+/// The peer was sent what no honest node sends.
+pub(super) const REFUSED: VarInt = VarInt::from_u32(1);
+/// The peer does not let this node in.
+pub(super) const NOT_ADMITTED: VarInt = VarInt::from_u32(2);
+/// A stream that its sender gave up.
+pub(super) const ABANDONED: VarInt = VarInt::from_u32(3);
+
+/// Why a link, or one stream of it, carries nothing more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The peer closed the link.
+    #[error("the peer closed the link: {reason}")]
+    Closed {
+        /// Its reason; untrusted text, made printable.
+        reason: String,
+    },
+    /// Nothing was heard from the peer for the idle time-out, or it has restarted and forgotten us.
+    /// Connecting again may succeed.
+    #[error("the link was lost: {how}")]
+    Lost {
+        /// How that was noticed.
+        how: &'static str,
+    },
+    /// The peer sent what no honest node sends; the link was closed for that.
+    #[error("the peer was refused: it sent {what}")]
+    Refused {
+        /// What it sent.
+        what: String,
+    },
+    /// This side closed the link.
+    #[error("the link was closed here: {reason}")]
+    Ended {
+        /// The reason given to the peer.
+        reason: String,
+    },
+    /// The other end gave up this one stream; the link lives.
+    #[error("the peer gave up this stream")]
+    Abandoned,
+    /// More messages wait for the peer than may wait; it does not read. Drop it.
+    #[error("too many messages wait for the peer")]
+    Full,
+    /// A message is larger than any message may be; the link lives, the sender is at fault.
+    #[error("a {name} message of {bytes} bytes is too large to be sent")]
+    TooLarge {
+        /// Its name.
+        name: &'static str,
+        /// Its encoded size.
+        bytes: usize,
+    },
+    /// QUIC itself failed.
+    #[error("the link broke: {what}")]
+    Broken {
+        /// How.
+        what: String,
+    },
+}
+
+impl From<ConnectionError> for LinkError {
+    fn from(error: ConnectionError) -> Self {
+        match error {
+            ConnectionError::ApplicationClosed(close) => {
+                Self::Closed { reason: printable(&close.reason) }
+            }
+            ConnectionError::TimedOut => Self::Lost { how: "nothing was heard from the peer" },
+            ConnectionError::Reset => Self::Lost { how: "the peer has restarted" },
+            ConnectionError::LocallyClosed => {
+                Self::Ended { reason: "this endpoint was closed".into() }
+            }
+            ConnectionError::ConnectionClosed(_)
+            | ConnectionError::TransportError(_)
+            | ConnectionError::VersionMismatch
+            | ConnectionError::CidsExhausted => Self::Broken { what: error.to_string() },
+        }
+    }
+}
+
+/// Why there is no link.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answers. Trying again may help.
+    #[error("nobody answers at {address}: is the address right, and is the node running?")]
+    NoAnswer {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The peer has too many handshakes in progress. Trying again will help.
+    #[error("{address} is busy")]
+    Busy {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The peer speaks another version of the protocol, or does not enrol nodes.
+    #[error(
+        "{address} does not speak {protocol}: another version of Everstep runs there, or a node \
+         that does not offer this"
+    )]
+    OtherVersion {
+        /// Where.
+        address: SocketAddr,
+        /// What this node asked for.
+        protocol: String,
+    },
+    /// A certificate is not of this cluster's authority, on either side.
+    #[error(
+        "{address} belongs to another cluster: its certificate authority is not the one that this \
+         node was told to trust"
+    )]
+    Foreign {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// A certificate has expired or is not valid yet: renew it, or set the clock.
+    #[error("the certificate of this node or of {address} has expired, or a clock is wrong")]
+    Expired {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The peer proved to be someone else.
+    #[error("{address} is {met}, not {expected}")]
+    Stranger {
+        /// Where.
+        address: SocketAddr,
+        /// Who was to be there.
+        expected: String,
+        /// Who is.
+        met: Identity,
+    },
+    /// The peer does not let this node in.
+    #[error("{address} does not admit this node: {reason}")]
+    NotAdmitted {
+        /// Where.
+        address: SocketAddr,
+        /// Its reason; untrusted text, made printable.
+        reason: String,
+    },
+    /// Something else failed on the way.
+    #[error("no connection to {address}: {reason}")]
+    Failed {
+        /// Where.
+        address: SocketAddr,
+        /// How.
+        reason: String,
+    },
+}
+
+impl ConnectError {
+    /// Says in the user's words why a handshake for `protocol` failed.
+    pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
+        let code = match &error {
+            ConnectionError::TimedOut => return Self::NoAnswer { address },
+            ConnectionError::ApplicationClosed(close) => {
+                return Self::NotAdmitted { address, reason: printable(&close.reason) };
+            }
+            ConnectionError::TransportError(error) => u64::from(error.code),
+            ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
+            _ => return Self::Failed { address, reason: error.to_string() },
+        };
+        let protocol = String::from_utf8_lossy(protocol).into_owned();
+        match code {
+            CONNECTION_REFUSED => Self::Busy { address },
+            ALERT_NO_APPLICATION_PROTOCOL => Self::OtherVersion { address, protocol },
+            ALERT_UNKNOWN_CA | ALERT_DECRYPT_ERROR => Self::Foreign { address },
+            ALERT_CERTIFICATE_EXPIRED => Self::Expired { address },
+            ALERT_CERTIFICATE_REQUIRED => {
+                Self::NotAdmitted { address, reason: NO_CERTIFICATE.into() }
+            }
+            _ => Self::Failed { address, reason: error.to_string() },
+        }
+    }
+}
+
+/// Said to a node that comes without a certificate and not to enrol.
+pub(super) const NO_CERTIFICATE: &str = "a certificate of this cluster is required";
+
+// QUIC's code for a server that takes no more connections, and TLS alerts as QUIC carries them:
+// 0x100 plus the alert (RFC 9000, section 20; RFC 8446, section 6).
+const CONNECTION_REFUSED: u64 = 0x02;
+const ALERT_CERTIFICATE_EXPIRED: u64 = 0x100 + 45;
+const ALERT_UNKNOWN_CA: u64 = 0x100 + 48;
+const ALERT_DECRYPT_ERROR: u64 = 0x100 + 51;
+const ALERT_CERTIFICATE_REQUIRED: u64 = 0x100 + 116;
+const ALERT_NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
+
+/// A peer's reason, fit for a log: bounded, without control characters.
+fn printable(reason: &[u8]) -> String {
+    let text = String::from_utf8_lossy(reason);
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
+}

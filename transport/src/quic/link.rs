@@ -1,0 +1,180 @@
+//! A link: what two nodes that have proved who they are say to each other.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use quinn::{RecvStream, SendStream};
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::timeout;
+
+use super::bulk::{BulkReceiver, BulkSender};
+use super::control::{self, Outgoing};
+use super::error::LinkError;
+use super::wire::Wire;
+use crate::identity::Identity;
+use crate::protocol::chunk::MAX_MESSAGE_CHUNK;
+use crate::protocol::{Message, codec};
+
+/// Messages that were read and that nobody has asked for; beyond, the peer is held back.
+const ARRIVALS: usize = 16;
+/// How long [`Link::finish`] waits for the peer to have read everything.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connection to one peer. Clones are handles on the same link; when the last one is dropped, the
+/// link closes at once.
+#[derive(Clone)]
+pub struct Link {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    wire: Wire,
+    identity: Identity,
+    queue: mpsc::Sender<Outgoing>,
+    arrivals: Mutex<mpsc::Receiver<Message>>,
+}
+
+/// A link's counters since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStats {
+    /// UDP payload that the path carries now, bytes.
+    pub path_mtu: u16,
+    /// Smoothed round trip.
+    pub rtt: Duration,
+    /// Packets sent and lost.
+    pub lost_packets: u64,
+    /// Packets sent.
+    pub sent_packets: u64,
+    /// Bytes sent, packet headers included.
+    pub sent_bytes: u64,
+    /// Bytes received, packet headers included.
+    pub received_bytes: u64,
+    /// How often the path seemed to swallow large packets, and the MTU fell back.
+    pub black_holes: u64,
+}
+
+impl Link {
+    /// Starts a link's tasks on the current runtime; `lane` is its control stream.
+    pub(super) fn start(
+        wire: Wire,
+        identity: Identity,
+        lane: (SendStream, RecvStream),
+        queue: usize,
+    ) -> Self {
+        let (sender, receiver) = lane;
+        let _ = sender.set_priority(control::PRIORITY); // an error means that the link is gone
+        let (queue, outgoing) = mpsc::channel(queue);
+        let (deliver, arrivals) = mpsc::channel(ARRIVALS);
+        // Their errors are the connection's, which whoever uses the link next will meet.
+        tokio::spawn(control::write(wire.clone(), sender, outgoing));
+        tokio::spawn(control::read(wire.clone(), receiver, deliver));
+        Self { inner: Arc::new(Inner { wire, identity, queue, arrivals: Mutex::new(arrivals) }) }
+    }
+
+    /// Who the peer has proved to be.
+    pub fn identity(&self) -> &Identity {
+        &self.inner.identity
+    }
+
+    /// Where the peer is.
+    pub fn remote_address(&self) -> SocketAddr {
+        self.inner.wire.connection.remote_address()
+    }
+
+    /// Queues a message; never waits. Messages arrive in the order in which they were queued.
+    ///
+    /// # Errors
+    /// [`LinkError::Full`] when `Settings::control_queue` messages wait already;
+    /// [`LinkError::TooLarge`]; else the link is gone.
+    pub fn send(&self, message: Message) -> Result<(), LinkError> {
+        let bytes = codec::encode(&message);
+        if bytes.len() > MAX_MESSAGE_CHUNK as usize {
+            return Err(LinkError::TooLarge { name: message.name(), bytes: bytes.len() });
+        }
+        let queued = self.inner.queue.try_send(Outgoing::Message(Bytes::from_owner(bytes)));
+        queued.map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => LinkError::Full,
+            mpsc::error::TrySendError::Closed(_) => self.inner.wire.failure(),
+        })
+    }
+
+    /// The next message. Cancel-safe. Messages that arrived before the link ended are still given.
+    ///
+    /// # Errors
+    /// Why the link has ended.
+    pub async fn receive(&self) -> Result<Message, LinkError> {
+        let message = self.inner.arrivals.lock().await.recv().await;
+        message.ok_or_else(|| self.inner.wire.failure())
+    }
+
+    /// Opens a stream of chunks. Waits while the peer has as many open as it allows
+    /// (`Settings::bulk_streams`); the peer sees the stream with its first chunk.
+    ///
+    /// # Errors
+    /// Why the link has ended.
+    pub async fn bulk(&self) -> Result<BulkSender, LinkError> {
+        let wire = self.inner.wire.clone();
+        let stream = wire.connection.open_uni().await.map_err(|_| wire.failure())?;
+        Ok(BulkSender::new(wire, stream))
+    }
+
+    /// The next stream of chunks that the peer has opened. Cancel-safe.
+    ///
+    /// # Errors
+    /// Why the link has ended.
+    pub async fn accept_bulk(&self) -> Result<BulkReceiver, LinkError> {
+        let wire = self.inner.wire.clone();
+        let stream = wire.connection.accept_uni().await.map_err(|_| wire.failure())?;
+        Ok(BulkReceiver::new(wire, stream))
+    }
+
+    /// Closes at once; what is still queued or on its way may be lost. The peer is told the reason.
+    pub fn close(&self, reason: &str) {
+        self.inner.wire.close(reason);
+    }
+
+    /// Closes when the peer has received every message that was sent before; returns then, or after
+    /// two seconds at the latest.
+    pub async fn finish(&self) {
+        let told = async {
+            if self.inner.queue.send(Outgoing::End).await.is_ok() {
+                self.inner.wire.connection.closed().await;
+            }
+        };
+        let _ = timeout(FINISH_TIMEOUT, told).await; // a peer that does not read is cut off
+        self.close("finished");
+    }
+
+    /// Returns when the link has ended, with the reason.
+    pub async fn closed(&self) -> LinkError {
+        self.inner.wire.connection.closed().await;
+        self.inner.wire.failure()
+    }
+
+    /// What the link has counted.
+    pub fn stats(&self) -> LinkStats {
+        let stats = self.inner.wire.connection.stats();
+        LinkStats {
+            path_mtu: stats.path.current_mtu,
+            rtt: stats.path.rtt,
+            lost_packets: stats.path.lost_packets,
+            sent_packets: stats.path.sent_packets,
+            sent_bytes: stats.udp_tx.bytes,
+            received_bytes: stats.udp_rx.bytes,
+            black_holes: stats.path.black_holes_detected,
+        }
+    }
+
+    /// Whether both are handles on the same link.
+    pub(super) fn is(&self, other: &Link) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.wire.close("the node let go of the link");
+    }
+}

@@ -1,0 +1,180 @@
+//! How an endpoint and its links are tuned.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::congestion::CubicConfig;
+use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
+
+/// The largest UDP payload an endpoint may send or take, bytes.
+///
+/// quinn hands the kernel batches of ten packets, and the kernel refuses a batch over 65,507 bytes
+/// without quinn noticing: above 6,550 bytes full batches would vanish while single probes arrive.
+pub const MAX_MTU: u16 = 6500;
+
+/// Streams for messages too large for the control lane, and the lane itself.
+const CONTROL_STREAMS: u32 = 4;
+/// Below this window a stream cannot fill a fast link.
+const MIN_STREAM_WINDOW: u64 = 256 << 10;
+/// Above this window nothing is gained on any link that training runs on.
+const MAX_STREAM_WINDOW: u64 = 16 << 20;
+
+/// The tuning of one endpoint. The defaults suit training; identity and addresses are not tuning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// UDP payload that a link begins with, bytes. Larger packets cost less CPU for each byte: on
+    /// loopback 6500 carries three times as much as 1452. Too large for the path, and the first
+    /// packets are lost.
+    pub initial_mtu: u16,
+    /// UDP payload that every path surely carries, bytes, at least 1200. Losses of larger packets
+    /// count as signs that the path has shrunk; on loopback there are none such, and equal to
+    /// `initial_mtu` this keeps congestion from being mistaken for them.
+    pub guaranteed_mtu: u16,
+    /// The largest UDP payload to look for and to accept, bytes; at most [`MAX_MTU`].
+    pub largest_mtu: u16,
+    /// Bytes of bulk data that all peers together may have in flight to this process before it has
+    /// read them; also what this process may have unacknowledged. A bound, not an allocation.
+    pub window_budget: u64,
+    /// How many peers share the budget. More may connect; then the budget is exceeded.
+    pub peers: u32,
+    /// Bulk streams that a peer may have open at once.
+    ///
+    /// A link's window is the sum of its streams' windows, the control lane's included: streams that
+    /// nobody reads, because their time has not come, never hold up control messages.
+    pub bulk_streams: u32,
+    /// Round trip assumed before one was measured: rules how soon a lost handshake packet is sent
+    /// again.
+    pub initial_rtt: Duration,
+    /// Bytes in flight before the first acknowledgement, and after. Beyond what the peer's socket
+    /// buffer holds, a busy receiver loses packets.
+    pub initial_congestion_window: u64,
+    /// A link on which nothing was heard for this long is lost: the backstop of failure detection.
+    pub idle_timeout: Duration,
+    /// An idle link says something this often; a fraction of `idle_timeout`.
+    pub keep_alive: Duration,
+    /// Whether streams take turns packet by packet. Without, a stream's chunks arrive together and
+    /// earlier, in the order in which they were sent.
+    pub send_fairness: bool,
+    /// Asked of the kernel for each direction of the socket, bytes; it grants up to its limit
+    /// (`net.core.rmem_max`, `net.core.wmem_max`).
+    pub socket_buffer: usize,
+    /// Handshakes in progress at once, from whomever; a bound on what strangers can cost. Beyond
+    /// half of it, addresses are validated first.
+    pub max_handshakes: usize,
+    /// A handshake or an enrolment that takes longer has failed.
+    pub handshake_timeout: Duration,
+    /// Control messages that may wait for one peer; one more, and `send` fails.
+    pub control_queue: usize,
+}
+
+/// A setting that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {problem}")]
+pub struct SettingsError {
+    /// The field's name.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+impl Default for Settings {
+    /// For an ordinary network, whose MTU is discovered.
+    fn default() -> Self {
+        Self {
+            initial_mtu: 1452,
+            guaranteed_mtu: 1200,
+            largest_mtu: MAX_MTU,
+            window_budget: 1 << 30,
+            peers: 8,
+            bulk_streams: 32,
+            initial_rtt: Duration::from_millis(5),
+            initial_congestion_window: 256 << 10,
+            idle_timeout: Duration::from_secs(3),
+            keep_alive: Duration::from_millis(500),
+            send_fairness: false,
+            socket_buffer: 16 << 20,
+            max_handshakes: 64,
+            handshake_timeout: Duration::from_secs(3),
+            control_queue: 1024,
+        }
+    }
+}
+
+impl Settings {
+    /// For an endpoint that listens on `address`: loopback has no small packets to fear.
+    pub fn for_address(address: IpAddr) -> Self {
+        if address.is_loopback() {
+            return Self { initial_mtu: MAX_MTU, guaranteed_mtu: MAX_MTU, ..Self::default() };
+        }
+        Self::default()
+    }
+
+    /// Checks what the fields must satisfy together; the first that does not is named.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let refuse = |field, problem| Err(SettingsError { field, problem });
+        if self.largest_mtu > MAX_MTU || self.largest_mtu < self.initial_mtu {
+            return refuse("largest_mtu", "must be initial_mtu to 6500 bytes");
+        }
+        if self.guaranteed_mtu < 1200 || self.guaranteed_mtu > self.initial_mtu {
+            return refuse("guaranteed_mtu", "must be 1200 bytes to initial_mtu");
+        }
+        if self.keep_alive * 2 > self.idle_timeout {
+            return refuse("keep_alive", "must be at most half of idle_timeout");
+        }
+        if self.idle_timeout > Duration::from_secs(3600) {
+            return refuse("idle_timeout", "must be at most an hour");
+        }
+        if self.peers == 0 || !(1..=1024).contains(&self.bulk_streams) {
+            return refuse("peers, bulk_streams", "must be at least 1; bulk_streams at most 1024");
+        }
+        if self.max_handshakes == 0 || self.control_queue == 0 {
+            return refuse("max_handshakes, control_queue", "must be at least 1");
+        }
+        Ok(())
+    }
+
+    /// Bytes in flight on one bulk stream.
+    fn stream_window(&self) -> u64 {
+        let streams = u64::from(self.peers) * u64::from(self.bulk_streams + CONTROL_STREAMS);
+        (self.window_budget / streams).clamp(MIN_STREAM_WINDOW, MAX_STREAM_WINDOW)
+    }
+
+    pub(super) fn transport(&self) -> Arc<TransportConfig> {
+        let window = self.stream_window();
+        let link_window = window * u64::from(self.bulk_streams + CONTROL_STREAMS);
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(self.largest_mtu);
+        let mut congestion = CubicConfig::default();
+        congestion.initial_window(self.initial_congestion_window);
+        let mut transport = TransportConfig::default();
+        transport
+            .initial_mtu(self.initial_mtu)
+            .min_mtu(self.guaranteed_mtu)
+            .mtu_discovery_config(Some(discovery))
+            .stream_receive_window(varint(window))
+            .receive_window(varint(link_window))
+            .send_window(link_window)
+            .max_concurrent_uni_streams(self.bulk_streams.into())
+            .max_concurrent_bidi_streams(CONTROL_STREAMS.into())
+            .initial_rtt(self.initial_rtt)
+            .max_idle_timeout(Some(varint(self.idle_timeout.as_millis() as u64).into()))
+            .keep_alive_interval(Some(self.keep_alive))
+            .send_fairness(self.send_fairness)
+            .congestion_controller_factory(Arc::new(congestion))
+            .datagram_receive_buffer_size(None);
+        Arc::new(transport)
+    }
+
+    pub(super) fn endpoint(&self) -> EndpointConfig {
+        let mut endpoint = EndpointConfig::default();
+        endpoint
+            .max_udp_payload_size(self.largest_mtu)
+            .expect("a validated MTU is one that QUIC allows");
+        endpoint
+    }
+}
+
+fn varint(value: u64) -> VarInt {
+    VarInt::from_u64(value).unwrap_or(VarInt::MAX)
+}

@@ -1,0 +1,83 @@
+//! One connection, shared by everything that speaks on it: how it ends, and why.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use quinn::{Connection, ConnectionError, ReadError, VarInt, WriteError};
+
+use super::error::{ABANDONED, CLOSED, LinkError, REFUSED};
+
+/// What an endpoint counts over all its links.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) failed_handshakes: AtomicU64,
+    pub(super) refused_peers: AtomicU64,
+}
+
+/// A handle on one connection.
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub(super) connection: Connection,
+    /// Why this side closed, once it has.
+    ended: Arc<OnceLock<LinkError>>,
+    counters: Arc<Counters>,
+}
+
+impl Wire {
+    pub(super) fn new(connection: Connection, counters: Arc<Counters>) -> Self {
+        Self { connection, ended: Arc::default(), counters }
+    }
+
+    /// Closes because this side has no more use for it.
+    pub(super) fn close(&self, reason: &str) {
+        self.end(CLOSED, reason, LinkError::Ended { reason: reason.into() });
+    }
+
+    /// Closes because the peer has said that it is done.
+    pub(super) fn done(&self) {
+        let reason = "it has said all it had to say";
+        self.end(CLOSED, "all was received", LinkError::Closed { reason: reason.into() });
+    }
+
+    /// Closes because the peer sent what no honest node sends.
+    pub(super) fn refuse(&self, what: impl Into<String>) -> LinkError {
+        let error = LinkError::Refused { what: what.into() };
+        tracing::warn!(peer = %self.connection.remote_address(), %error, "link closed");
+        if self.end(REFUSED, &error.to_string(), error.clone()) {
+            self.counters.refused_peers.fetch_add(1, Ordering::Relaxed);
+        }
+        error
+    }
+
+    fn end(&self, code: VarInt, reason: &str, error: LinkError) -> bool {
+        let first = self.ended.set(error).is_ok();
+        self.connection.close(code, reason.as_bytes());
+        first
+    }
+
+    /// Why nothing more can be said or heard.
+    pub(super) fn failure(&self) -> LinkError {
+        match self.connection.close_reason() {
+            // Of two who close at once, the peer's reason says more.
+            Some(reason) if reason != ConnectionError::LocallyClosed => reason.into(),
+            _ => self.ended.get().cloned().unwrap_or(ConnectionError::LocallyClosed.into()),
+        }
+    }
+
+    pub(super) fn read_failure(&self, error: ReadError) -> LinkError {
+        match error {
+            ReadError::Reset(ABANDONED) => LinkError::Abandoned,
+            ReadError::Reset(code) => self.refuse(format!("a stream with the unknown end {code}")),
+            ReadError::ConnectionLost(_) => self.failure(),
+            error => LinkError::Broken { what: error.to_string() },
+        }
+    }
+
+    pub(super) fn write_failure(&self, error: WriteError) -> LinkError {
+        match error {
+            WriteError::Stopped(_) => LinkError::Abandoned,
+            WriteError::ConnectionLost(_) => self.failure(),
+            error => LinkError::Broken { what: error.to_string() },
+        }
+    }
+}

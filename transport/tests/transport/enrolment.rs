@@ -1,0 +1,124 @@
+//! A node without a certificate becomes a worker of the cluster, if its token is good.
+
+use std::sync::Arc;
+
+use everstep_transport::identity::{
+    Authority, Enrolment, EnrolmentError, Identity, JoinToken, Role,
+};
+use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol};
+
+use crate::support::{RawPeer, World, loopback, name, settings};
+
+/// A coordinator that admits whoever has the token.
+fn coordinator(world: &World, token: &JoinToken) -> Endpoint {
+    let enrolment = Enrolment::new(world.authority.clone(), vec![token.accepted()]);
+    let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+    Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap()
+}
+
+#[tokio::test]
+async fn a_good_token_makes_a_worker_that_others_let_in() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let coordinator = coordinator(&world, &token);
+    let address = coordinator.local_address();
+    let token = token.to_string().parse().unwrap();
+
+    let credentials = enrol(address, &token, &name("new")).await.unwrap();
+    let identity = Identity { role: Role::Worker, name: name("new") };
+    assert_eq!(*credentials.identity(), identity);
+
+    let node = Endpoint::bind(loopback(), &credentials, settings(), None).unwrap();
+    let expected = Expected::Role(Role::Coordinator);
+    let (link, met) = tokio::join!(node.connect(address, &expected), coordinator.accept());
+    assert_eq!(link.unwrap().identity().role, Role::Coordinator);
+    assert_eq!(*met.unwrap().identity(), identity);
+    assert_eq!(coordinator.stats().failed_handshakes, 0);
+}
+
+/// Why a coordinator that knows one token does not admit a node with another.
+async fn refusal(coordinator: &Endpoint, token: &JoinToken) -> EnrolError {
+    enrol(coordinator.local_address(), token, &name("new")).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_token_that_is_not_known_here_is_refused() {
+    let world = World::new();
+    let coordinator = coordinator(&world, &JoinToken::create(&world.authority));
+    let error = refusal(&coordinator, &JoinToken::create(&world.authority)).await;
+    assert!(matches!(error, EnrolError::Enrolment(EnrolmentError::Refused { .. })), "{error}");
+    assert!(error.to_string().contains("join token is not valid here"), "{error}");
+}
+
+#[tokio::test]
+async fn a_token_with_another_secret_is_refused() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let coordinator = coordinator(&world, &token);
+    let (token, other) = (token.to_string(), JoinToken::create(&world.authority).to_string());
+    let mut parts: Vec<_> = token.split('.').collect();
+    parts[2] = other.split('.').nth(2).unwrap();
+    let error = refusal(&coordinator, &parts.join(".").parse().unwrap()).await;
+    assert!(matches!(error, EnrolError::Enrolment(EnrolmentError::Refused { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn a_token_of_another_cluster_does_not_trust_this_one() {
+    let world = World::new();
+    let coordinator = coordinator(&world, &JoinToken::create(&world.authority));
+    let foreign = JoinToken::create(&Authority::create().unwrap());
+    let error = refusal(&coordinator, &foreign).await;
+    assert!(matches!(error, EnrolError::Connect(ConnectError::Foreign { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn a_worker_cannot_pass_for_a_coordinator() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let own = Arc::new(Authority::create().unwrap());
+    let enrolment = Enrolment::new(own, vec![token.accepted()]);
+    let credentials = world.credentials(Role::Worker, "impostor");
+    let impostor = Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap();
+    let error = refusal(&impostor, &token).await;
+    assert!(matches!(error, EnrolError::Connect(ConnectError::Stranger { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_authority_than_the_tokens_is_not_taken() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let other = Arc::new(Authority::create().unwrap());
+    let enrolment = Enrolment::new(other, vec![token.accepted()]);
+    let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+    let endpoint = Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap();
+    let error = refusal(&endpoint, &token).await;
+    assert!(matches!(error, EnrolError::Enrolment(EnrolmentError::Garbled(_))), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_enrol_says_so() {
+    let world = World::new();
+    let worker = world.worker("worker-1");
+    let error = refusal(&worker, &JoinToken::create(&world.authority)).await;
+    assert!(matches!(error, EnrolError::Connect(ConnectError::OtherVersion { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn a_garbled_request_is_refused_and_a_good_one_still_served() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let coordinator = coordinator(&world, &token);
+    for bytes in [vec![], vec![7; 31], vec![7; 4096], vec![7; 1 << 20]] {
+        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/1".to_vec() };
+        let raw = peer.connect(coordinator.local_address()).await;
+        let connection = raw.connection.as_ref().unwrap();
+        let (mut send, mut receive) = connection.open_bi().await.unwrap();
+        let _ = send.write_all(&bytes).await;
+        let _ = send.finish();
+        let answer = receive.read_to_end(4096).await;
+        // What is too long is not answered but closed.
+        let refused = answer.is_ok_and(|answer| !answer.is_empty());
+        assert!(refused || connection.closed().await.to_string().contains("request"));
+    }
+    enrol(coordinator.local_address(), &token, &name("new")).await.unwrap();
+}

@@ -1,0 +1,369 @@
+//! Links between honest nodes: what is sent arrives, and whoever is not expected is turned away.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::chunk::MAX_ELEMENTS;
+use everstep_transport::protocol::generation::Ownership;
+use everstep_transport::protocol::{
+    Chunk, ChunkKind, Encoding, Generation, Message, Rank, Record, Shard, Step, exemplars,
+};
+use everstep_transport::quic::{
+    BulkReceiver, ConnectError, Endpoint, Expected, LinkError, Links, Settings,
+};
+
+use crate::support::{World, link, loopback, name, settings};
+
+#[tokio::test]
+async fn every_message_arrives_in_order_in_both_directions() {
+    let pair = World::new().pair().await;
+    for message in exemplars::all() {
+        pair.here.send(message.clone()).unwrap();
+        pair.there.send(message).unwrap();
+    }
+    for message in exemplars::all() {
+        assert_eq!(pair.there.receive().await.unwrap(), message);
+        assert_eq!(pair.here.receive().await.unwrap(), message);
+    }
+}
+
+#[tokio::test]
+async fn both_ends_know_who_the_other_is() {
+    let pair = World::new().pair().await;
+    let worker = |node| Identity { role: Role::Worker, name: name(node) };
+    assert_eq!(*pair.here.identity(), worker("worker-2"));
+    assert_eq!(*pair.there.identity(), worker("worker-1"));
+    assert_eq!(pair.here.remote_address(), pair.endpoints.1.local_address());
+}
+
+/// A record of about this many bytes.
+fn large_record(bytes: usize) -> Message {
+    let ownership =
+        |shard| Ownership { first: Shard(shard), count: 1, owners: vec![Rank(0), Rank(1)] };
+    let record = exemplars::all().into_iter().find_map(|message| match message {
+        Message::Announce(record) => Some(record),
+        _ => None,
+    });
+    let owners = (0..bytes as u32 / 24).map(ownership).collect();
+    Message::Announce(Record { owners, ..record.expect("an exemplar of a record") })
+}
+
+#[tokio::test]
+async fn large_messages_arrive_and_keep_their_place() {
+    let pair = World::new().pair().await;
+    let go = |step| Message::Go { generation: Generation(1), step: Step(step) };
+    let large = large_record(2 << 20);
+    let messages =
+        [go(1), large.clone(), go(2), large.clone(), large.clone(), large.clone(), large, go(3)];
+    for message in &messages {
+        pair.here.send(message.clone()).unwrap();
+    }
+    for message in messages {
+        assert!(pair.there.receive().await.unwrap() == message);
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_is_an_error_and_never_a_wait() {
+    let world = World::new();
+    let listener = world.worker("worker-2");
+    let few = Settings { control_queue: 4, ..settings() };
+    let credentials = world.credentials(Role::Worker, "worker-1");
+    let sender = Endpoint::bind(loopback(), &credentials, few, None).unwrap();
+    let (here, _there) = link(&sender, &listener).await;
+    // The writer does not run before this task waits.
+    let sent = (0..5).map(|_| here.send(Message::FetchRecord)).collect::<Vec<_>>();
+    assert_eq!(sent[4], Err(LinkError::Full));
+    assert!(sent[..4].iter().all(Result::is_ok));
+}
+
+fn noise(bytes: usize, seed: u8) -> Vec<u8> {
+    let mut noise = vec![0; bytes];
+    blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut noise);
+    noise
+}
+
+fn tensor(shard: u32, count: u32) -> Chunk {
+    let (generation, step) = (Generation(3), Step(4));
+    let (kind, encoding) = (ChunkKind::Partial, Encoding::F32);
+    Chunk { kind, generation, step, shard: Shard(shard), level: 1, index: 2, count, encoding }
+}
+
+/// 64 MiB in chunks of odd sizes, a commit record in front.
+fn chunks() -> Vec<(Chunk, Bytes)> {
+    let record = Bytes::from(noise(777, 1));
+    let mut chunks = vec![(Chunk::message(Generation(3), Step(4), record.len()), record)];
+    let mut rest = Bytes::from_owner(noise(64 << 20, 2));
+    for shard in 0.. {
+        let count = (shard * 40_961 % MAX_ELEMENTS + 1).min(rest.len() as u32 / 4);
+        if count == 0 {
+            break;
+        }
+        let chunk = tensor(shard, count);
+        chunks.push((chunk, rest.split_to(chunk.body_bytes())));
+    }
+    chunks
+}
+
+async fn expect_chunks(receiver: &mut BulkReceiver, chunks: &[(Chunk, Bytes)]) {
+    for (number, (sent, bytes)) in chunks.iter().enumerate() {
+        let chunk = receiver.header().await.unwrap().unwrap();
+        assert_eq!(chunk, *sent);
+        if number % 5 == 4 {
+            receiver.skip(&chunk).await.unwrap();
+            continue;
+        }
+        let mut body = vec![0; chunk.body_bytes()];
+        receiver.body(&chunk, &mut body).await.unwrap();
+        assert!(body == *bytes, "chunk {number} has other bytes");
+    }
+    assert_eq!(receiver.header().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn chunks_of_odd_sizes_arrive_byte_for_byte() {
+    let pair = World::new().pair().await;
+    let chunks = chunks();
+    let sending = async {
+        let mut sender = pair.here.bulk().await.unwrap();
+        for (chunk, body) in &chunks {
+            sender.send(chunk, body.clone()).await.unwrap();
+        }
+        sender.finish().unwrap();
+    };
+    let receiving = async {
+        expect_chunks(&mut pair.there.accept_bulk().await.unwrap(), &chunks).await;
+    };
+    tokio::join!(sending, receiving);
+    let stats = pair.there.stats();
+    assert!(stats.received_bytes > 64 << 20, "{stats:?}");
+}
+
+#[tokio::test]
+async fn bodies_that_nobody_reads_hold_up_neither_messages_nor_other_streams() {
+    let world = World::new();
+    let pair = world.pair().await;
+    let body = Bytes::from(noise(4 << 20, 3));
+    // All streams that a peer may have open, but one.
+    for shard in 1..settings().bulk_streams {
+        let (link, body) = (pair.here.clone(), body.clone());
+        tokio::spawn(async move {
+            let mut sender = link.bulk().await.unwrap();
+            let _ = sender.send(&tensor(shard, 1 << 20), body).await; // never read
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    pair.here.send(large_record(2 << 20)).unwrap();
+    pair.there.receive().await.unwrap();
+
+    let sending = async {
+        let mut sender = pair.here.bulk().await.unwrap();
+        sender.send(&tensor(0, 1 << 20), body.clone()).await.unwrap();
+        sender.finish().unwrap();
+    };
+    let receiving = async {
+        let mut waiting = Vec::new();
+        loop {
+            let mut receiver = pair.there.accept_bulk().await.unwrap();
+            let chunk = receiver.header().await.unwrap().unwrap();
+            if chunk.shard == Shard(0) {
+                return receiver.skip(&chunk).await.unwrap();
+            }
+            waiting.push(receiver);
+        }
+    };
+    tokio::join!(sending, receiving);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_given_up_ends_alone() {
+    let pair = World::new().pair().await;
+    let mut sender = pair.here.bulk().await.unwrap();
+    sender.send(&tensor(0, 1), Bytes::from_static(&[1; 4])).await.unwrap();
+    let mut receiver = pair.there.accept_bulk().await.unwrap();
+    let chunk = receiver.header().await.unwrap().unwrap();
+    receiver.skip(&chunk).await.unwrap();
+    drop(sender);
+    assert_eq!(receiver.header().await, Err(LinkError::Abandoned));
+
+    let mut sender = pair.here.bulk().await.unwrap();
+    sender.send(&tensor(0, 1), Bytes::from_static(&[1; 4])).await.unwrap();
+    drop(pair.there.accept_bulk().await.unwrap());
+    let body = Bytes::from(vec![0; 4 << 20]);
+    let mut result = Ok(());
+    while result.is_ok() {
+        result = sender.send(&tensor(0, 1 << 20), body.clone()).await;
+    }
+    assert_eq!(result, Err(LinkError::Abandoned));
+
+    pair.here.send(Message::FetchRecord).unwrap();
+    assert_eq!(pair.there.receive().await, Ok(Message::FetchRecord));
+}
+
+#[tokio::test]
+async fn a_close_tells_the_peer_why_and_at_once() {
+    let pair = World::new().pair().await;
+    pair.here.close("evicted");
+    assert_eq!(pair.there.receive().await, Err(LinkError::Closed { reason: "evicted".into() }));
+    assert_eq!(pair.here.receive().await, Err(LinkError::Ended { reason: "evicted".into() }));
+    assert!(matches!(pair.there.send(Message::Dismiss), Err(LinkError::Closed { .. }) | Ok(())));
+    assert!(matches!(pair.there.bulk().await, Err(LinkError::Closed { .. })));
+    assert!(matches!(pair.there.accept_bulk().await, Err(LinkError::Closed { .. })));
+}
+
+#[tokio::test]
+async fn a_dropped_endpoint_closes_its_links_at_once() {
+    let pair = World::new().pair().await;
+    let (here, there) = pair.endpoints;
+    drop(here);
+    let closed = tokio::time::timeout(Duration::from_secs(1), pair.there.closed()).await;
+    assert!(matches!(closed, Ok(LinkError::Closed { .. })), "{closed:?}");
+    there.close("done").await;
+    assert!(there.accept().await.is_none());
+}
+
+#[tokio::test]
+async fn a_link_that_is_let_go_closes() {
+    let pair = World::new().pair().await;
+    let clone = pair.here.clone();
+    drop(pair.here);
+    clone.send(Message::FetchRecord).unwrap();
+    assert_eq!(pair.there.receive().await, Ok(Message::FetchRecord));
+    drop(clone);
+    assert!(matches!(pair.there.receive().await, Err(LinkError::Closed { .. })));
+}
+
+#[tokio::test]
+async fn a_finished_link_loses_no_message() {
+    let pair = World::new().pair().await;
+    let messages = [Message::FetchRecord, large_record(3 << 20), Message::Dismiss];
+    for message in &messages {
+        pair.here.send(message.clone()).unwrap();
+    }
+    pair.here.finish().await;
+    assert_eq!(pair.endpoints.1.stats().refused_peers, 0);
+    for message in messages {
+        assert!(pair.there.receive().await.unwrap() == message);
+    }
+    assert!(matches!(pair.there.receive().await, Err(LinkError::Closed { .. })));
+}
+
+#[tokio::test]
+async fn another_node_than_the_expected_one_is_refused() {
+    let world = World::new();
+    let (here, there) = (world.worker("worker-1"), world.worker("worker-2"));
+    let wrong = [
+        Expected::Role(Role::Coordinator),
+        Expected::Node(Identity { role: Role::Worker, name: name("worker-3") }),
+        Expected::Node(Identity { role: Role::Operator, name: name("worker-2") }),
+    ];
+    for expected in &wrong {
+        let error = here.connect(there.local_address(), expected).await.err().unwrap();
+        assert!(matches!(error, ConnectError::Stranger { .. }), "{error}");
+    }
+    let right = Identity { role: Role::Worker, name: name("worker-2") };
+    for expected in [Expected::Anyone, Expected::Role(Role::Worker), Expected::Node(right)] {
+        here.connect(there.local_address(), &expected).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_node_of_another_cluster_is_refused_on_both_sides() {
+    let (here, there) = (World::new().worker("worker-1"), World::new().worker("worker-1"));
+    let error = here.connect(there.local_address(), &Expected::Anyone).await.err().unwrap();
+    assert!(matches!(error, ConnectError::Foreign { .. }), "{error}");
+    while there.stats().failed_handshakes == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_refused_in_words() {
+    let world = World::new();
+    let (valid, name) = (world.worker("worker-2"), name("worker-1"));
+    let identity = Identity { role: Role::Worker, name };
+    let expired = world.authority.issue(&identity, Duration::ZERO).unwrap();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let expired = Endpoint::bind(loopback(), &expired, settings(), None).unwrap();
+    for (from, to) in [(&expired, &valid), (&valid, &expired)] {
+        let error = from.connect(to.local_address(), &Expected::Anyone).await.err().unwrap();
+        assert!(matches!(error, ConnectError::Expired { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn where_nobody_listens_nobody_answers() {
+    let world = World::new();
+    let silent = std::net::UdpSocket::bind(loopback()).unwrap();
+    let quick = Settings { handshake_timeout: Duration::from_millis(200), ..settings() };
+    let credentials = world.credentials(Role::Worker, "worker-1");
+    let here = Endpoint::bind(loopback(), &credentials, quick, None).unwrap();
+    let address = silent.local_addr().unwrap();
+    let error = here.connect(address, &Expected::Anyone).await.err().unwrap();
+    assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_silent_peer_is_lost_after_the_idle_time_out() {
+    let world = World::new();
+    let impatient = Settings {
+        idle_timeout: Duration::from_millis(300),
+        keep_alive: Duration::from_millis(100),
+        ..settings()
+    };
+    let credentials = world.credentials(Role::Worker, "worker-1");
+    let here = Endpoint::bind(loopback(), &credentials, impatient, None).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+    let peer = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let endpoint = world.worker("worker-2");
+            tell.send(endpoint.local_address()).unwrap();
+            let _link = endpoint.accept().await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let _ = frozen.recv(); // stops the runtime's only thread, as SIGSTOP would
+        });
+    });
+    let link = here.connect(told.recv().unwrap(), &Expected::Anyone).await.unwrap();
+    assert!(matches!(link.receive().await, Err(LinkError::Lost { .. })));
+    drop(thaw);
+    peer.join().unwrap();
+}
+
+#[tokio::test]
+async fn settings_that_cannot_be_are_refused() {
+    let credentials = World::new().credentials(Role::Worker, "worker-1");
+    let wrong = [
+        Settings { largest_mtu: 9000, ..settings() },
+        Settings { initial_mtu: 1200, guaranteed_mtu: 1300, ..settings() },
+        Settings { keep_alive: Duration::from_secs(3), ..settings() },
+        Settings { peers: 0, ..settings() },
+        Settings { control_queue: 0, ..settings() },
+    ];
+    for settings in wrong {
+        assert!(Endpoint::bind(loopback(), &credentials, settings, None).is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_table_of_links_holds_the_newest_of_each_name() {
+    let world = World::new();
+    let (one, two, centre) = (world.worker("a"), world.worker("b"), world.worker("centre"));
+    let links = Links::default();
+    let (_, older) = link(&two, &centre).await;
+    let (_kept, other) = link(&one, &centre).await;
+    let (_held, newer) = link(&two, &centre).await;
+    for link in [&older, &other, &newer] {
+        links.insert(link.clone());
+    }
+    assert!(matches!(
+        older.receive().await,
+        Err(LinkError::Ended { .. } | LinkError::Closed { .. })
+    ));
+    let names: Vec<_> = links.all().iter().map(|l| l.identity().name.to_string()).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert!(!links.remove(&older) && links.to(&name("b")).is_some());
+    assert!(links.remove(&newer) && links.to(&name("b")).is_none());
+}

@@ -1,0 +1,8 @@
+//! What nodes say to each other, who may say it, and what becomes of those who may not.
+
+mod codec;
+mod enrolment;
+mod hostile;
+mod identity;
+mod links;
+mod support;

@@ -1,0 +1,144 @@
+//! A small world: one authority, endpoints on loopback, and a peer that speaks raw QUIC.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use everstep_transport::identity::{Authority, Credentials, Identity, NODE_LIFETIME, Role};
+use everstep_transport::protocol::{ALPN, NodeName};
+use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
+use quinn::crypto::rustls::QuicClientConfig;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+
+pub struct World {
+    pub authority: Arc<Authority>,
+}
+
+pub fn name(name: &str) -> NodeName {
+    NodeName::parse(name).expect("a valid name")
+}
+
+pub fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+pub fn settings() -> Settings {
+    Settings::for_address(loopback().ip())
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self { authority: Arc::new(Authority::create().unwrap()) }
+    }
+
+    pub fn credentials(&self, role: Role, node: &str) -> Credentials {
+        self.authority.issue(&Identity { role, name: name(node) }, NODE_LIFETIME).unwrap()
+    }
+
+    pub fn worker(&self, node: &str) -> Endpoint {
+        let credentials = self.credentials(Role::Worker, node);
+        Endpoint::bind(loopback(), &credentials, settings(), None).unwrap()
+    }
+
+    /// Two workers and the link between them: what the first holds, what the second holds.
+    pub async fn pair(&self) -> Pair {
+        let endpoints = (self.worker("worker-1"), self.worker("worker-2"));
+        let (here, there) = link(&endpoints.0, &endpoints.1).await;
+        Pair { here, there, endpoints }
+    }
+}
+
+/// Endpoints close their links when they are dropped, so they are kept here.
+pub struct Pair {
+    pub here: Link,
+    pub there: Link,
+    pub endpoints: (Endpoint, Endpoint),
+}
+
+pub async fn link(from: &Endpoint, to: &Endpoint) -> (Link, Link) {
+    let connected = from.connect(to.local_address(), &Expected::Anyone);
+    let (here, there) = tokio::join!(connected, to.accept());
+    (here.unwrap(), there.unwrap())
+}
+
+/// What a peer without our transport presents.
+pub struct RawPeer {
+    pub credentials: Option<Credentials>,
+    pub protocol: Vec<u8>,
+}
+
+impl RawPeer {
+    /// A node of the cluster that goes on to misbehave.
+    pub fn member(world: &World) -> Self {
+        let credentials = Some(world.credentials(Role::Worker, "rogue"));
+        Self { credentials, protocol: ALPN.to_vec() }
+    }
+
+    pub async fn connect(self, address: SocketAddr) -> Raw {
+        let mut endpoint = quinn::Endpoint::client(loopback()).unwrap();
+        endpoint.set_default_client_config(self.config());
+        let connection = endpoint.connect(address, "everstep").unwrap().await;
+        Raw { connection, _endpoint: endpoint }
+    }
+
+    fn config(self) -> quinn::ClientConfig {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Credulous));
+        let mut config = match self.credentials {
+            Some(own) => builder.with_client_auth_cert(own.chain(), own.key().into()).unwrap(),
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![self.protocol];
+        quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(config).unwrap()))
+    }
+}
+
+/// A raw connection, and the endpoint that keeps it alive.
+pub struct Raw {
+    pub connection: Result<quinn::Connection, quinn::ConnectionError>,
+    _endpoint: quinn::Endpoint,
+}
+
+/// A server's certificate is checked by tests of the transport's own client, not of this one.
+#[derive(Debug)]
+struct Credulous;
+
+impl ServerCertVerifier for Credulous {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        provider.signature_verification_algorithms.supported_schemes()
+    }
+}
