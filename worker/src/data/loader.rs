@@ -1,0 +1,356 @@
+//! Batches filled ahead: a thread that does `load` while the worker computes.
+//!
+//! In goes a plan: from which step on, which data shards. Out come, in that order, each data
+//! shard's micro-batches and the indices that were really filled into them. At most `depth` filled
+//! data shards wait, one more is being filled, and memory given back is filled again.
+//!
+//! This file does not know why plans change, nor what becomes of the batches.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+
+use everstep_kernels::compute::Batch;
+use everstep_transport::protocol::{DataShard, Step};
+
+use super::Dataset;
+use super::sampler::Sampler;
+
+/// The worker's end of the loading thread, which ends soon after this is dropped.
+#[derive(Debug)]
+pub struct Loader {
+    plans: Sender<Plan>,
+    spare: SyncSender<Vec<Batch>>,
+    /// What the current plan has filled; none before the first plan and after an error.
+    filled: Option<Receiver<Filled>>,
+    depth: usize,
+}
+
+/// One data shard of one step.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The step that it is for.
+    pub step: Step,
+    /// The data shard.
+    pub data_shard: DataShard,
+    /// Its `accumulate` micro-batches, of `micro_batch` rows each.
+    pub batches: Vec<Batch>,
+    /// The sample in each row, micro-batch after micro-batch: noted as it was filled.
+    pub samples: Vec<u64>,
+}
+
+/// There is no batch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The data set failed; it would again.
+    #[error("the data set cannot fill sample {index}: {message}")]
+    Fill {
+        /// The sample.
+        index: u64,
+        /// What it panicked with, or what is wrong with the row.
+        message: String,
+    },
+    /// The plan does not lead there: it has passed this place, never had it, or ended in an error.
+    #[error("no plan leads to data shard {data_shard} of step {step}: plan anew")]
+    NotPlanned {
+        /// The step asked for.
+        step: Step,
+        /// The data shard asked for.
+        data_shard: DataShard,
+    },
+}
+
+type Filled = Result<Loaded, LoadError>;
+
+impl Loader {
+    /// Starts the thread. At most `depth` filled data shards will wait for [`Loader::next`].
+    ///
+    /// # Panics
+    ///
+    /// Where the system refuses a thread.
+    pub fn new(dataset: Arc<dyn Dataset>, sampler: Sampler, depth: usize) -> Self {
+        let (plans, planned) = channel();
+        // All that can be out at once: those waiting, and one at each end.
+        let (spare, spares) = sync_channel(depth + 2);
+        let filler = Filler { dataset, sampler, spares };
+        let thread = thread::Builder::new().name("load".into());
+        thread.spawn(move || filler.run(planned)).expect("the system gives a process a thread");
+        Self { plans, spare, filled: None, depth }
+    }
+
+    /// Starts anew: from step `from` on, in every step these data shards in this order. What was
+    /// filled for an older plan is discarded.
+    pub fn plan(&mut self, from: Step, data_shards: Vec<DataShard>) {
+        // With the receiver the older plan ends: its next send fails.
+        self.filled = None;
+        if data_shards.is_empty() {
+            return;
+        }
+        let (filled, receiver) = sync_channel(self.depth);
+        if self.plans.send(Plan { from, data_shards, filled }).is_ok() {
+            self.filled = Some(receiver);
+        }
+    }
+
+    /// Waits for a data shard of the plan, and discards those that the plan has before it.
+    pub fn next(&mut self, step: Step, data_shard: DataShard) -> Result<Loaded, LoadError> {
+        let receiver = self.filled.take();
+        while let Some(filled) = receiver.as_ref().and_then(|filled| filled.recv().ok()) {
+            let loaded = filled?;
+            if (loaded.step, loaded.data_shard) == (step, data_shard) {
+                self.filled = receiver;
+                return Ok(loaded);
+            }
+            if loaded.step > step {
+                break;
+            }
+            self.recycle(loaded.batches);
+        }
+        Err(LoadError::NotPlanned { step, data_shard })
+    }
+
+    /// Gives the memory of computed batches back, to be filled again.
+    pub fn recycle(&self, batches: Vec<Batch>) {
+        // Where there is enough, or no thread any more, the memory is freed.
+        let _ = self.spare.try_send(batches);
+    }
+}
+
+/// What to fill until the receiver of `filled` is gone. There are data shards.
+struct Plan {
+    from: Step,
+    data_shards: Vec<DataShard>,
+    filled: SyncSender<Filled>,
+}
+
+/// The thread's end.
+struct Filler {
+    dataset: Arc<dyn Dataset>,
+    sampler: Sampler,
+    spares: Receiver<Vec<Batch>>,
+}
+
+impl Filler {
+    /// Ends with the loader, which holds the other end of `plans`.
+    fn run(self, plans: Receiver<Plan>) {
+        while let Ok(plan) = plans.recv() {
+            // Only the newest is still waited for.
+            self.follow(plans.try_iter().last().unwrap_or(plan));
+        }
+    }
+
+    /// Fills until nobody waits for it, or it fails.
+    fn follow(&self, Plan { from, data_shards, filled }: Plan) {
+        let mut step = from;
+        loop {
+            for &data_shard in &data_shards {
+                let loaded = self.fill(step, data_shard);
+                let failed = loaded.is_err();
+                if filled.send(loaded).is_err() || failed {
+                    return;
+                }
+            }
+            step = step.next();
+        }
+    }
+
+    fn fill(&self, step: Step, data_shard: DataShard) -> Filled {
+        let shape = self.sampler.batch();
+        let mut batches = self.spares.try_recv().unwrap_or_default();
+        batches.resize_with(shape.accumulate as usize, Batch::default);
+        let mut samples = Vec::with_capacity(shape.shard_samples() as usize);
+        let mut planned = self.sampler.shard_samples(step, data_shard);
+        for batch in &mut batches {
+            batch.clear();
+            for index in planned.by_ref().take(shape.micro_batch as usize) {
+                self.append(index, batch).map_err(|message| LoadError::Fill { index, message })?;
+                samples.push(index);
+            }
+        }
+        Ok(Loaded { step, data_shard, batches, samples })
+    }
+
+    /// Appends one row; an error says what the data set did instead.
+    fn append(&self, index: u64, batch: &mut Batch) -> Result<(), String> {
+        let expected = batch.rows + 1;
+        // A batch left half filled is cleared or dropped; the data set vouches for itself.
+        catch_unwind(AssertUnwindSafe(|| self.dataset.fill(index, batch)))
+            .map_err(|panic| message(&*panic))?;
+        if batch.rows != expected {
+            return Err(format!("the batch has {} rows instead of {expected}", batch.rows));
+        }
+        Ok(())
+    }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let literal = panic.downcast_ref::<&str>().map(|message| message.to_string());
+    literal.or_else(|| panic.downcast_ref().cloned()).unwrap_or_else(|| "a panic".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+    use std::time::Duration;
+
+    use everstep_transport::protocol::run::BatchSpec;
+
+    use super::*;
+
+    const SHAPE: BatchSpec = BatchSpec { data_shards: 4, micro_batch: 3, accumulate: 2 };
+
+    /// 1,000 samples that are their own index; some cannot be filled.
+    struct Numbers {
+        bad: Option<u64>,
+        rowless: Option<u64>,
+    }
+
+    impl Dataset for Numbers {
+        fn len(&self) -> u64 {
+            1_000
+        }
+        fn fingerprint(&self) -> [u8; 32] {
+            [0; 32]
+        }
+        fn fill(&self, index: u64, batch: &mut Batch) {
+            assert!(self.bad != Some(index), "sample {index} is torn");
+            batch.tokens.push(index as u32);
+            batch.rows += usize::from(self.rowless != Some(index));
+        }
+        fn validation_len(&self) -> u64 {
+            0
+        }
+        fn fill_validation(&self, _index: u64, _batch: &mut Batch) {}
+    }
+
+    const GOOD: Numbers = Numbers { bad: None, rowless: None };
+
+    fn sampler() -> Sampler {
+        Sampler::new(1, 1_000, SHAPE)
+    }
+
+    fn loader(dataset: Numbers) -> Loader {
+        Loader::new(Arc::new(dataset), sampler(), 2)
+    }
+
+    fn check(loaded: &Loaded, step: Step, data_shard: DataShard) {
+        let planned: Vec<u64> = sampler().shard_samples(step, data_shard).collect();
+        assert_eq!((loaded.step, loaded.data_shard), (step, data_shard));
+        assert_eq!(loaded.samples, planned);
+        assert!(loaded.batches.iter().all(|batch| batch.rows == 3));
+        let tokens = loaded.batches.iter().flat_map(|batch| &batch.tokens);
+        assert!(tokens.map(|&token| u64::from(token)).eq(planned));
+    }
+
+    #[test]
+    fn batches_come_in_the_order_of_the_plan() {
+        let mut loader = loader(GOOD);
+        loader.plan(Step(5), vec![DataShard(3), DataShard(1)]);
+        for step in (5..40).map(Step) {
+            for data_shard in [3, 1].map(DataShard) {
+                let loaded = loader.next(step, data_shard).expect("a batch");
+                check(&loaded, step, data_shard);
+                loader.recycle(loaded.batches);
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_plan_discards_what_was_filled_for_the_old_one() {
+        let mut loader = loader(GOOD);
+        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.next(Step(1), DataShard(0)).expect("a batch");
+        loader.plan(Step(1), vec![DataShard(2), DataShard(0)]);
+        let loaded = loader.next(Step(1), DataShard(2)).expect("a batch");
+        check(&loaded, Step(1), DataShard(2));
+    }
+
+    #[test]
+    fn a_place_of_the_plan_may_be_skipped() {
+        let mut loader = loader(GOOD);
+        loader.plan(Step(1), vec![DataShard(0), DataShard(1), DataShard(2)]);
+        for (step, data_shard) in [(1, 1), (2, 0), (9, 2)] {
+            let (step, data_shard) = (Step(step), DataShard(data_shard));
+            check(&loader.next(step, data_shard).expect("a batch"), step, data_shard);
+        }
+    }
+
+    #[test]
+    fn what_is_not_planned_is_an_error_until_the_next_plan() {
+        let mut loader = loader(GOOD);
+        let absent = |step, data_shard| {
+            let (step, data_shard) = (Step(step), DataShard(data_shard));
+            Err(LoadError::NotPlanned { step, data_shard })
+        };
+        let mut ask = |plan: Option<Vec<u32>>, step, data_shard| {
+            if let Some(data_shards) = plan {
+                loader.plan(Step(3), data_shards.into_iter().map(DataShard).collect());
+            }
+            loader.next(Step(step), DataShard(data_shard)).map(|loaded| loaded.step)
+        };
+        assert_eq!(ask(None, 1, 0), absent(1, 0));
+        assert_eq!(ask(Some(vec![]), 3, 0), absent(3, 0));
+        assert_eq!(ask(Some(vec![0]), 3, 1), absent(3, 1));
+        assert_eq!(ask(None, 4, 0), absent(4, 0));
+        assert_eq!(ask(Some(vec![0]), 2, 0), absent(2, 0));
+        assert_eq!(ask(Some(vec![0]), 3, 0), Ok(Step(3)));
+    }
+
+    #[test]
+    fn memory_is_filled_again() {
+        let mut loader = loader(GOOD);
+        loader.plan(Step(1), vec![DataShard(0)]);
+        let mut first = loader.next(Step(1), DataShard(0)).expect("a batch");
+        // So that it is known when it comes back; nothing fills features here.
+        first.batches[1].features.reserve(12_345);
+        loader.recycle(first.batches);
+        let again = (2..9).map(Step).any(|step| {
+            let loaded = loader.next(step, DataShard(0)).expect("a batch");
+            check(&loaded, step, DataShard(0));
+            loaded.batches[1].features.capacity() >= 12_345
+        });
+        assert!(again, "the batches did not come back");
+    }
+
+    #[test]
+    fn a_panic_of_the_data_set_is_an_error_with_its_message() {
+        let bad = sampler().sample(Step(2), DataShard(1), 1, 0).index;
+        let mut loader = loader(Numbers { bad: Some(bad), ..GOOD });
+        loader.plan(Step(2), vec![DataShard(0), DataShard(1)]);
+        loader.next(Step(2), DataShard(0)).expect("a batch");
+        let error = loader.next(Step(2), DataShard(1)).expect_err("torn");
+        let message = format!("sample {bad} is torn");
+        assert_eq!(error, LoadError::Fill { index: bad, message });
+
+        loader.plan(Step(3), vec![DataShard(0)]);
+        loader.next(Step(3), DataShard(0)).expect("the thread goes on with another plan");
+    }
+
+    #[test]
+    fn a_row_that_is_not_counted_is_an_error() {
+        let rowless = sampler().sample(Step(1), DataShard(0), 0, 1).index;
+        let mut loader = loader(Numbers { rowless: Some(rowless), ..GOOD });
+        loader.plan(Step(1), vec![DataShard(0)]);
+        let error = loader.next(Step(1), DataShard(0)).expect_err("a row is missing");
+        let message = "the batch has 1 rows instead of 2".to_string();
+        assert_eq!(error, LoadError::Fill { index: rowless, message });
+    }
+
+    #[test]
+    fn the_thread_ends_with_the_loader() {
+        let dataset = Arc::new(GOOD);
+        let held: Weak<Numbers> = Arc::downgrade(&dataset);
+        let mut loader = Loader::new(dataset, sampler(), 2);
+        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.next(Step(1), DataShard(0)).expect("a batch");
+        drop(loader);
+        let gone = (0..1_000).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            held.upgrade().is_none()
+        });
+        assert!(gone, "the thread still holds the data set");
+    }
+}

@@ -1,0 +1,168 @@
+//! Adds the gradients of a worker's data shards up to the subtrees that it sends.
+//!
+//! Input: gradient ranges of one data shard after the other, in whatever order the backward pass
+//! finishes them. Output: for each parameter shard, each subtree's sum as soon as it is final. A
+//! subtree's sum is made along the same tree as everything else, so its bits are those that the
+//! owner would have got from the leaves.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
+use everstep_transport::protocol::{DataShard, Shard};
+
+/// A subtree's sum for one parameter shard.
+#[derive(Clone, Debug)]
+pub struct Final {
+    /// The parameter shard.
+    pub shard: Shard,
+    /// The subtree.
+    pub node: Node,
+    /// Its sum; nobody writes it again.
+    pub sum: Shared,
+}
+
+/// One parameter shard of the data shard that is being computed.
+#[derive(Debug)]
+struct Leaf {
+    values: Buffer,
+    missing: usize,
+}
+
+/// The sums under way.
+#[derive(Debug)]
+pub struct Accumulator {
+    parameters: usize,
+    pool: Pool,
+    tree: Tree,
+    subtrees: Vec<Node>,
+    data_shard: DataShard,
+    leaves: BTreeMap<Shard, Leaf>,
+    sums: BTreeMap<(Node, Shard), Sum>,
+}
+
+impl Accumulator {
+    /// An accumulator for a vector of `parameters`, that has no subtrees yet.
+    pub fn new(parameters: usize, pool: Pool) -> Self {
+        Self {
+            parameters,
+            pool,
+            tree: Tree::new(1),
+            subtrees: Vec::new(),
+            data_shard: DataShard(0),
+            leaves: BTreeMap::new(),
+            sums: BTreeMap::new(),
+        }
+    }
+
+    /// Takes on these subtrees of the tree over `data_shards`; what was under way is forgotten.
+    pub fn plan(&mut self, data_shards: u32, subtrees: Vec<Node>) {
+        self.tree = Tree::new(data_shards);
+        self.subtrees = subtrees;
+        self.leaves.clear();
+        self.sums.clear();
+    }
+
+    /// The ranges that follow are those of `data_shard`.
+    pub fn begin(&mut self, data_shard: DataShard) {
+        assert!(self.leaves.is_empty(), "the data shard before has announced every range");
+        self.data_shard = data_shard;
+    }
+
+    /// Takes a range of the gradient; returns what has become final by it.
+    pub fn add(&mut self, range: Range<usize>, gradient: &[f32]) -> Vec<Final> {
+        let length = reduce::shard_length(self.parameters);
+        let mut finals = Vec::new();
+        let mut start = range.start;
+        while start < range.end {
+            let shard = Shard((start / length) as u32);
+            let whole = reduce::shard_range(self.parameters, shard.0 as usize);
+            let end = whole.end.min(range.end);
+            let values = &gradient[start - range.start..end - range.start];
+            finals.extend(self.add_part(shard, start - whole.start, values));
+            start = end;
+        }
+        finals
+    }
+
+    fn add_part(&mut self, shard: Shard, offset: usize, values: &[f32]) -> Option<Final> {
+        let length = reduce::shard_range(self.parameters, shard.0 as usize).len();
+        let pool = &self.pool;
+        let leaf = self
+            .leaves
+            .entry(shard)
+            .or_insert_with(|| Leaf { values: pool.take(length), missing: length });
+        leaf.values[offset..offset + values.len()].copy_from_slice(values);
+        leaf.missing = leaf.missing.checked_sub(values.len()).expect("each range comes once");
+        if leaf.missing > 0 {
+            return None;
+        }
+        let leaf = self.leaves.remove(&shard)?;
+        self.add_leaf(shard, leaf.values)
+    }
+
+    fn add_leaf(&mut self, shard: Shard, values: Buffer) -> Option<Final> {
+        let leaf = self.data_shard.0;
+        let tree = self.tree;
+        let node = *self.subtrees.iter().find(|node| tree.range(**node).contains(&leaf))?;
+        let pool = self.pool.clone();
+        let length = values.len();
+        let sum =
+            self.sums.entry((node, shard)).or_insert_with(|| Sum::of(node, tree, length, pool));
+        let total = sum
+            .insert(Node::leaf(leaf), Operand::Owned(values))
+            .expect("a data shard of the plan is computed once a step")?;
+        self.sums.remove(&(node, shard));
+        Some(Final { shard, node, sum: total.into_shared() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const PARAMETERS: usize = 2_500;
+
+    fn gradient(leaf: u32) -> Vec<f32> {
+        (0..PARAMETERS).map(|i| ((i as f32) * 0.37 + leaf as f32 * 1.71).sin()).collect()
+    }
+
+    /// The sum of `node`, by the definition.
+    fn reference(tree: Tree, node: Node) -> Vec<f32> {
+        match tree.children(node) {
+            None => gradient(node.index),
+            Some([left, right]) => {
+                let (left, right) = (reference(tree, left), reference(tree, right));
+                left.iter().zip(right).map(|(a, b)| a + b).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn subtrees_are_final_when_their_last_range_is() {
+        let tree = Tree::new(6);
+        let mine = BTreeSet::from([1, 2, 3, 4, 5]);
+        let subtrees = tree.subtrees(&mine);
+        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+        accumulator.plan(6, subtrees.clone());
+        let mut found = BTreeMap::new();
+        for leaf in &mine {
+            accumulator.begin(DataShard(*leaf));
+            let values = gradient(*leaf);
+            for range in [1_500..PARAMETERS, 0..700, 700..1_500] {
+                for part in accumulator.add(range.clone(), &values[range]) {
+                    let repeated = found.insert((part.node, part.shard), part.sum.to_vec());
+                    assert!(repeated.is_none(), "a part is final once");
+                }
+            }
+        }
+        for node in subtrees {
+            let parts = (0..reduce::shard_count(PARAMETERS) as u32).map(Shard);
+            let whole: Vec<f32> = parts.flat_map(|shard| found[&(node, shard)].clone()).collect();
+            assert_eq!(whole, reference(tree, node));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Builds a run's model and data, and states what they are.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use everstep_kernels::buffer::Pool;
+use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::layout::{Init, Layout};
+use everstep_kernels::reduce;
+use everstep_transport::protocol::message::{Fingerprint, Registration};
+use everstep_transport::protocol::{DataShard, Encoding, RunSpec, Step};
+
+use super::model_file::ModelFile;
+use super::{Device, Parts};
+use crate::data::Dataset;
+use crate::data::loader::Loader;
+use crate::data::sampler::Sampler;
+use crate::optimize;
+use crate::registry::Registry;
+use crate::step::event::Built;
+
+/// What a worker knows of itself.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Drawn once per incarnation.
+    pub incarnation: u64,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Where the model goes, if this worker is to write it.
+    pub dir: Option<PathBuf>,
+    /// See [`Parts::overlap`].
+    pub overlap: bool,
+}
+
+/// Data shards that are loaded ahead.
+const PREFETCH: usize = 2;
+
+/// Builds the device of a run. Errors are in words for the user.
+pub fn build(
+    registry: &Registry,
+    run: &RunSpec,
+    place: &Place,
+    pool: Pool,
+) -> Result<(Device, Built), String> {
+    optimize::optimizer(run).map_err(|error| error.to_string())?;
+    let mut compute = registry.build_model(run).map_err(|error| error.to_string())?;
+    let dataset = registry.build_dataset(run).map_err(|error| error.to_string())?;
+    if dataset.is_empty() {
+        return Err("the data set is empty: there is nothing to train on".into());
+    }
+    let layout = compute.layout().clone();
+    if layout.count() == 0 {
+        return Err("the model has no parameters".into());
+    }
+    load_initial(run, compute.as_mut());
+    let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
+    let batch = first_batch(run, &sampler, dataset.as_ref());
+    let registration = Registration {
+        incarnation: place.incarnation,
+        address: place.address,
+        fingerprint: fingerprint(run, &layout, dataset.as_ref()),
+        probe: probe(compute.as_mut(), &batch)?,
+    };
+    let targets = batch.targets.len().max(batch.rows) as u64;
+    let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
+    let built = Built { registration, tokens_per_step: targets * batches };
+    let file = place.dir.as_ref().map(|dir| dir.join("model.safetensors"));
+    let parts = Parts {
+        run: run.clone(),
+        model_file: file.map(|path| ModelFile::new(&path, &layout, &run.model)),
+        compute,
+        loader: Loader::new(dataset.clone(), sampler, PREFETCH),
+        dataset,
+        pool,
+        overlap: place.overlap,
+    };
+    Ok((Device::new(parts), built))
+}
+
+/// The initial parameters, rounded as all later ones will be.
+fn load_initial(run: &RunSpec, compute: &mut dyn Compute) {
+    let parameters = compute.layout().count();
+    for range in shards(parameters) {
+        let mut values = vec![0.0; range.len()];
+        compute.layout().init(run.seed, range.clone(), &mut values);
+        if run.all_gather == Encoding::Bf16 {
+            reduce::round_bf16(&mut values);
+        }
+        compute.load(range.start, &values);
+    }
+}
+
+fn shards(parameters: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..reduce::shard_count(parameters)).map(move |shard| reduce::shard_range(parameters, shard))
+}
+
+/// The first micro-batch of the run.
+fn first_batch(run: &RunSpec, sampler: &Sampler, dataset: &dyn Dataset) -> Batch {
+    let mut batch = Batch::default();
+    let samples = sampler.shard_samples(Step(1), DataShard(0));
+    for index in samples.take(run.batch.micro_batch as usize) {
+        dataset.fill(index, &mut batch);
+    }
+    batch
+}
+
+fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerprint {
+    let mut model = blake3::Hasher::new();
+    model.update(run.model.kind.as_bytes());
+    for tensor in layout.tensors() {
+        model.update(tensor.name.as_bytes());
+        model.update(&[0, u8::from(tensor.decay)]);
+        for size in &tensor.shape {
+            model.update(&(*size as u64).to_le_bytes());
+        }
+        match tensor.init {
+            Init::Constant(value) => model.update(&[1]).update(&value.to_le_bytes()),
+            Init::Normal { deviation } => model.update(&[2]).update(&deviation.to_le_bytes()),
+        };
+    }
+    Fingerprint {
+        model: *model.finalize().as_bytes(),
+        data: dataset.fingerprint(),
+        parameters: layout.count() as u64,
+        shards: reduce::shard_count(layout.count()) as u32,
+        samples: dataset.len(),
+    }
+}
+
+/// A digest of the first micro-batch's loss and gradient: machines that get the same bits here are
+/// taken to get them in every step.
+fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, String> {
+    let mut collect = Collect::default();
+    let pass = Pass { first: true, last: true, scale: 1.0 };
+    let loss = compute
+        .gradient(batch, pass, &mut collect)
+        .map_err(|error| format!("the first micro-batch fails: {error}"))?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&loss.to_le_bytes());
+    for values in collect.gradient.chunks(4096) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        hasher.update(&bytes);
+    }
+    let digest = hasher.finalize();
+    Ok(u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes")))
+}

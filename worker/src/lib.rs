@@ -1,0 +1,12 @@
+//! One worker: its data, its step, its exchange with the other members.
+//!
+//! [`step`] decides, as pure state machines. [`device`] computes, on a thread of its own. [`data`]
+//! fills batches. [`daemon`] is the shell that carries events in and effects out, over QUIC.
+//! [`registry`] says what `kind` means.
+
+pub mod daemon;
+pub mod data;
+pub mod device;
+pub mod optimize;
+pub mod registry;
+pub mod step;

@@ -1,0 +1,113 @@
+//! Models and data sets by name: what `kind` in a run specification means.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use everstep_kernels::compute::Compute;
+use everstep_transport::protocol::RunSpec;
+
+use crate::data::Dataset;
+
+type BuildModel = Box<dyn Fn(&RunSpec) -> Result<Box<dyn Compute>, String> + Send + Sync>;
+type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + Send + Sync>;
+
+/// The models and data sets that a program can train.
+///
+/// Every process of a cluster runs the same program, so all of them know the same names.
+#[derive(Default)]
+pub struct Registry {
+    models: BTreeMap<String, BuildModel>,
+    datasets: BTreeMap<String, BuildDataset>,
+}
+
+/// A run names a model or a data set that this program does not have, or cannot build.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// Nothing is registered under the name.
+    #[error("there is no {what} named \"{name}\"; this program has {known}")]
+    Unknown {
+        /// `model` or `data set`.
+        what: &'static str,
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// It is registered, but this run's values do not suit it.
+    #[error("cannot build the {what} \"{name}\": {reason}")]
+    Build {
+        /// `model` or `data set`.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Registry {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers a model under a name.
+    pub fn model<F>(mut self, name: &str, build: F) -> Self
+    where
+        F: Fn(&RunSpec) -> Result<Box<dyn Compute>, String> + Send + Sync + 'static,
+    {
+        self.models.insert(name.to_string(), Box::new(build));
+        self
+    }
+
+    /// Registers a data set under a name.
+    pub fn dataset<F>(mut self, name: &str, build: F) -> Self
+    where
+        F: Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + Send + Sync + 'static,
+    {
+        self.datasets.insert(name.to_string(), Box::new(build));
+        self
+    }
+
+    /// Whether a data set of this name is registered.
+    pub fn has_dataset(&self, name: &str) -> bool {
+        self.datasets.contains_key(name)
+    }
+
+    /// Builds the run's model.
+    pub fn build_model(&self, run: &RunSpec) -> Result<Box<dyn Compute>, RegistryError> {
+        let name = &run.model.kind;
+        build("model", name, self.models.get(name), self.models.keys(), |make| make(run))
+    }
+
+    /// Builds the run's data set.
+    pub fn build_dataset(&self, run: &RunSpec) -> Result<Arc<dyn Dataset>, RegistryError> {
+        let name = &run.data.kind;
+        build("data set", name, self.datasets.get(name), self.datasets.keys(), |make| make(run))
+    }
+}
+
+fn build<'a, F, T>(
+    what: &'static str,
+    name: &str,
+    found: Option<&F>,
+    known: impl Iterator<Item = &'a String>,
+    make: impl FnOnce(&F) -> Result<T, String>,
+) -> Result<T, RegistryError> {
+    let name = name.to_string();
+    let Some(found) = found else {
+        let known = known.map(String::as_str).collect::<Vec<_>>().join(", ");
+        return Err(RegistryError::Unknown { what, name, known });
+    };
+    make(found).map_err(|reason| RegistryError::Build { what, name, reason })
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry")
+            .field("models", &self.models.keys())
+            .field("datasets", &self.datasets.keys())
+            .finish()
+    }
+}

@@ -1,0 +1,140 @@
+//! The votes of one step, as the step leader counts them.
+//!
+//! A step commits when every member has voted, the votes together cover every data shard and every
+//! parameter shard exactly once, and the owners of each shard agree on the digest of its version
+//! before the step. Norm and loss are added in index order, so they do not depend on who voted
+//! when or who owns what.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::step::Contribution;
+use everstep_transport::protocol::{DataShard, Prepared, Shard, Step, WorkerId};
+
+use super::plan::Plan;
+
+/// The votes that are in.
+#[derive(Debug)]
+pub struct Ballot {
+    step: Step,
+    /// The run is over: the votes are empty, and only say that the step before has settled.
+    empty: bool,
+    votes: BTreeMap<WorkerId, Prepared>,
+}
+
+/// A vote that does not count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VoteError {
+    /// Of another step, or of no member.
+    #[error("a vote of worker {0} that nobody asked for")]
+    Stray(WorkerId),
+    /// The member has voted already.
+    #[error("a second vote of worker {0}")]
+    Repeated(WorkerId),
+    /// The vote is not what the plan assigns to the member.
+    #[error("a vote of worker {0} that does not match its assignment")]
+    Mismatch(WorkerId),
+}
+
+/// Two owners hold different bits of one version of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("workers {first} and {second} hold different bits of parameter shard {shard}")]
+pub struct Diverged {
+    /// The shard.
+    pub shard: Shard,
+    /// One owner.
+    pub first: WorkerId,
+    /// Another.
+    pub second: WorkerId,
+}
+
+/// All votes of a step, counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tally {
+    /// Global norm of the gradient.
+    pub norm: f64,
+    /// Mean loss.
+    pub loss: f64,
+    /// Compute of the slowest member, seconds.
+    pub compute_seconds: f64,
+    /// The samples that each data shard contains, in index order.
+    pub samples: Vec<(DataShard, Vec<u64>)>,
+}
+
+impl Ballot {
+    /// No votes yet on `step`, or, after the last step, on `empty` ones.
+    pub fn new(step: Step, empty: bool) -> Self {
+        Self { step, empty, votes: BTreeMap::new() }
+    }
+
+    /// The step voted on.
+    pub fn step(&self) -> Step {
+        self.step
+    }
+
+    /// Takes a vote. What is refused changes nothing.
+    pub fn cast(&mut self, plan: &Plan, from: WorkerId, vote: Prepared) -> Result<(), VoteError> {
+        if vote.step != self.step || vote.generation != plan.generation() {
+            return Err(VoteError::Stray(from));
+        }
+        if self.votes.contains_key(&from) {
+            return Err(VoteError::Repeated(from));
+        }
+        let rank = plan.record().rank(from).ok_or(VoteError::Stray(from))?;
+        let owned = plan.record().owned_by(rank);
+        let digests = vote.digests.iter().map(|(shard, _)| *shard);
+        if !digests.eq(owned.iter().map(|(shard, _)| *shard)) {
+            return Err(VoteError::Mismatch(from));
+        }
+        let primaries = owned.iter().filter(|(_, primary)| *primary).map(|(shard, _)| *shard);
+        let squares = vote.squares.iter().map(|(shard, _)| *shard);
+        let computed = vote.contributions.iter().map(|part| part.data_shard);
+        let matches = if self.empty {
+            vote.squares.is_empty() && vote.contributions.is_empty()
+        } else {
+            let assigned = plan.record().member(rank).data_shards.iter().copied();
+            squares.eq(primaries) && computed.eq(assigned)
+        };
+        if !matches {
+            return Err(VoteError::Mismatch(from));
+        }
+        self.votes.insert(from, vote);
+        Ok(())
+    }
+
+    /// Whether every member has voted.
+    pub fn is_complete(&self, plan: &Plan) -> bool {
+        self.votes.len() == plan.record().members.len()
+    }
+
+    /// Compares the owners' digests (invariants I3 and I19).
+    pub fn agree(&self) -> Result<(), Diverged> {
+        let mut known: BTreeMap<Shard, (WorkerId, u64)> = BTreeMap::new();
+        for (worker, vote) in &self.votes {
+            for (shard, digest) in &vote.digests {
+                let (first, expected) = *known.entry(*shard).or_insert((*worker, *digest));
+                if expected != *digest {
+                    return Err(Diverged { shard: *shard, first, second: *worker });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the votes of a complete ballot.
+    pub fn tally(&self) -> Tally {
+        let votes = self.votes.values();
+        let mut squares: Vec<_> = votes.clone().flat_map(|vote| &vote.squares).collect();
+        squares.sort_by_key(|(shard, _)| *shard);
+        let mut parts: Vec<&Contribution> =
+            votes.clone().flat_map(|vote| &vote.contributions).collect();
+        parts.sort_by_key(|part| part.data_shard);
+        Tally {
+            norm: squares.iter().map(|(_, sum)| sum).sum::<f64>().sqrt(),
+            loss: parts.iter().map(|part| part.loss).sum::<f64>() / parts.len() as f64,
+            compute_seconds: votes.map(|vote| vote.compute_seconds).fold(0.0, f64::max),
+            samples: parts.iter().map(|part| (part.data_shard, part.samples.clone())).collect(),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What a generation's record means for one member: who sends what to whom.
+//!
+//! Input: the record, the worker, the number of parameters and data shards. Output: answers, all
+//! pure. The plan is also the gate: a piece that it does not expect is refused.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use everstep_kernels::reduce::{self, Node, Tree};
+use everstep_transport::protocol::generation::RecordError;
+use everstep_transport::protocol::{DataShard, Generation, Rank, Record, Shard, WorkerId};
+
+/// A member's view of its generation.
+#[derive(Debug)]
+pub struct Plan {
+    record: Record,
+    worker: WorkerId,
+    rank: Rank,
+    parameters: usize,
+    tree: Tree,
+    /// The subtrees that each rank sends, in rank order.
+    subtrees: Vec<BTreeSet<Node>>,
+    /// The shards that this member owns, each with whether it is primary.
+    owned: BTreeMap<Shard, bool>,
+}
+
+/// A record that this worker cannot take part in.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The record contradicts itself.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The worker is not listed.
+    #[error("worker {worker} is not a member of generation {generation}")]
+    NotMember {
+        /// The worker.
+        worker: WorkerId,
+        /// The generation.
+        generation: Generation,
+    },
+}
+
+impl Plan {
+    /// The plan of `worker` in `record`, for a model of `parameters` and a batch of `data_shards`.
+    pub fn new(
+        record: Record,
+        worker: WorkerId,
+        parameters: usize,
+        data_shards: u32,
+    ) -> Result<Self, PlanError> {
+        record.validate(data_shards, reduce::shard_count(parameters) as u32)?;
+        let generation = record.number;
+        let rank = record.rank(worker).ok_or(PlanError::NotMember { worker, generation })?;
+        let tree = Tree::new(data_shards);
+        let subtrees = record
+            .members
+            .iter()
+            .map(|member| {
+                let leaves = member.data_shards.iter().map(|shard| shard.0).collect();
+                tree.subtrees(&leaves).into_iter().collect()
+            })
+            .collect();
+        let owned = record.owned_by(rank).into_iter().collect();
+        Ok(Self { record, worker, rank, parameters, tree, subtrees, owned })
+    }
+
+    /// The record.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The generation's number.
+    pub fn generation(&self) -> Generation {
+        self.record.number
+    }
+
+    /// This member.
+    pub fn worker(&self) -> WorkerId {
+        self.worker
+    }
+
+    /// Its rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Whether this member is the step leader.
+    pub fn leads(&self) -> bool {
+        self.rank == Rank(0)
+    }
+
+    /// The tree over the data shards.
+    pub fn tree(&self) -> Tree {
+        self.tree
+    }
+
+    /// The data shards that this member computes.
+    pub fn data_shards(&self) -> &[DataShard] {
+        &self.record.member(self.rank).data_shards
+    }
+
+    /// The subtrees that this member sends.
+    pub fn subtrees(&self) -> impl Iterator<Item = Node> {
+        self.subtrees[self.rank.0 as usize].iter().copied()
+    }
+
+    /// The shards that this member owns, ascending, each with whether it is primary.
+    pub fn owned(&self) -> &BTreeMap<Shard, bool> {
+        &self.owned
+    }
+
+    /// How many parameter shards there are.
+    pub fn shards(&self) -> u32 {
+        self.record.shards()
+    }
+
+    /// The elements of a parameter shard.
+    pub fn length(&self, shard: Shard) -> usize {
+        reduce::shard_range(self.parameters, shard.0 as usize).len()
+    }
+
+    /// The other members.
+    pub fn others(&self) -> impl Iterator<Item = WorkerId> {
+        self.record.members.iter().map(|member| member.worker).filter(|other| *other != self.worker)
+    }
+
+    /// The primary of a shard.
+    pub fn primary(&self, shard: Shard) -> WorkerId {
+        self.id(self.record.owners_of(shard)[0])
+    }
+
+    /// The backups of a shard.
+    pub fn backups(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
+        self.record.owners_of(shard)[1..].iter().map(|rank| self.id(*rank))
+    }
+
+    /// The members that get a shard's new parameters from its primary: all but its owners. The
+    /// order begins after this member's own rank, so that not all primaries send to one at once.
+    pub fn gatherers(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
+        let owners = self.record.owners_of(shard);
+        let world = self.record.world_size();
+        (1..world)
+            .map(move |k| Rank((self.rank.0 + k) % world))
+            .filter(|rank| !owners.contains(rank))
+            .map(|rank| self.id(rank))
+    }
+
+    /// Whether `from` sends this member the partial of `node` for `shard`.
+    pub fn expects_partial(&self, from: WorkerId, shard: Shard, node: Node) -> bool {
+        let primary = self.owned.get(&shard) == Some(&true);
+        let rank = self.record.rank(from).filter(|rank| *rank != self.rank);
+        primary && rank.is_some_and(|rank| self.subtrees[rank.0 as usize].contains(&node))
+    }
+
+    /// Whether `from` sends this member the reduced gradient of `shard`.
+    pub fn expects_reduced(&self, from: WorkerId, shard: Shard) -> bool {
+        self.owned.get(&shard) == Some(&false) && self.primary(shard) == from
+    }
+
+    /// Whether `from` sends this member the new parameters of `shard`.
+    pub fn expects_parameters(&self, from: WorkerId, shard: Shard) -> bool {
+        shard.0 < self.shards() && !self.owned.contains_key(&shard) && self.primary(shard) == from
+    }
+
+    /// Whether `from` sends this member the master weights of `shard` at the end.
+    pub fn expects_master(&self, from: WorkerId, shard: Shard) -> bool {
+        let known = shard.0 < self.shards();
+        known && self.leads() && from != self.worker && self.primary(shard) == from
+    }
+
+    fn id(&self, rank: Rank) -> WorkerId {
+        self.record.member(rank).worker
+    }
+}
