@@ -5,8 +5,8 @@
 //! the node's [`Credentials`]. A node that has none yet holds a [`JoinToken`] and exchanges it for
 //! credentials by [`Enrolment`].
 //!
-//! This module knows no sockets and no cluster: [`crate::quic`] carries these proofs, and whether an
-//! identity may take part in a run is the coordinator's to decide.
+//! This module knows no sockets and no cluster: [`crate::quic`] carries these proofs, and whether
+//! an identity may take part in a run is the coordinator's to decide.
 
 mod authority;
 mod credentials;

@@ -6,8 +6,8 @@
 //! - *bidirectional* streams carry control messages. The acceptor opens the first one, the lane;
 //!   every further one carries a single message too large for the lane, announced there, so that
 //!   messages arrive in the order in which they were sent;
-//! - *unidirectional* streams carry chunks ([`BulkSender`], [`BulkReceiver`]): header, body, header,
-//!   body, to the end of the stream.
+//! - *unidirectional* streams carry chunks ([`BulkSender`], [`BulkReceiver`]): header, body,
+//!   header, body, to the end of the stream.
 //!
 //! In: messages and chunks of [`crate::protocol`]. Out: the same, validated; or a typed error. A
 //! peer that sends what no honest node would send loses its connection, and only that.

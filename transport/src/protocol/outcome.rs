@@ -3,6 +3,7 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
@@ -182,4 +183,58 @@ pub struct Update {
     pub bitwise: bool,
     /// How the run stands.
     pub outcome: Outcome,
+}
+
+/// The state hash of a complete run: BLAKE3 over its last step (u64, little-endian) and the digest
+/// of every parameter shard, in shard order.
+///
+/// It does not depend on who owned what, so it is the same for any number of workers. `None` where
+/// the results are not those of one state: two owners of a shard disagree, or a shard is missing
+/// between others.
+pub fn state_hash(steps: u64, results: &[WorkerResult]) -> Option<[u8; 32]> {
+    let mut digests = BTreeMap::new();
+    for (shard, digest) in results.iter().flat_map(|result| &result.digests) {
+        if digests.insert(shard, digest).is_some_and(|other| other != digest) {
+            return None;
+        }
+    }
+    let (Shard(last), _) = digests.last_key_value()?;
+    let whole = *last as usize + 1 == digests.len();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&steps.to_le_bytes());
+    for digest in digests.values() {
+        hasher.update(digest.as_slice());
+    }
+    whole.then(|| *hasher.finalize().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(digests: &[(u32, u8)]) -> WorkerResult {
+        let digests = digests.iter().map(|(shard, byte)| (Shard(*shard), [*byte; 32])).collect();
+        WorkerResult { digests, ..WorkerResult::default() }
+    }
+
+    #[test]
+    fn the_state_hash_does_not_depend_on_who_owns_what() {
+        let alone = state_hash(3, &[result(&[(0, 7), (1, 8), (2, 9)])]);
+        assert!(alone.is_some());
+        let shared = [result(&[(1, 8), (2, 9)]), result(&[(0, 7), (2, 9)])];
+        assert_eq!(state_hash(3, &shared), alone);
+        assert_ne!(state_hash(4, &shared), alone);
+    }
+
+    #[test]
+    fn results_that_are_not_of_one_state_have_no_hash() {
+        for results in [
+            vec![],
+            vec![result(&[])],
+            vec![result(&[(0, 7)]), result(&[(0, 8)])],
+            vec![result(&[(0, 7), (2, 9)])],
+        ] {
+            assert_eq!(state_hash(3, &results), None);
+        }
+    }
 }

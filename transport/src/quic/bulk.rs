@@ -87,8 +87,8 @@ impl BulkReceiver {
     /// read or skipped before the next header. Cancel-safe.
     ///
     /// # Errors
-    /// [`LinkError::Abandoned`] when the sender gave the stream up; [`LinkError::Refused`] for bytes
-    /// that are no header, whereupon the link is closed; else the link is gone.
+    /// [`LinkError::Abandoned`] when the sender gave the stream up; [`LinkError::Refused`] for
+    /// bytes that are no header, whereupon the link is closed; else the link is gone.
     pub async fn header(&mut self) -> Result<Option<Chunk>, LinkError> {
         while self.filled < HEADER_BYTES {
             match self.piece(HEADER_BYTES - self.filled).await? {

@@ -1,7 +1,7 @@
 //! An endpoint: one UDP port that listens and connects.
 //!
-//! In: credentials, and peers from outside. Out: [`Link`]s whose handshake is done and whose peer is
-//! known. A handshake that fails costs nobody else anything: it is counted and logged.
+//! In: credentials, and peers from outside. Out: [`Link`]s whose handshake is done and whose peer
+//! is known. A handshake that fails costs nobody else anything: it is counted and logged.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -82,8 +82,8 @@ pub enum BindError {
 }
 
 impl Endpoint {
-    /// Listens on `listen` (port 0: any free port). With an `enrolment`, nodes without a certificate
-    /// may connect to enrol, and for nothing else.
+    /// Listens on `listen` (port 0: any free port). With an `enrolment`, nodes without a
+    /// certificate may connect to enrol, and for nothing else.
     ///
     /// # Errors
     /// [`BindError`].

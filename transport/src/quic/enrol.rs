@@ -19,8 +19,8 @@ use crate::protocol::NodeName;
 /// Binds the proof to one TLS session (RFC 8446, section 7.5).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
 
-/// Exchanges a join token for the credentials of the worker `name`, at a coordinator that listens on
-/// `address`.
+/// Exchanges a join token for the credentials of the worker `name`, at the coordinator that listens
+/// on `address`.
 ///
 /// # Errors
 /// [`EnrolError`], in words for the user.
@@ -52,11 +52,11 @@ pub async fn enrol(
     let enrolled = timeout(settings.handshake_timeout, attempt).await;
     let enrolled = enrolled.unwrap_or(Err(ConnectError::NoAnswer { address }.into()));
     endpoint.close(CLOSED, b"");
-    let _ = timeout(Duration::from_millis(100), endpoint.wait_idle()).await; // a courtesy to the peer
+    let _ = timeout(Duration::from_millis(100), endpoint.wait_idle()).await; // a courtesy
     enrolled
 }
 
-/// Answers the request that arrives on a connection without a certificate. Returns whom it admitted.
+/// Answers the request on a connection without a certificate. Returns whom it admitted.
 pub(super) async fn serve(
     enrolment: &Enrolment,
     connection: &Connection,

@@ -1,7 +1,7 @@
 //! What can go wrong on the way to a link and on a link.
 //!
-//! The words of the QUIC library end here: above, an error says who closed, why, and whether it pays
-//! to try again.
+//! The words of the QUIC library end here: above, an error says who closed, why, and whether it
+//! pays to try again.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,6 @@
 //! A link: what two nodes that have proved who they are say to each other.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,6 +171,12 @@ impl Link {
     /// Whether both are handles on the same link.
     pub(super) fn is(&self, other: &Link) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Link({} at {})", self.identity(), self.remote_address())
     }
 }
 

@@ -40,8 +40,8 @@ pub struct Settings {
     pub peers: u32,
     /// Bulk streams that a peer may have open at once.
     ///
-    /// A link's window is the sum of its streams' windows, the control lane's included: streams that
-    /// nobody reads, because their time has not come, never hold up control messages.
+    /// A link's window is the sum of its streams' windows, the control lane's included: streams
+    /// that nobody reads, because their time has not come, never hold up control messages.
     pub bulk_streams: u32,
     /// Round trip assumed before one was measured: rules how soon a lost handshake packet is sent
     /// again.

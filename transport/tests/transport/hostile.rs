@@ -6,7 +6,7 @@ use everstep_transport::identity::{Enrolment, Role};
 use everstep_transport::protocol::{
     ALPN, Chunk, ChunkKind, Encoding, Generation, Message, Shard, Step, exemplars,
 };
-use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, LinkError};
+use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, LinkError, Settings};
 use quinn::{Connection, ConnectionError, SendStream};
 
 use crate::support::{Raw, RawPeer, World, link, loopback, settings};
@@ -184,6 +184,29 @@ async fn a_node_without_a_certificate_is_not_let_in() {
 }
 
 #[tokio::test]
+async fn handshakes_that_stall_are_bounded_and_give_way() {
+    let world = World::new();
+    let enrolment = Enrolment::new(world.authority.clone(), vec![]);
+    let few =
+        Settings { max_handshakes: 2, handshake_timeout: Duration::from_millis(500), ..settings() };
+    let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+    let victim = Endpoint::bind(loopback(), &credentials, few, Some(enrolment)).unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..2 {
+        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/1".to_vec() };
+        silent.push(peer.connect(victim.local_address()).await);
+    }
+    let honest = world.worker("worker-1");
+    let connect = || honest.connect(victim.local_address(), &Expected::Anyone);
+    let error = connect().await.unwrap_err();
+    assert!(matches!(error, ConnectError::Busy { .. }), "{error}");
+    for raw in silent {
+        raw.connection.unwrap().closed().await;
+    }
+    connect().await.unwrap();
+}
+
+#[tokio::test]
 async fn another_version_is_refused_in_words() {
     let world = World::new();
     let victim = world.worker("victim");
@@ -196,7 +219,7 @@ async fn another_version_is_refused_in_words() {
     let server = future_server(&world);
     let address = server.local_addr().unwrap();
     tokio::spawn(async move { server.accept().await.unwrap().await });
-    let error = victim.connect(address, &Expected::Anyone).await.err().unwrap();
+    let error = victim.connect(address, &Expected::Anyone).await.unwrap_err();
     assert!(matches!(error, ConnectError::OtherVersion { .. }), "{error}");
     assert!(error.to_string().contains("everstep/1"), "{error}");
 }

@@ -138,7 +138,9 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_certificate_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+    fn no_bytes_make_the_certificate_reader_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..512),
+    ) {
         prop_assert!(Identity::of(&bytes.into()).is_err());
     }
 }

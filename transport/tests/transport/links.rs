@@ -155,7 +155,8 @@ async fn bodies_that_nobody_reads_hold_up_neither_messages_nor_other_streams() {
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
     pair.here.send(large_record(2 << 20)).unwrap();
-    pair.there.receive().await.unwrap();
+    let received = tokio::time::timeout(Duration::from_secs(20), pair.there.receive()).await;
+    received.expect("messages pass").unwrap();
 
     let sending = async {
         let mut sender = pair.here.bulk().await.unwrap();
@@ -259,7 +260,7 @@ async fn another_node_than_the_expected_one_is_refused() {
         Expected::Node(Identity { role: Role::Operator, name: name("worker-2") }),
     ];
     for expected in &wrong {
-        let error = here.connect(there.local_address(), expected).await.err().unwrap();
+        let error = here.connect(there.local_address(), expected).await.unwrap_err();
         assert!(matches!(error, ConnectError::Stranger { .. }), "{error}");
     }
     let right = Identity { role: Role::Worker, name: name("worker-2") };
@@ -271,7 +272,7 @@ async fn another_node_than_the_expected_one_is_refused() {
 #[tokio::test]
 async fn a_node_of_another_cluster_is_refused_on_both_sides() {
     let (here, there) = (World::new().worker("worker-1"), World::new().worker("worker-1"));
-    let error = here.connect(there.local_address(), &Expected::Anyone).await.err().unwrap();
+    let error = here.connect(there.local_address(), &Expected::Anyone).await.unwrap_err();
     assert!(matches!(error, ConnectError::Foreign { .. }), "{error}");
     while there.stats().failed_handshakes == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -287,7 +288,7 @@ async fn an_expired_certificate_is_refused_in_words() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let expired = Endpoint::bind(loopback(), &expired, settings(), None).unwrap();
     for (from, to) in [(&expired, &valid), (&valid, &expired)] {
-        let error = from.connect(to.local_address(), &Expected::Anyone).await.err().unwrap();
+        let error = from.connect(to.local_address(), &Expected::Anyone).await.unwrap_err();
         assert!(matches!(error, ConnectError::Expired { .. }), "{error}");
     }
 }
@@ -300,7 +301,7 @@ async fn where_nobody_listens_nobody_answers() {
     let credentials = world.credentials(Role::Worker, "worker-1");
     let here = Endpoint::bind(loopback(), &credentials, quick, None).unwrap();
     let address = silent.local_addr().unwrap();
-    let error = here.connect(address, &Expected::Anyone).await.err().unwrap();
+    let error = here.connect(address, &Expected::Anyone).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
 }
 
@@ -330,6 +331,32 @@ async fn a_silent_peer_is_lost_after_the_idle_time_out() {
     assert!(matches!(link.receive().await, Err(LinkError::Lost { .. })));
     drop(thaw);
     peer.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_crowd_of_nodes_is_let_in_in_the_end() {
+    let world = World::new();
+    let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+    let few = Settings { max_handshakes: 4, ..settings() };
+    let centre = Endpoint::bind(loopback(), &credentials, few, None).unwrap();
+    let address = centre.local_address();
+    let mut crowd = tokio::task::JoinSet::new();
+    for number in 0..24 {
+        let node = world.worker(&format!("worker-{number}"));
+        crowd.spawn(async move {
+            loop {
+                match node.connect(address, &Expected::Anyone).await {
+                    Err(ConnectError::Busy { .. }) => tokio::task::yield_now().await,
+                    other => return other.map(|link| (node, link)),
+                }
+            }
+        });
+    }
+    let mut met = Vec::new();
+    while met.len() < 24 {
+        met.push(centre.accept().await.unwrap());
+    }
+    assert!(crowd.join_all().await.iter().all(Result::is_ok));
 }
 
 #[tokio::test]
@@ -364,6 +391,6 @@ async fn a_table_of_links_holds_the_newest_of_each_name() {
     ));
     let names: Vec<_> = links.all().iter().map(|l| l.identity().name.to_string()).collect();
     assert_eq!(names, ["a", "b"]);
-    assert!(!links.remove(&older) && links.to(&name("b")).is_some());
-    assert!(links.remove(&newer) && links.to(&name("b")).is_none());
+    assert!(!links.remove(&older) && links.to(newer.identity()).is_some());
+    assert!(links.remove(&newer) && links.to(newer.identity()).is_none());
 }

@@ -43,7 +43,7 @@ enum Phase {
     /// Waits for a run.
     Greeting,
     /// Builds the run's model and data.
-    Building(RunSpec),
+    Building(Box<RunSpec>),
     /// Has stated what it would compute, and waits for its id and a generation.
     Registering(Arc<Setup>),
     /// Is a member.
@@ -154,7 +154,7 @@ impl Core {
         match (message, &mut self.phase) {
             (Message::Welcome { run }, Phase::Greeting) => {
                 self.out.push_back(Effect::Build(run.clone()));
-                self.phase = Phase::Building(run);
+                self.phase = Phase::Building(Box::new(run));
             }
             (Message::Registered { worker }, Phase::Registering(_)) => self.worker = Some(worker),
             (Message::Announce(record), Phase::Registering(setup)) => {
@@ -164,6 +164,8 @@ impl Core {
             (Message::HeartbeatAnswer { written, .. }, Phase::Training(member)) => {
                 member.written(written);
             }
+            // Asked while the worker still waited for its generation.
+            (Message::HeartbeatAnswer { .. }, Phase::Registering(_)) => {}
             (Message::Refused { reason }, _) => self.end(Exit::Refused(reason)),
             (Message::Dismiss, _) => self.end(Exit::Dismissed),
             _ => self.refused += 1,
@@ -184,7 +186,7 @@ impl Core {
             tokens_per_step: built.tokens_per_step,
             unix_ms_at_zero: self.identity.unix_ms_at_zero,
             pool: self.pool.clone(),
-            run,
+            run: *run,
         }));
         self.tell(Message::Register(built.registration));
     }

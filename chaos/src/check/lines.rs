@@ -1,0 +1,44 @@
+//! I13: the metrics are those of one history. Also I4 and I2, as far as a line tells of them.
+
+use everstep_transport::protocol::{MetricsLine, Step};
+
+use super::commits::Commits;
+use super::{Found, Invariant, Verdict};
+
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    last: Step,
+}
+
+impl Lines {
+    pub(super) fn written(&mut self, line: &MetricsLine, commits: &Commits) -> Result<(), Found> {
+        let (step, last) = (line.step, std::mem::replace(&mut self.last, line.step));
+        if step != last.next() {
+            return Err((Invariant::I13, format!("the line of step {step} after that of {last}")));
+        }
+        if !commits.is_settled(step) {
+            return Err((Invariant::I13, format!("a line of step {step}, which is not settled")));
+        }
+        if commits.verdict(step).is_none_or(|verdict| !verdict.fits(line)) {
+            return Err((Invariant::I13, format!("{line:?}, unlike the commit of its step")));
+        }
+        if (line.samples_lost, line.samples_repeated) != (0, 0) {
+            return Err((Invariant::I4, format!("{line:?}")));
+        }
+        Ok(())
+    }
+
+    pub(super) fn conclude(&self, steps: Step) -> Result<(), Found> {
+        if self.last == steps {
+            return Ok(());
+        }
+        let seen = format!("{steps} steps are complete; the last line is of step {}", self.last);
+        Err((Invariant::I13, seen))
+    }
+}
+
+impl Verdict {
+    fn fits(&self, line: &MetricsLine) -> bool {
+        (line.grad_norm.to_bits(), line.loss.to_bits()) == (self.norm, self.loss)
+    }
+}

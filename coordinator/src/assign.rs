@@ -1,0 +1,91 @@
+//! Who computes which data shards, and who owns which parameter shards: a pure function.
+//!
+//! Inputs: how much there is, the members in rank order, and the generation before. Output: each
+//! member's data shards, and the owners of every parameter shard. The same inputs give the same
+//! output; shares differ by at most one shard; and what need not move does not. It does not know
+//! who really holds the bits of a shard: whoever acts on a plan lists as owners only those who do.
+//!
+//! Intuition: a *share* is how many shards a member gets. Shares follow from the counts alone, up
+//! to who gets one more; that goes to those who hold most already. Everybody keeps what they hold
+//! up to their share, and what is left fills up the others.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod owners;
+mod ring;
+mod share;
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{DataShard, Ownership, Record, WorkerId};
+
+/// How much there is to assign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Data shards of every global batch.
+    pub data_shards: u32,
+    /// Parameter shards.
+    pub shards: u32,
+    /// Owners of each parameter shard, where there are so many members.
+    pub copies: u32,
+}
+
+/// A member to be, as far as assignment goes; its index is its rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its id.
+    pub worker: WorkerId,
+    /// What it fails together with: a rack, a host, a cloud's zone. None if it did not say.
+    pub zone: Option<String>,
+}
+
+/// Who does what in a generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Each member's data shards, ascending, by rank. None for a spare.
+    pub data_shards: Vec<Vec<DataShard>>,
+    /// The owners of every parameter shard, in order, without gaps.
+    pub owners: Vec<Ownership>,
+}
+
+/// Assigns everything to `members`, moving as little as balance allows from where `previous` has
+/// it.
+///
+/// The backups follow from the primary and the ring of members alone, so that all shards of one
+/// primary have the same backups.
+///
+/// # Panics
+/// If there are no members: nobody can do anything.
+pub fn assign(demand: Demand, members: &[Candidate], previous: Option<&Record>) -> Assignment {
+    assert!(!members.is_empty(), "an assignment needs members");
+    Assignment {
+        data_shards: data_shards(demand.data_shards, members, previous),
+        owners: owners::assign(demand, members, previous),
+    }
+}
+
+fn data_shards(
+    count: u32,
+    members: &[Candidate],
+    previous: Option<&Record>,
+) -> Vec<Vec<DataShard>> {
+    let now = ranks(members);
+    let mut holders = vec![None; count as usize];
+    for member in previous.into_iter().flat_map(|record| &record.members) {
+        for shard in &member.data_shards {
+            holders[shard.0 as usize] = now.get(&member.worker).copied();
+        }
+    }
+    let mut shares = vec![Vec::new(); members.len()];
+    for (shard, rank) in share::even_out(&holders, members.len(), |_| &[]).into_iter().enumerate() {
+        shares[rank].push(DataShard(shard as u32));
+    }
+    shares
+}
+
+fn ranks(members: &[Candidate]) -> BTreeMap<WorkerId, usize> {
+    members.iter().enumerate().map(|(rank, member)| (member.worker, rank)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! The ring of members: whoever follows a primary keeps its backups.
+
+use std::collections::BTreeMap;
+
+use super::Candidate;
+
+/// The ranks in an order in which neighbours differ in zone, where that can be.
+///
+/// That is the order of ranks, which a loss or a join hardly changes, if it serves. Else members
+/// are seated zone after zone, the largest first, on every second chair and then on those between:
+/// two of a zone sit together only if it has more than half of all members. A member that stated
+/// no zone fits beside everyone.
+pub(super) fn ring(members: &[Candidate]) -> Vec<usize> {
+    let ranks: Vec<usize> = (0..members.len()).collect();
+    let next = |rank: usize| (rank + 1) % members.len();
+    let clash = |&rank: &usize| {
+        let (zone, other) = (&members[rank].zone, &members[next(rank)].zone);
+        rank != next(rank) && zone.is_some() && zone == other
+    };
+    if !ranks.iter().any(clash) {
+        return ranks;
+    }
+    let chairs = ranks.iter().step_by(2).chain(ranks.iter().skip(1).step_by(2));
+    let mut seats = ranks.clone();
+    for (&chair, rank) in chairs.zip(zones(members).into_iter().flatten()) {
+        seats[chair] = rank;
+    }
+    seats
+}
+
+/// The ranks by zone, the largest zone first; each member without one by itself.
+fn zones(members: &[Candidate]) -> Vec<Vec<usize>> {
+    let mut zones = BTreeMap::<_, Vec<usize>>::new();
+    for (rank, member) in members.iter().enumerate() {
+        let alone = member.zone.is_none().then_some(rank);
+        zones.entry((&member.zone, alone)).or_default().push(rank);
+    }
+    let mut zones: Vec<_> = zones.into_values().collect();
+    zones.sort_by_key(|ranks| (std::cmp::Reverse(ranks.len()), ranks[0]));
+    zones
+}

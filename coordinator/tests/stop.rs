@@ -1,0 +1,29 @@
+//! SIGTERM ends a coordinator in good order. Alone in its process, which gets the signal.
+
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use everstep_coordinator::daemon::{Options, run};
+
+#[test]
+fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for bootstrap in [true, false] {
+        let listen = (Ipv4Addr::LOCALHOST, 0).into();
+        let options = Options { dir: dir.path().to_path_buf(), listen, bootstrap };
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let result = run(options, |address| tell.send(address).expect("told"));
+            end.send(result).expect("told");
+        });
+        told.recv().expect("the coordinator is ready");
+        let process = std::process::id().to_string();
+        let status = Command::new("kill").args(["-TERM", &process]).status().expect("kill");
+        assert!(status.success());
+        let result = ended.recv_timeout(Duration::from_secs(10)).expect("it stops");
+        result.expect("in good order");
+    }
+}

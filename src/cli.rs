@@ -1,0 +1,226 @@
+//! The command line: every verb with its flags, each flag with its environment variable.
+//!
+//! Flags are parsed here and judged elsewhere: those of `train` that override the configuration by
+//! [`crate::config`], the others by their verb.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{Args, Parser, Subcommand};
+
+/// Trains models on machines that come and go, and never loses a step.
+///
+/// `everstep train` needs no configuration: it starts a small cluster on this machine and trains a
+/// small GPT. Data goes to stdout, commentary to stderr.
+#[derive(Parser, Debug)]
+#[command(name = "everstep", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 too few workers or coordinators in \
+time, 130 interrupted, 143 drained.
+EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace.";
+
+/// The verbs.
+#[derive(Subcommand, Debug)]
+pub enum Verb {
+    /// Train a model on a local cluster of real processes
+    Train(TrainFlags),
+    /// Run a coordinator: it decides who takes part in a run
+    Coordinator(CoordinatorFlags),
+    /// Run a worker: it computes, and joins or leaves a run at any time
+    Worker(WorkerFlags),
+    /// Continue a text with a model that was trained
+    Generate(GenerateFlags),
+    /// Measure this machine
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Train with a live view and faults on demand (comes with a later version)
+    Demo {
+        /// Whatever `train` takes.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        rest: Vec<String>,
+    },
+}
+
+/// The flags of `everstep train`.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct TrainFlags {
+    /// The configuration, a TOML file; without it, a small GPT is trained on the default text
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// What wins over the configuration.
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// How many coordinators to start (this version: 1)
+    #[arg(long, value_name = "N", env = "EVERSTEP_COORDINATORS", default_value_t = 1)]
+    pub coordinators: u32,
+    /// Where the run's files go [default: a new directory under `runs`]
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Write a report of the run to this file, as JSON
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
+    pub report: Option<PathBuf>,
+    /// Start a new worker for every one that dies (comes with a later version)
+    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
+    pub respawn: bool,
+    /// Print parameters, shards and memory, and train nothing
+    #[arg(long, env = "EVERSTEP_DRY_RUN", value_parser = BoolishValueParser::new())]
+    pub dry_run: bool,
+}
+
+/// The flags that win over the configuration file.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct Overrides {
+    /// How many worker processes to start [default: 2]
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS")]
+    pub workers: Option<u32>,
+    /// How many optimizer steps to train [default: 400]
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS")]
+    pub steps: Option<u64>,
+    /// A file or a directory to train on; its bytes are the text
+    #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
+    pub data: Option<String>,
+    /// Everything random follows from it [default: 1]
+    #[arg(long, value_name = "N", env = "EVERSTEP_SEED")]
+    pub seed: Option<u64>,
+    /// How many workers hold each part of the optimizer's state [default: 2]
+    #[arg(long, value_name = "N", env = "EVERSTEP_COPIES")]
+    pub copies: Option<u32>,
+}
+
+/// The flags of `everstep coordinator`.
+#[derive(Args, Clone, Debug)]
+pub struct CoordinatorFlags {
+    /// Where its keys, its log and the join token are kept
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: PathBuf,
+    /// The address to listen on (UDP); port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Found a new cluster in DIR
+    #[arg(long, env = "EVERSTEP_BOOTSTRAP", value_parser = BoolishValueParser::new())]
+    pub bootstrap: bool,
+    /// End when the parent process does.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// The flags of `everstep worker`.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerFlags {
+    /// The coordinators' addresses
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        required = true,
+        env = "EVERSTEP_COORDINATORS"
+    )]
+    pub coordinators: Vec<String>,
+    /// The cluster's join token, or @FILE to read it from a file (a run's DIR/join.token)
+    #[arg(
+        long,
+        value_name = "TOKEN|@FILE",
+        required = true,
+        env = "EVERSTEP_JOIN",
+        hide_env_values = true
+    )]
+    pub join: String,
+    /// The address that other workers reach it at (UDP); port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Where it writes the trained model, if it is asked to
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Compute first and send afterwards: measures what sending meanwhile saves.
+    #[arg(long, hide = true)]
+    pub no_overlap: bool,
+    /// End when the parent process does.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// The flags of `everstep generate`.
+#[derive(Args, Clone, Debug)]
+pub struct GenerateFlags {
+    /// The trained model: a run's DIR/model.safetensors
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_MODEL")]
+    pub model: PathBuf,
+    /// The text to continue
+    #[arg(long, value_name = "TEXT", env = "EVERSTEP_PROMPT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// How many bytes to add
+    #[arg(long, value_name = "N", env = "EVERSTEP_BYTES", default_value_t = 256)]
+    pub bytes: usize,
+    /// 0 always takes the likeliest byte; above 1 the text gets wilder
+    #[arg(
+        long,
+        value_name = "F",
+        env = "EVERSTEP_TEMPERATURE",
+        default_value_t = 0.8,
+        allow_negative_numbers = true
+    )]
+    pub temperature: f64,
+    /// The same seed gives the same text
+    #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// What `everstep bench` measures.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Bench {
+    /// Sum a vector over worker processes on this machine, and give everyone the result
+    AllReduce(AllReduceFlags),
+}
+
+/// The flags of `everstep bench all-reduce`.
+#[derive(Args, Clone, Debug)]
+pub struct AllReduceFlags {
+    /// How many worker processes take part
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// The size of the vector, MB
+    #[arg(long, value_name = "M", env = "EVERSTEP_MB", default_value_t = 16,
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub mb: u32,
+    /// How often; the median counts
+    #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub iterations: u32,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_tree_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_has_the_variable_of_its_name() {
+        fn check(command: &clap::Command) {
+            for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
+                let Some(long) = flag.get_long() else { continue };
+                let variable = format!("EVERSTEP_{}", long.to_uppercase().replace('-', "_"));
+                let stated = flag.get_env().and_then(|name| name.to_str());
+                assert_eq!(stated, Some(&*variable), "{} --{long}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,99 @@
+//! Why a cluster did not train its run.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::failure::{Exit, Failure};
+
+/// Why a cluster did not train its run.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A file of the run could not be written.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory holds a run already.
+    #[error("{0} holds a run already")]
+    Occupied(PathBuf),
+    /// The system gave no process or runtime.
+    #[error("the system refuses: {0}")]
+    Runtime(#[source] io::Error),
+    /// A process ended, or did not begin.
+    #[error("{process} {how}")]
+    Process {
+        /// Which.
+        process: String,
+        /// How it ended.
+        how: String,
+        /// What the coordinator said, or the end of its log.
+        why: Option<String>,
+        /// Its log.
+        log: PathBuf,
+    },
+    /// The coordinator ended the run.
+    #[error("{reason}")]
+    Failed {
+        /// The worker at fault, where one is, and its log.
+        worker: Option<(String, PathBuf)>,
+        /// Why.
+        reason: String,
+    },
+    /// The coordinator cannot be reached, or does not answer.
+    #[error("the coordinator cannot be asked: {0}")]
+    Coordinator(String),
+    /// The user pressed Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+    /// The process was asked to end.
+    #[error("terminated")]
+    Terminated,
+}
+
+impl ClusterError {
+    pub(super) fn failed(worker: Option<(String, PathBuf)>, reason: &str) -> Self {
+        Self::Failed { worker, reason: reason.into() }
+    }
+
+    /// Adds what the coordinator said.
+    pub(super) fn because(self, reason: &str) -> Self {
+        match self {
+            Self::Process { process, how, why: _, log } => {
+                Self::Process { process, how, why: Some(reason.into()), log }
+            }
+            other => other,
+        }
+    }
+}
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
+        let failed = Failure::new(Exit::Failed, "the run failed");
+        match error {
+            ClusterError::File { path, source } => {
+                failed.at(path.display()).because(source).next("make room or choose another --dir")
+            }
+            ClusterError::Occupied(path) => {
+                Failure::new(Exit::Usage, "the run's directory cannot be used")
+                    .at(path.display())
+                    .because("it holds a run already, and runs are never mixed")
+                    .next("choose another --dir, or leave it out for a new directory under runs/")
+            }
+            ClusterError::Process { process, how, why, log } => {
+                let why = why.map_or(how.clone(), |why| format!("{how}\n{why}"));
+                let next = format!("read its log, {}", log.display());
+                failed.at(process).because(why).next(next)
+            }
+            ClusterError::Failed { worker: Some((worker, log)), reason } => {
+                let next = format!("read its log, {}", log.display());
+                failed.at(worker).because(reason).next(next)
+            }
+            ClusterError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
+            ClusterError::Terminated => Failure::new(Exit::Drained, "terminated"),
+            other => failed.because(other),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The report of a run, as `--report` writes it. Keys are only ever added.
+
+use std::time::Duration;
+
+use everstep_transport::protocol::outcome::{EventKind, WorkerResult, state_hash};
+use everstep_transport::protocol::{Cause, Generation, RunSpec, Step, WorkerId};
+use serde::Serialize;
+
+use super::Progress;
+
+/// The report of a complete run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// BLAKE3 over the last step and, in order, each parameter shard's BLAKE3 of step, master
+    /// weights and moments; hexadecimal.
+    pub state_hash: String,
+    /// Committed steps.
+    pub steps: u64,
+    /// Steps that were computed again after a failure.
+    pub steps_redone: u64,
+    /// Steps of the run that no metrics line tells of.
+    pub steps_lost: u64,
+    /// Samples of the plan that no committed partial sum contains.
+    pub samples_lost: u64,
+    /// Samples that committed partial sums contain more often than planned.
+    pub samples_repeated: u64,
+    /// Losses.
+    pub loss: Losses,
+    /// The model's own metric over the held-out samples, if it has one.
+    pub metric: Option<f64>,
+    /// Targets trained on, over the time from the first generation to the last commit.
+    pub tokens_per_second: f64,
+    /// The generations, the first included.
+    pub generations: Vec<GenerationReport>,
+    /// The workers that finished.
+    pub workers: Vec<WorkerReport>,
+    /// The bits are those of any other run of the same specification.
+    pub bitwise: bool,
+    /// From the start of the cluster to the end of the run.
+    pub wall_seconds: f64,
+}
+
+/// Losses, nats a target.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Losses {
+    /// Of the first step.
+    pub first: f64,
+    /// Of the last step.
+    pub last: f64,
+    /// Of the held-out samples, at the end.
+    pub validation: Option<f64>,
+    /// What a bigram model gets on the held-out text.
+    pub bigram: Option<f64>,
+}
+
+/// One generation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GenerationReport {
+    /// Its number.
+    pub number: Generation,
+    /// Why it began.
+    pub cause: Cause,
+    /// Its members.
+    pub workers: Vec<WorkerId>,
+    /// The last step of its history.
+    pub at_step: Step,
+    /// From the fault to its detection; none where there was no fault.
+    pub detect_ms: Option<f64>,
+    /// How long training stood still; none where it had not begun.
+    pub stall_ms: Option<f64>,
+}
+
+/// One worker.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkerReport {
+    /// Its id.
+    pub id: WorkerId,
+    /// Data shards computed, over all steps.
+    pub data_shards_computed: u64,
+    /// Tensor bytes sent to other members.
+    pub bytes_sent: u64,
+    /// Tensor bytes received from other members.
+    pub bytes_received: u64,
+    /// Seconds in forward and backward passes.
+    pub compute_seconds: f64,
+    /// Seconds in which the device waited for others.
+    pub exposed_communication_seconds: f64,
+    /// Bytes of master weights and optimizer state.
+    pub optimizer_bytes: u64,
+    /// Largest resident set of its process.
+    pub peak_rss_bytes: u64,
+    /// Messages and chunks that it refused.
+    pub refused: u64,
+    /// The smallest UDP payload over its links, bytes.
+    pub path_mtu: u64,
+    /// Socket buffers as the kernel granted them, bytes: receive, send.
+    pub socket_buffers: (u64, u64),
+    /// QUIC packets lost on its links.
+    pub lost_packets: u64,
+}
+
+impl Report {
+    pub(super) fn new(run: &RunSpec, progress: &Progress, wall: Duration) -> Self {
+        let results = progress.results.as_deref().unwrap_or_default();
+        let lines = &progress.lines;
+        let hash = state_hash(run.steps, results);
+        let seconds: f64 = lines.iter().map(|line| line.seconds).sum();
+        let tokens: u64 = lines.iter().map(|line| line.tokens).sum();
+        let (validation, metric) = validation(results);
+        Self {
+            state_hash: hash.map(hex).unwrap_or_default(),
+            steps: lines.len() as u64,
+            steps_redone: results.iter().map(|result| result.steps_redone).max().unwrap_or(0),
+            steps_lost: run.steps.saturating_sub(lines.len() as u64),
+            samples_lost: lines.iter().map(|line| line.samples_lost).sum(),
+            samples_repeated: lines.iter().map(|line| line.samples_repeated).sum(),
+            loss: Losses {
+                first: lines.first().map_or(f64::NAN, |line| line.loss),
+                last: lines.last().map_or(f64::NAN, |line| line.loss),
+                validation,
+                bigram: None,
+            },
+            metric,
+            tokens_per_second: tokens as f64 / seconds,
+            generations: generations(progress),
+            workers: results.iter().map(worker).collect(),
+            bitwise: progress.bitwise,
+            wall_seconds: wall.as_secs_f64(),
+        }
+    }
+}
+
+/// Mean loss and metric over all held-out samples that were evaluated, added in the parts' order.
+fn validation(results: &[WorkerResult]) -> (Option<f64>, Option<f64>) {
+    let mut parts: Vec<_> = results.iter().flat_map(|result| &result.evaluations).collect();
+    parts.sort_by_key(|part| part.part);
+    let samples: u64 = parts.iter().map(|part| part.samples).sum();
+    if samples == 0 {
+        return (None, None);
+    }
+    let mean = |value: &dyn Fn(usize) -> Option<f64>| {
+        let weighted = |index: usize| Some(value(index)? * parts[index].samples as f64);
+        let sum: Option<f64> = (0..parts.len()).map(weighted).sum();
+        sum.map(|sum| sum / samples as f64)
+    };
+    (mean(&|index| Some(parts[index].loss)), mean(&|index| parts[index].metric))
+}
+
+fn generations(progress: &Progress) -> Vec<GenerationReport> {
+    let generation = |kind: &EventKind| match kind {
+        EventKind::Generation { generation, cause, workers, at_step } => Some(GenerationReport {
+            number: *generation,
+            cause: *cause,
+            workers: workers.clone(),
+            at_step: *at_step,
+            detect_ms: None,
+            stall_ms: None,
+        }),
+        _ => None,
+    };
+    progress.events.iter().filter_map(|event| generation(&event.kind)).collect()
+}
+
+fn worker(result: &WorkerResult) -> WorkerReport {
+    WorkerReport {
+        id: result.worker,
+        data_shards_computed: result.data_shards_computed,
+        bytes_sent: result.bytes_sent,
+        bytes_received: result.bytes_received,
+        compute_seconds: result.compute_seconds,
+        exposed_communication_seconds: result.exposed_communication_seconds,
+        optimizer_bytes: result.optimizer_bytes,
+        peak_rss_bytes: result.peak_rss_bytes,
+        refused: result.refused,
+        path_mtu: result.path_mtu,
+        socket_buffers: result.socket_buffers,
+        lost_packets: result.lost_packets,
+    }
+}
+
+fn hex(bytes: [u8; 32]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

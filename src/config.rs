@@ -1,0 +1,212 @@
+//! What a run shall be: flags, environment, file and defaults, resolved once into a valid run.
+//!
+//! In: the text of a configuration file, if there is one, and the flags (which clap has merged with
+//! `EVERSTEP_…` variables). Out: [`Resolved`], or one [`ConfigError`] that says where the fault is,
+//! what it is and what to do. A flag wins over its variable, that over the file, that over the
+//! default. Every key that a file may have is asked for here, once; whatever else a file states is
+//! an error.
+//!
+//! This module does not know how a run is started, nor what is in the data.
+
+mod error;
+mod keys;
+mod value;
+
+use std::path::Path;
+
+use everstep_transport::protocol::run::{
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind, SpecError,
+};
+use everstep_transport::protocol::{Encoding, RunSpec};
+use everstep_worker::registry::Registry;
+
+use crate::cli::Overrides;
+use error::Places;
+pub use error::{ConfigError, Place};
+use keys::Keys;
+use value::Clip;
+
+/// A valid run, and what the launcher needs beside it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// The run. For the data kind `text`, an empty path stands for the default text.
+    pub run: RunSpec,
+    /// How many worker processes this machine starts.
+    pub workers: u32,
+    /// What the user should hear on stderr, one line each.
+    pub notes: Vec<String>,
+    places: Places,
+}
+
+/// Reads the file that `--config` names, if any, and resolves it with the flags.
+///
+/// Beside what [`resolve`] does, a relative data path is made absolute here, since workers may run
+/// in other directories, and must exist.
+pub fn read(
+    path: Option<&Path>,
+    flags: &Overrides,
+    registry: &Registry,
+) -> Result<Resolved, ConfigError> {
+    let text = match path {
+        Some(path) => std::fs::read_to_string(path).map_err(|source| ConfigError {
+            place: Place::File(path.to_path_buf()),
+            problem: format!("the configuration file cannot be read: {source}"),
+            advice: "name a TOML file that exists with --config, or leave --config out".into(),
+        })?,
+        None => String::new(),
+    };
+    let mut resolved = resolve(path.map(|path| (path, text.as_str())), flags, registry)?;
+    let data = &resolved.run.data;
+    if data.kind == "text" && !data.path.is_empty() {
+        let found = locate(&data.path);
+        resolved.run.data.path =
+            found.map_err(|problem| resolved.refusal("data.path", &problem))?;
+    }
+    Ok(resolved)
+}
+
+/// Resolves the text of a configuration file, if there is one, and the flags into a valid run.
+/// A pure function.
+pub fn resolve(
+    file: Option<(&Path, &str)>,
+    flags: &Overrides,
+    registry: &Registry,
+) -> Result<Resolved, ConfigError> {
+    let mut keys = Keys::parse(file)?;
+    let start_workers = keys.read("run.start_workers")?;
+    let workers = flags.workers.or(start_workers).unwrap_or(DEFAULT_WORKERS);
+    if start_workers.is_none() {
+        keys.set_by_flag("run.start_workers", "--workers");
+    }
+    let run = RunSpec {
+        name: keys.read("run.name")?.unwrap_or_else(|| "default".into()),
+        seed: keys.read_or_flag("run.seed", "--seed", flags.seed)?.unwrap_or(1),
+        steps: keys.read_or_flag("run.steps", "--steps", flags.steps)?.unwrap_or(400),
+        min_workers: keys.read("run.min_workers")?.unwrap_or(1),
+        start_workers: start_workers.unwrap_or(workers),
+        model: model(&mut keys)?,
+        batch: batch(&mut keys)?,
+        optimizer: optimizer(&mut keys)?,
+        all_gather: keys.read("wire.all_gather")?.unwrap_or(Encoding::F32),
+        copies: keys.read_or_flag("redundancy.copies", "--copies", flags.copies)?.unwrap_or(2),
+        data: data(&mut keys, flags)?,
+    };
+    let checkpoints = checkpoints(&mut keys)?;
+    keys.reject_unknown()?;
+    let mut resolved = Resolved { notes: Vec::new(), workers, run, places: keys.into_places() };
+    resolved.name_data_set(registry)?;
+    resolved.run.validate().map_err(|error| resolved.refuse(&error))?;
+    resolved.notes = notes(&resolved, checkpoints);
+    Ok(resolved)
+}
+
+/// Worker processes where neither a flag nor the file says how many.
+const DEFAULT_WORKERS: u32 = 2;
+
+fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
+    Ok(ModelSpec {
+        kind: keys.read("model.kind")?.unwrap_or_else(|| "gpt".into()),
+        layers: keys.read("model.layers")?.unwrap_or(4),
+        heads: keys.read("model.heads")?.unwrap_or(4),
+        width: keys.read("model.width")?.unwrap_or(128),
+        context: keys.read("model.context")?.unwrap_or(128),
+    })
+}
+
+/// An empty kind is one that nobody stated.
+fn data(keys: &mut Keys<'_>, flags: &Overrides) -> Result<DataSpec, ConfigError> {
+    Ok(DataSpec {
+        kind: keys.read("data.kind")?.unwrap_or_default(),
+        path: keys.read_or_flag("data.path", "--data", flags.data.clone())?.unwrap_or_default(),
+        validation: keys.read("data.validation")?.unwrap_or(0.05),
+    })
+}
+
+fn batch(keys: &mut Keys<'_>) -> Result<BatchSpec, ConfigError> {
+    Ok(BatchSpec {
+        data_shards: keys.read("batch.data_shards")?.unwrap_or(8),
+        micro_batch: keys.read("batch.micro_batch")?.unwrap_or(4),
+        accumulate: keys.read("batch.accumulate")?.unwrap_or(1),
+    })
+}
+
+fn optimizer(keys: &mut Keys<'_>) -> Result<OptimizerSpec, ConfigError> {
+    let Clip(clip_norm) = keys.read("optimizer.clip_norm")?.unwrap_or(Clip(Some(1.0)));
+    Ok(OptimizerSpec {
+        kind: keys.read("optimizer.kind")?.unwrap_or(OptimizerKind::Adamw),
+        learning_rate: keys.read("optimizer.learning_rate")?.unwrap_or(1e-3),
+        warmup_steps: keys.read("optimizer.warmup_steps")?.unwrap_or(20),
+        schedule: keys.read("optimizer.schedule")?.unwrap_or(ScheduleKind::Cosine),
+        weight_decay: keys.read("optimizer.weight_decay")?.unwrap_or(0.1),
+        clip_norm,
+    })
+}
+
+/// Whether the file asks for checkpoints. Its values must be good even though none are written yet.
+fn checkpoints(keys: &mut Keys<'_>) -> Result<bool, ConfigError> {
+    let mut asked = false;
+    for key in ["checkpoint.every", "checkpoint.keep"] {
+        let count: Option<u64> = keys.read(key)?;
+        if count == Some(0) {
+            return Err(keys.places().refusal(key, "is 0; it must be 1 or more"));
+        }
+        asked |= count.is_some();
+    }
+    Ok(asked)
+}
+
+fn notes(resolved: &Resolved, checkpoints: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if checkpoints {
+        let place = resolved.places.of("checkpoint.every");
+        notes.push(format!("{place}: this version writes no checkpoints yet"));
+    }
+    let (start, here) = (resolved.run.start_workers, resolved.workers);
+    if start > here {
+        notes.push(format!(
+            "the run starts when {start} workers are there; {here} start here, \
+             the others join with `everstep worker`"
+        ));
+    }
+    notes
+}
+
+impl Resolved {
+    /// An error about a key's value, found by whoever used it: shown where the value was set.
+    pub fn refusal(&self, key: &'static str, problem: &str) -> ConfigError {
+        self.places.refusal(key, problem)
+    }
+
+    fn refuse(&self, error: &SpecError) -> ConfigError {
+        self.refusal(error.key, &error.problem)
+    }
+
+    /// Where no kind is stated, a data set registered under the model's name goes with that model.
+    fn name_data_set(&mut self, registry: &Registry) -> Result<(), ConfigError> {
+        let (model, kind) = (&self.run.model.kind, &self.run.data.kind);
+        if !kind.is_empty() {
+            if kind != "text" && !registry.has_dataset(kind) {
+                let problem = format!(
+                    "is \"{kind}\", which is no data set of this program; it must be \"text\" or \
+                     a name that the program registered"
+                );
+                return Err(self.refusal("data.kind", &problem));
+            }
+        } else if registry.has_dataset(model) {
+            self.run.data.kind.clone_from(model);
+        } else {
+            self.run.data.kind = "text".into();
+        }
+        Ok(())
+    }
+}
+
+/// The absolute form of a data path; one that begins with `@` names a list of paths.
+fn locate(path: &str) -> Result<String, String> {
+    let (list, path) = path.strip_prefix('@').map_or(("", path), |path| ("@", path));
+    let absolute = std::path::absolute(path)
+        .and_then(|absolute| std::fs::metadata(&absolute).map(|_| absolute))
+        .map_err(|source| format!("is \"{path}\", which cannot be read: {source}"))?;
+    let absolute = absolute.to_str().ok_or(format!("is \"{path}\", which is not UTF-8"))?;
+    Ok(format!("{list}{absolute}"))
+}

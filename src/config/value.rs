@@ -1,0 +1,94 @@
+//! What a TOML value means for a key, by the type that the key has.
+//!
+//! Only types and names are judged here; whether a number makes sense is for the run specification
+//! to say.
+
+use everstep_transport::protocol::Encoding;
+use everstep_transport::protocol::run::{OptimizerKind, ScheduleKind};
+use toml::de::DeValue;
+
+/// A type that a key's value may have.
+pub(super) trait Value: Sized {
+    /// What the value must be, for the error that says it is not.
+    const WHAT: &'static str;
+
+    /// Reads it; `None` if it is something else.
+    fn from_toml(value: &DeValue<'_>) -> Option<Self>;
+}
+
+/// The norm that gradients are clipped to; `"none"` for no clipping.
+pub(super) struct Clip(pub(super) Option<f64>);
+
+impl Value for Clip {
+    const WHAT: &'static str = "a number above 0, or \"none\"";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        if value.as_str() == Some("none") {
+            return Some(Self(None));
+        }
+        f64::from_toml(value).map(|norm| Self(Some(norm)))
+    }
+}
+
+impl Value for u32 {
+    const WHAT: &'static str = "a whole number from 1 to 65536";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        let integer = value.as_integer()?;
+        Self::from_str_radix(integer.as_str(), integer.radix()).ok()
+    }
+}
+
+impl Value for u64 {
+    const WHAT: &'static str = "a whole number, not negative, below 2^64";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        let integer = value.as_integer()?;
+        Self::from_str_radix(integer.as_str(), integer.radix()).ok()
+    }
+}
+
+impl Value for f64 {
+    const WHAT: &'static str = "a number";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        match value {
+            DeValue::Float(float) => float.as_str().parse().ok(),
+            DeValue::Integer(integer) => {
+                let integer = i64::from_str_radix(integer.as_str(), integer.radix()).ok()?;
+                Some(integer as Self)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Value for String {
+    const WHAT: &'static str = "text in quotes";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str().map(str::to_string)
+    }
+}
+
+/// A type whose values have names in the file.
+macro_rules! names {
+    ($type:ident: $what:literal, $($name:literal => $variant:ident),+) => {
+        impl Value for $type {
+            const WHAT: &'static str = $what;
+
+            fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+                match value.as_str()? {
+                    $($name => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+names!(OptimizerKind: "\"adamw\", \"sgd\" or \"lion\"",
+    "adamw" => Adamw, "sgd" => Sgd, "lion" => Lion);
+names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
+    "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
+names!(Encoding: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);

@@ -1,0 +1,36 @@
+//! `everstep coordinator`: the daemon that decides who takes part.
+//!
+//! Says where it listens in one line of JSON on stdout, then logs on stderr until it is told to go.
+
+use everstep_coordinator::daemon::{self, CoordinatorError, Options};
+
+use crate::cli::CoordinatorFlags;
+use crate::failure::{Exit, Failure};
+use crate::{announce, logging, supervision};
+
+pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
+    logging::start("info")?;
+    if flags.supervised {
+        supervision::start()?;
+    }
+    let CoordinatorFlags { dir, listen, bootstrap, .. } = flags;
+    let place = format!("{} on {listen}", dir.display());
+    let ready = |address| announce(&serde_json::json!({ "address": address }));
+    daemon::run(Options { dir, listen, bootstrap }, ready).map_err(|error| {
+        let (exit, next) = advice(&error);
+        Failure::new(exit, "the coordinator does not run").at(place).because(error).next(next)
+    })
+}
+
+fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
+    match error {
+        CoordinatorError::NothingThere(_) => {
+            (Exit::Usage, "name the directory of a cluster, or found one with --bootstrap")
+        }
+        CoordinatorError::AlreadyThere(_) => {
+            (Exit::Usage, "name an empty directory, or leave --bootstrap out to go on")
+        }
+        CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
+        _ => (Exit::Failed, "look at the lines above, correct the cause and start it again"),
+    }
+}

@@ -1,0 +1,86 @@
+//! How a verb ends badly: one block on stderr, and the exit code that scripts rely on.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use crate::config::ConfigError;
+
+/// The exit codes of every verb, beside 0 for complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The verb could not do its work.
+    Failed = 1,
+    /// The command line or the configuration cannot be used.
+    Usage = 2,
+    /// Too few workers or coordinators came in time.
+    Capacity = 3,
+    /// The user interrupted it.
+    Interrupted = 130,
+    /// It was asked to leave, and left.
+    Drained = 143,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// What a user sees when a verb fails: what failed, where, why, and what to do next.
+///
+/// Parts that are left out are not printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The code that the process ends with.
+    pub exit: Exit,
+    what: String,
+    place: Option<String>,
+    why: Option<String>,
+    next: Option<String>,
+}
+
+impl Failure {
+    /// A failure: what the user wanted that did not happen.
+    pub fn new(exit: Exit, what: impl Into<String>) -> Self {
+        Self { exit, what: what.into(), place: None, why: None, next: None }
+    }
+
+    /// Adds where: a file, a line, a flag, a worker, a host.
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.place = Some(place.to_string());
+        self
+    }
+
+    /// Adds why: the first cause.
+    pub fn because(mut self, why: impl fmt::Display) -> Self {
+        self.why = Some(why.to_string());
+        self
+    }
+
+    /// Adds what to do next.
+    pub fn next(mut self, next: impl Into<String>) -> Self {
+        self.next = Some(next.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.what)?;
+        for (name, part) in [("where", &self.place), ("  why", &self.why), (" next", &self.next)] {
+            if let Some(part) = part {
+                write!(f, "\n  {name}: {}", part.replace('\n', "\n         "))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::new(Exit::Usage, "the configuration cannot be used")
+            .at(error.place)
+            .because(error.problem)
+            .next(error.advice)
+    }
+}

@@ -1,0 +1,76 @@
+//! The program: one command line for the daemons, for local clusters of them, and for what they
+//! leave behind.
+//!
+//! A user's program registers its models and data sets and hands them to [`program`]; the binary
+//! `everstep` does so with those that come with Everstep. Each verb has its file; [`cli`] says what
+//! they take, [`config`] what a run is made of, [`failure`] how they end badly. What a run *does*
+//! is in the `coordinator` and `worker` crates: nothing here takes part in training.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use everstep_worker::registry::Registry;
+
+use cli::{Cli, Verb};
+use failure::{Exit, Failure};
+
+mod bench;
+pub mod cli;
+pub mod cluster;
+pub mod config;
+mod coordinator;
+mod dry_run;
+pub mod failure;
+pub mod generate;
+mod logging;
+mod progress;
+mod supervision;
+mod text;
+mod train;
+mod worker;
+
+/// Runs the program on the process's command line with the models and data sets of `registry`.
+///
+/// Every process of a cluster must run the same program. Prints data to stdout, everything else to
+/// stderr, and returns the exit code that [`Exit`] names, or 0.
+pub fn program(registry: Registry) -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version end here too, with 0. Nothing is left to do if stderr is closed.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    match dispatch(cli.verb, Arc::new(registry)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
+    match verb {
+        Verb::Train(flags) => train::run(&flags, &registry),
+        Verb::Coordinator(flags) => coordinator::run(flags),
+        Verb::Worker(flags) => worker::run(flags, registry),
+        Verb::Generate(flags) => generate::run(&flags, &registry),
+        Verb::Bench(bench) => bench::run(&bench),
+        Verb::Demo { .. } => Err(later("everstep demo")),
+    }
+}
+
+/// Tells a script where a daemon listens. If nobody reads that, the daemon goes on all the same.
+fn announce(line: &serde_json::Value) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Refuses what is agreed but not there yet.
+fn later(what: &str) -> Failure {
+    Failure::new(Exit::Usage, format!("{what} comes with a later version"))
+        .next("leave it out; `everstep --help` lists what there is")
+}

@@ -1,0 +1,92 @@
+//! The text of a run, as the launcher knows it: which files, what a bigram model gets on them.
+
+use std::path::{Path, PathBuf};
+
+use everstep_transport::protocol::RunSpec;
+use everstep_worker::data::{Text, bigram, default_text, text_files};
+
+use crate::config::Resolved;
+use crate::failure::{Exit, Failure};
+
+/// The packages that Everstep was built from, whose sources are the default text.
+const LOCKFILE: &str = include_str!("../Cargo.lock");
+/// Bytes of held-out text that a sample begins with.
+const PROMPT: usize = 96;
+
+/// Where a run's data come from.
+pub(crate) enum RunText {
+    /// A data set of the program's own.
+    Registered,
+    /// What the user named.
+    Named(String),
+    /// The default text.
+    Default(Vec<PathBuf>),
+}
+
+impl RunText {
+    /// Finds the text of a resolved run.
+    pub(crate) fn find(resolved: &Resolved) -> Result<Self, Failure> {
+        let data = &resolved.run.data;
+        if data.kind != "text" {
+            return Ok(Self::Registered);
+        }
+        if !data.path.is_empty() {
+            return Ok(Self::Named(data.path.clone()));
+        }
+        let files = default_text::default_text(LOCKFILE, &cargo_home()).map_err(|error| {
+            Failure::new(Exit::Usage, "there is no default text on this machine")
+                .because(error)
+                .next("name a file or a directory of text with --data")
+        })?;
+        Ok(Self::Default(files))
+    }
+
+    /// The path that every worker reads, as in a run specification. The default text's files are
+    /// listed in `folder`.
+    pub(crate) fn listed_in(&self, folder: &Path) -> Result<String, Failure> {
+        match self {
+            Self::Registered => Ok(String::new()),
+            Self::Named(path) => Ok(path.clone()),
+            Self::Default(files) => {
+                let list = folder.join("data.list");
+                let lines: String = files.iter().map(|f| format!("{}\n", f.display())).collect();
+                std::fs::write(&list, lines).map_err(|error| {
+                    Failure::new(Exit::Failed, "the list of the default text cannot be written")
+                        .at(list.display())
+                        .because(error)
+                        .next("make room or choose another --dir")
+                })?;
+                Ok(format!("@{}", list.display()))
+            }
+        }
+    }
+
+    /// The cross-entropy of a bigram model on the run's held-out text, nats a byte.
+    pub(crate) fn bigram(&self, run: &RunSpec) -> Result<Option<f64>, Failure> {
+        let text = self.load(run);
+        Ok(text.and_then(|text| bigram::cross_entropy(text.training(), text.held_out())))
+    }
+
+    /// The beginning of the held-out text.
+    pub(crate) fn prompt(&self, run: &RunSpec) -> Option<Vec<u8>> {
+        let text = self.load(run)?;
+        let held_out = text.held_out();
+        let start = held_out.iter().position(|byte| *byte == b'\n').map_or(0, |line| line + 1);
+        let prompt = &held_out[start..(start + PROMPT).min(held_out.len())];
+        (!prompt.is_empty()).then(|| prompt.to_vec())
+    }
+
+    fn load(&self, run: &RunSpec) -> Option<Text> {
+        if matches!(self, Self::Registered) {
+            return None;
+        }
+        let files = text_files::resolve(&run.data.path).ok()?;
+        Text::load(&files, run.data.validation).ok()
+    }
+}
+
+fn cargo_home() -> PathBuf {
+    let stated = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo"));
+    stated.or_else(home).unwrap_or_else(|| ".cargo".into())
+}

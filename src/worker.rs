@@ -1,0 +1,76 @@
+//! `everstep worker`: the daemon that computes.
+//!
+//! Says its name and where it listens in one line of JSON on stdout, then logs on stderr until its
+//! run is over.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use everstep_worker::daemon::{self, Options, Ready, WorkerError};
+use everstep_worker::registry::Registry;
+
+use crate::cli::WorkerFlags;
+use crate::failure::{Exit, Failure};
+use crate::{announce, logging, supervision};
+
+pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
+    logging::start("info")?;
+    if flags.supervised {
+        supervision::start()?;
+    }
+    let named = flags.coordinators.join(",");
+    let coordinators: Result<Vec<_>, _> =
+        flags.coordinators.iter().map(|name| address(name)).collect();
+    let options = Options {
+        coordinators: coordinators?,
+        token: token(&flags.join)?,
+        listen: flags.listen,
+        dir: flags.dir,
+        overlap: !flags.no_overlap,
+    };
+    let ready = |ready: &Ready| {
+        announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
+    };
+    daemon::run(options, registry, ready).map_err(|error| {
+        let (exit, next) = advice(&error);
+        let failure = Failure::new(exit, "the worker ended before its run was over");
+        failure.at(format!("coordinators {named}")).because(error).next(next)
+    })
+}
+
+fn advice(error: &WorkerError) -> (Exit, &'static str) {
+    match error {
+        WorkerError::Token(_) => {
+            (Exit::Usage, "pass --join @DIR/join.token with the directory of a run")
+        }
+        WorkerError::Enrol(_) | WorkerError::Connect(_) => {
+            (Exit::Failed, "check the addresses, the token, and that a coordinator runs there")
+        }
+        WorkerError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
+        _ => (Exit::Failed, "look at the lines above and at the coordinator's log"),
+    }
+}
+
+/// The address of `HOST:PORT`; of a host with several, the first.
+fn address(name: &str) -> Result<SocketAddr, Failure> {
+    let refused = |why: String| {
+        Failure::new(Exit::Usage, "a coordinator's address cannot be used")
+            .at("--coordinators")
+            .because(format!("\"{name}\": {why}"))
+            .next("pass HOST:PORT, as in the run's DIR/cluster.json")
+    };
+    let mut found = name.to_socket_addrs().map_err(|error| refused(error.to_string()))?;
+    found.next().ok_or_else(|| refused("the host has no address".into()))
+}
+
+/// The join token itself; `@FILE` names a file that holds it.
+fn token(join: &str) -> Result<String, Failure> {
+    let Some(path) = join.strip_prefix('@') else { return Ok(join.to_string()) };
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::new(Exit::Usage, "the join token cannot be read")
+            .at(path)
+            .because(error)
+            .next("pass --join @DIR/join.token with the directory of a run")
+    })?;
+    Ok(text.trim().to_string())
+}

@@ -1,0 +1,297 @@
+//! The configuration and the command line: what wins, what is refused, and in which words.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use everstep::cli::Overrides;
+use everstep::config::{ConfigError, Place, Resolved, read, resolve};
+use everstep_transport::protocol::Encoding;
+use everstep_transport::protocol::run::{OptimizerKind, ScheduleKind};
+use everstep_worker::registry::Registry;
+
+/// The example of the documentation, every key.
+const EVERYTHING: &str = r#"
+[run]
+name = "rust-code"
+seed = 7
+steps = 300
+min_workers = 2
+start_workers = 4
+[model]
+kind = "mlp"
+layers = 3
+heads = 2
+width = 96
+context = 16
+[data]
+kind = "text"
+path = "texts/"
+validation = 0.1
+[batch]
+data_shards = 6
+micro_batch = 5
+accumulate = 2
+[optimizer]
+kind = "lion"
+learning_rate = 3e-4
+warmup_steps = 10
+schedule = "linear"
+weight_decay = 0
+clip_norm = "none"
+[wire]
+all_gather = "bf16"
+[redundancy]
+copies = 3
+[checkpoint]
+every = 50
+keep = 2
+"#;
+
+fn resolved(text: &str, flags: Overrides) -> Result<Resolved, ConfigError> {
+    resolve(Some((Path::new("run.toml"), text)), &flags, &registry())
+}
+
+/// A program with a data set of its own.
+fn registry() -> Registry {
+    Registry::new().dataset("rings", |_| Err("never built here".into()))
+}
+
+fn refused(text: &str) -> ConfigError {
+    resolved(text, Overrides::default()).expect_err(text)
+}
+
+fn at_line(line: usize) -> Place {
+    Place::Line(PathBuf::from("run.toml"), line)
+}
+
+#[test]
+fn without_a_file_a_small_gpt_is_trained_on_the_default_text() {
+    let Resolved { run, workers, notes, .. } =
+        resolve(None, &Overrides::default(), &registry()).unwrap();
+    assert_eq!((run.name.as_str(), run.seed, run.steps), ("default", 1, 400));
+    assert_eq!((workers, run.start_workers, run.min_workers, run.copies), (2, 2, 1, 2));
+    let model = run.model;
+    assert_eq!((model.kind.as_str(), model.layers, model.heads), ("gpt", 4, 4));
+    assert_eq!((model.width, model.context), (128, 128));
+    assert_eq!((run.data.kind.as_str(), run.data.path.as_str()), ("text", ""));
+    let batch = run.batch;
+    assert_eq!((batch.data_shards, batch.micro_batch, batch.accumulate), (8, 4, 1));
+    let optimizer = run.optimizer;
+    assert_eq!(
+        (optimizer.kind, optimizer.schedule, optimizer.warmup_steps, optimizer.clip_norm),
+        (OptimizerKind::Adamw, ScheduleKind::Cosine, 20, Some(1.0))
+    );
+    assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (1e-3, 0.1));
+    assert_eq!(run.all_gather, Encoding::F32);
+    assert!(notes.is_empty());
+}
+
+#[test]
+fn every_key_of_the_file_is_read() {
+    let Resolved { run, workers, notes, .. } = resolved(EVERYTHING, Overrides::default()).unwrap();
+    assert_eq!((run.name.as_str(), run.seed, run.steps), ("rust-code", 7, 300));
+    assert_eq!((workers, run.start_workers, run.min_workers, run.copies), (4, 4, 2, 3));
+    let model = run.model;
+    assert_eq!((model.kind.as_str(), model.layers, model.heads), ("mlp", 3, 2));
+    assert_eq!((model.width, model.context), (96, 16));
+    assert_eq!((run.data.path.as_str(), run.data.validation), ("texts/", 0.1));
+    let batch = run.batch;
+    assert_eq!((batch.data_shards, batch.micro_batch, batch.accumulate), (6, 5, 2));
+    let optimizer = run.optimizer;
+    assert_eq!(
+        (optimizer.kind, optimizer.schedule, optimizer.warmup_steps, optimizer.clip_norm),
+        (OptimizerKind::Lion, ScheduleKind::Linear, 10, None)
+    );
+    assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (3e-4, 0.0));
+    assert_eq!(run.all_gather, Encoding::Bf16);
+    assert_eq!(notes, ["run.toml:34: this version writes no checkpoints yet"]);
+}
+
+#[test]
+fn a_flag_wins_over_the_file() {
+    let flags = Overrides {
+        workers: Some(3),
+        steps: Some(9),
+        data: Some("other.txt".into()),
+        seed: Some(u64::MAX),
+        copies: Some(1),
+    };
+    let resolved = resolved(EVERYTHING, flags).unwrap();
+    let run = resolved.run;
+    assert_eq!((resolved.workers, run.start_workers), (3, 4));
+    assert_eq!((run.steps, run.seed, run.copies), (9, u64::MAX, 1));
+    assert_eq!(run.data.path, "other.txt");
+    assert!(resolved.notes[1].starts_with("the run starts when 4 workers are there; 3 start here"));
+}
+
+#[test]
+fn a_data_set_registered_under_the_models_name_goes_with_that_model() {
+    let text = "[model]\nkind = \"rings\"";
+    assert_eq!(resolved(text, Overrides::default()).unwrap().run.data.kind, "rings");
+    let text = "[model]\nkind = \"rings\"\n[data]\nkind = \"text\"";
+    assert_eq!(resolved(text, Overrides::default()).unwrap().run.data.kind, "text");
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_line_and_the_nearest_known_key() {
+    for (text, line, nearest) in [
+        ("[run]\nsteps = 3\nsede = 1", 3, "did you mean \"run.seed\"?"),
+        ("[model]\n\nhead = 3", 3, "did you mean \"model.heads\"?"),
+        ("model.layer = 3", 1, "did you mean \"model.layers\"?"),
+        ("[run]\nlearning_rate = 1e-3", 2, "did you mean \"optimizer.learning_rate\"?"),
+        ("# a comment\nsteps = 3", 2, "did you mean \"run.steps\"?"),
+        ("[modle]\nlayers = 3", 1, "did you mean [model]?"),
+        ("[run]\n[checkpoints]", 2, "did you mean [checkpoint]?"),
+        ("[run]\nfrobnicate = true\n[xyzzy]", 3, "the sections are batch, checkpoint, data"),
+        ("[redundancy]\nfrobnicate = true", 2, "the keys of [redundancy] are copies"),
+        ("frobnicate = true", 1, "every key stands in a section"),
+        ("model = 3", 1, "write [model] on a line above its keys"),
+        ("[[model]]\nlayers = 3", 1, "write [model] on a line above its keys"),
+        ("[model.deep]\nlayers = 3", 1, "the keys of [model] are context, heads"),
+    ] {
+        let error = refused(text);
+        assert_eq!(error.place, at_line(line), "{text}");
+        assert!(error.problem.starts_with("unknown "), "{text}: {error}");
+        assert!(error.advice.contains(nearest), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
+    for (text, line, problem) in [
+        ("[run]\nsteps = \"many\"", 2, "run.steps is \"many\"; it must be a whole number"),
+        ("[run]\nsteps = 1.5", 2, "run.steps is 1.5; it must be a whole number"),
+        ("[run]\nsteps = -1", 2, "run.steps is -1; it must be a whole number"),
+        ("[run]\nsteps = 0", 2, "run.steps is 0"),
+        ("[run]\nname = 3", 2, "run.name is 3; it must be text in quotes"),
+        ("[run]\nmin_workers = 3", 2, "run.min_workers is 3, more than the 2 workers"),
+        ("[model]\nlayers = 0", 2, "model.layers is 0"),
+        ("[model]\nwidth = 5_000_000_000", 2, "model.width is 5_000_000_000"),
+        ("[model]\nwidth = 96\nheads = 5", 3, "which does not divide model.width = 96"),
+        ("[batch]\nmicro_batch = 0", 2, "batch.micro_batch is 0"),
+        ("[optimizer]\nlearning_rate = nan", 2, "optimizer.learning_rate is NaN"),
+        ("[optimizer]\nlearning_rate = -1e-3", 2, "optimizer.learning_rate is -0.001"),
+        ("[optimizer]\nlearning_rate = inf", 2, "optimizer.learning_rate is inf"),
+        ("[optimizer]\nclip_norm = 0", 2, "optimizer.clip_norm is 0"),
+        ("[optimizer]\nkind = \"adam\"", 2, "it must be \"adamw\", \"sgd\" or \"lion\""),
+        ("[optimizer]\nschedule = 3", 2, "\"constant\", \"cosine\" or \"linear\""),
+        ("[wire]\nall_gather = \"f16\"", 2, "it must be \"f32\" or \"bf16\""),
+        ("[data]\nvalidation = 0.9", 2, "data.validation is 0.9"),
+        ("[data]\nkind = \"ring\"", 2, "is \"ring\", which is no data set of this program"),
+        ("[redundancy]\ncopies = 0", 2, "redundancy.copies is 0"),
+        ("[checkpoint]\nkeep = 0", 2, "checkpoint.keep is 0"),
+        ("[checkpoint]\nevery = 1d", 2, "this is not TOML"),
+        ("[run]\nseed = 1\nseed = 2", 3, "this is not TOML"),
+        ("[run\n", 1, "this is not TOML"),
+    ] {
+        let error = refused(text);
+        assert_eq!(error.place, at_line(line), "{text}: {error}");
+        assert!(error.problem.contains(problem), "{text}: {error}");
+        assert!(!error.advice.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn a_bad_flag_is_shown_as_the_flag() {
+    let flags = |steps, workers| Overrides { steps, workers, ..Overrides::default() };
+    let error = resolved(EVERYTHING, flags(Some(0), None)).unwrap_err();
+    assert_eq!(error.place, Place::Flag("--steps"));
+    assert!(error.to_string().starts_with("--steps (or EVERSTEP_STEPS): run.steps is 0"));
+    let error = resolved("", flags(None, Some(0))).unwrap_err();
+    assert_eq!(error.place, Place::Flag("--workers"));
+}
+
+#[test]
+fn a_default_that_does_not_fit_is_shown_as_one() {
+    let error = refused("[model]\nwidth = 130");
+    assert_eq!(error.place, Place::File(PathBuf::from("run.toml")));
+    assert!(error.advice.contains("no line sets model.heads"), "{error}");
+}
+
+#[test]
+fn a_relative_data_path_is_relative_to_the_current_directory() {
+    let flags = |data: &str| Overrides { data: Some(data.into()), ..Overrides::default() };
+    let path = read(None, &flags("tests"), &registry()).unwrap().run.data.path;
+    assert_eq!(Path::new(&path), std::env::current_dir().unwrap().join("tests"));
+    let list = read(None, &flags("@Cargo.toml"), &registry()).unwrap().run.data.path;
+    assert!(list.starts_with("@/") && list.ends_with("/Cargo.toml"), "{list}");
+    let error = read(None, &flags("no/such/text"), &registry()).unwrap_err();
+    assert_eq!(error.place, Place::Flag("--data"));
+    assert!(error.problem.contains("no/such/text"), "{error}");
+}
+
+#[test]
+fn the_program_prints_one_block_and_exits_2() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "[model]\nheads = 3\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let output = everstep(&["train", "--config", path], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let printed = String::from_utf8(output.stderr).unwrap();
+    let block = format!(
+        "error: the configuration cannot be used\n  where: {path}:2\n    why: model.heads is 3, \
+         which does not divide model.width = 128\n   next: change the value, or remove the line to \
+         have the default\n"
+    );
+    assert_eq!(printed, block);
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn what_cannot_be_used_exits_2_and_names_it() {
+    for (arguments, named) in [
+        (&["train", "--config", "no/such.toml"][..], "no/such.toml"),
+        (&["train", "--config", "."], "the configuration file cannot be read"),
+        (&["train", "--step", "3"], "--steps"),
+        (&["train", "--steps", "many"], "many"),
+        (&["train", "--coordinators", "3"], "comes with a later version"),
+        (&["train", "--respawn"], "comes with a later version"),
+        (&["demo", "--workers", "3"], "comes with a later version"),
+        (&["trane"], "train"),
+        (&[], "Usage"),
+        (&["worker"], "--coordinators"),
+        (&["worker", "--coordinators", "127.0.0.1", "--join", "x"], "HOST:PORT"),
+        (&["worker", "--coordinators", "127.0.0.1:1", "--join", "@no/such"], "no/such"),
+        (&["generate", "--model", "m", "--prompt", "x", "--temperature", "-1"], "--temperature"),
+    ] {
+        let output = everstep(arguments, &[]);
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {printed}");
+        assert!(printed.contains(named), "{arguments:?}: {printed}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_variable_stands_for_its_flag_and_the_flag_wins() {
+    let steps = [("EVERSTEP_STEPS", "0")];
+    let output = everstep(&["train"], &steps);
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(printed.contains("EVERSTEP_STEPS"), "{printed}");
+    let output = everstep(&["train", "--steps", "5", "--copies", "0"], &steps);
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("where: --copies (or EVERSTEP_COPIES)"), "{printed}");
+}
+
+#[test]
+fn help_and_version_go_to_stdout_and_exit_0() {
+    for argument in ["--help", "--version"] {
+        let output = everstep(&[argument], &[]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(String::from_utf8(output.stdout).unwrap().contains("everstep"));
+        assert!(output.stderr.is_empty());
+    }
+}
+
+fn everstep(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let ours = std::env::vars_os()
+        .filter(|(name, _)| name.to_str().is_none_or(|name| !name.starts_with("EVERSTEP_")));
+    Command::new(env!("CARGO_BIN_EXE_everstep"))
+        .args(arguments)
+        .env_clear()
+        .envs(ours)
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the program starts")
+}

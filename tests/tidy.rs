@@ -1,0 +1,80 @@
+//! The house keeps its own rules: this test reads every file of the workspace.
+//!
+//! Each rule is a function from text to what is wrong with it, tried on small texts below, since a
+//! checker that cannot fail proves nothing. There is no list of exceptions.
+
+mod tidy {
+    pub mod architecture;
+    pub mod crates;
+    pub mod source;
+}
+
+use std::path::{Path, PathBuf};
+
+use tidy::source::Source;
+use tidy::{architecture, crates, source};
+
+#[test]
+fn every_source_file_is_tidy() {
+    let problems: Vec<String> = sources().iter().flat_map(source::problems).collect();
+    report(&problems);
+}
+
+#[test]
+fn dependencies_between_crates_point_one_way() {
+    let manifests = crates::manifests(root()).expect("the manifests can be read");
+    report(&manifests.iter().flat_map(crates::problems).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_cores_deny_clocks_and_hash_maps_and_use_no_shell() {
+    let sources = sources();
+    let cores = source::cores(&sources);
+    for home in ["worker/", "coordinator/"] {
+        let there = cores.iter().any(|core| core.path.starts_with(home));
+        assert!(there, "no module of {home} has {}", source::CORE_ATTRIBUTE);
+    }
+    report(&cores.iter().flat_map(|core| source::shell_in_core(core)).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_architecture_is_short_and_every_invariant_in_it_is_tested() {
+    let path = root().join("ARCHITECTURE.md");
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{} must be there: {error}", path.display()));
+    report(&architecture::problems(&text, &sources()));
+}
+
+/// Every `.rs` file of the workspace, tracked by git or not, by path.
+fn sources() -> Vec<Source> {
+    let mut paths = Vec::new();
+    walk(root(), &mut paths);
+    paths.sort();
+    let read = |path: PathBuf| Source {
+        text: std::fs::read_to_string(&path).expect("a source file is UTF-8"),
+        path: path.strip_prefix(root()).expect("below the root").to_string_lossy().into(),
+    };
+    let sources: Vec<Source> = paths.into_iter().map(read).collect();
+    assert!(sources.len() > 40, "{} files: the walk missed the workspace", sources.len());
+    sources
+}
+
+fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).expect("a directory of the workspace") {
+        let path = entry.expect("an entry of the workspace").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            walk(&path, found);
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn report(problems: &[String]) {
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
