@@ -177,6 +177,8 @@ pub struct GenerateFlags {
 pub enum Bench {
     /// Sum a vector over worker processes on this machine, and give everyone the result
     AllReduce(AllReduceFlags),
+    /// Train the same run with and without communication behind compute, and compare
+    Overlap(OverlapFlags),
 }
 
 /// The flags of `everstep bench all-reduce`.
@@ -194,6 +196,29 @@ pub struct AllReduceFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+/// The flags of `everstep bench overlap`.
+#[derive(Args, Clone, Debug)]
+pub struct OverlapFlags {
+    /// The run to measure, a TOML file; without it, the small GPT on the default text
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// How many worker processes take part
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// Steps in each run; their median counts
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// How many pairs of runs; the median counts
+    #[arg(long, value_name = "N", env = "EVERSTEP_PAIRS", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,

@@ -44,7 +44,8 @@ pub fn program(registry: Registry) -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
         }
     };
-    match dispatch(cli.verb, Arc::new(registry)) {
+    let registry = Arc::new(bench::register(registry));
+    match dispatch(cli.verb, registry) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{failure}");
@@ -59,7 +60,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Coordinator(flags) => coordinator::run(flags),
         Verb::Worker(flags) => worker::run(flags, registry),
         Verb::Generate(flags) => generate::run(&flags, &registry),
-        Verb::Bench(bench) => bench::run(&bench),
+        Verb::Bench(bench) => bench::run(&bench, &registry),
         Verb::Demo { .. } => Err(later("everstep demo")),
     }
 }

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use everstep_kernels::compute::Batch;
+use everstep_transport::protocol::Encoding;
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
 };
-use everstep_transport::protocol::Encoding;
 use everstep_worker::builtin;
 use everstep_worker::data::Dataset;
 use everstep_worker::registry::Registry;

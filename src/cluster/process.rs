@@ -159,9 +159,12 @@ fn start(
         File::create(&log).map_err(|source| ClusterError::File { path: log.clone(), source })?;
     // A group of its own: Ctrl-C reaches the launcher alone, which then ends the others in order.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).process_group(0);
-    // The daemons' own flags are all there: nothing of the launcher's environment is theirs.
-    for variable in ["EVERSTEP_DIR", "EVERSTEP_LISTEN", "EVERSTEP_COORDINATORS", "EVERSTEP_JOIN"] {
-        command.env_remove(variable);
+    // The daemons' own flags are all there: the launcher's environment is not theirs.
+    for (variable, _) in std::env::vars_os() {
+        let name = variable.to_string_lossy();
+        if name.starts_with("EVERSTEP_") && name != "EVERSTEP_LOG" {
+            command.env_remove(&variable);
+        }
     }
     let mut child = Killed(command.spawn().map_err(ClusterError::Runtime)?);
     let stdout = child.0.stdout.take().expect("stdout is piped");

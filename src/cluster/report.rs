@@ -83,6 +83,8 @@ pub struct WorkerReport {
     pub bytes_received: u64,
     /// Seconds in forward and backward passes.
     pub compute_seconds: f64,
+    /// CPU seconds of its process while it was a member.
+    pub cpu_seconds: f64,
     /// Seconds in which the device waited for others.
     pub exposed_communication_seconds: f64,
     /// Bytes of master weights and optimizer state.
@@ -168,6 +170,7 @@ fn worker(result: &WorkerResult) -> WorkerReport {
         bytes_sent: result.bytes_sent,
         bytes_received: result.bytes_received,
         compute_seconds: result.compute_seconds,
+        cpu_seconds: result.cpu_seconds,
         exposed_communication_seconds: result.exposed_communication_seconds,
         optimizer_bytes: result.optimizer_bytes,
         peak_rss_bytes: result.peak_rss_bytes,

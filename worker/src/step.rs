@@ -14,3 +14,4 @@ pub mod event;
 pub mod finish;
 pub mod member;
 pub mod plan;
+pub mod setup;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use everstep_transport::protocol::{Commit, Record, Step, WorkerId};
+use everstep_transport::protocol::{Commit, MetricsLine, Record, Step, WorkerId};
 
 use super::{Chronicle, Found, Invariant, Verdict};
 
@@ -66,7 +66,9 @@ impl Commits {
         let before = self.settled.insert(worker, step).unwrap_or_default();
         let behind = self.last.iter().find(|(_, last)| **last < step);
         let seen = match behind {
-            _ if step < before => format!("worker {worker} takes {before} for settled, then {step}"),
+            _ if step < before => {
+                format!("worker {worker} takes {before} for settled, then {step}")
+            }
             Some((behind, last)) => format!(
                 "worker {worker} takes {step} for settled; the last commit of worker {behind} is \
                  {last}"
@@ -96,7 +98,16 @@ impl Commits {
 
 impl Verdict {
     fn of(commit: &Commit) -> Self {
-        let (norm, loss) = (commit.norm.to_bits(), commit.loss.to_bits());
-        Self { norm, loss, decision: commit.decision }
+        Self { norm: bits(commit.norm), loss: bits(commit.loss), decision: commit.decision }
     }
+
+    pub(super) fn fits(&self, line: &MetricsLine) -> bool {
+        (bits(line.grad_norm), bits(line.loss)) == (self.norm, self.loss)
+    }
+}
+
+/// Which of the values that are no number it is depends on the order of additions, and means
+/// nothing.
+fn bits(value: f64) -> u64 {
+    if value.is_nan() { f64::NAN.to_bits() } else { value.to_bits() }
 }

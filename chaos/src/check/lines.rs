@@ -3,7 +3,7 @@
 use everstep_transport::protocol::{MetricsLine, Step};
 
 use super::commits::Commits;
-use super::{Found, Invariant, Verdict};
+use super::{Found, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Lines {
@@ -34,11 +34,5 @@ impl Lines {
         }
         let seen = format!("{steps} steps are complete; the last line is of step {}", self.last);
         Err((Invariant::I13, seen))
-    }
-}
-
-impl Verdict {
-    fn fits(&self, line: &MetricsLine) -> bool {
-        (line.grad_norm.to_bits(), line.loss.to_bits()) == (self.norm, self.loss)
     }
 }

@@ -3,7 +3,9 @@
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
+use super::ids::NodeName;
 use super::message::{ArchivedMessage, Message};
+use super::outcome::{EventKind, Outcome};
 
 /// Most bytes of a message on the control stream; larger ones travel as a message chunk.
 pub const MAX_CONTROL: usize = 64 << 10;
@@ -19,6 +21,9 @@ pub enum DecodeError {
         /// What the validation found.
         source: Failure,
     },
+    /// A node's name inside it is none.
+    #[error("a node's name that cannot be")]
+    Name,
     /// A run specification inside it is not valid.
     #[error("a run specification that cannot be: {0}")]
     Spec(#[from] super::run::SpecError),
@@ -40,7 +45,30 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
         Message::Welcome { run } | Message::Submit(run) => run.validate()?,
         _ => {}
     }
-    Ok(message)
+    if names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {
+        Ok(message)
+    } else {
+        Err(DecodeError::Name)
+    }
+}
+
+/// The names in a message: the archive holds them as any text.
+fn names(message: &Message) -> Vec<&NodeName> {
+    match message {
+        Message::Announce(record) => record.members.iter().map(|member| &member.name).collect(),
+        Message::Update(update) => {
+            let events = update.events.iter().filter_map(|event| match &event.kind {
+                EventKind::Registered { name, .. } | EventKind::Refused { name, .. } => Some(name),
+                _ => None,
+            });
+            let blamed = match &update.outcome {
+                Outcome::Failed { name, .. } => name.as_ref(),
+                _ => None,
+            };
+            events.chain(update.workers.iter().map(|view| &view.name)).chain(blamed).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A digest of the vocabulary's layout, stated in Hello: two builds whose messages are laid out

@@ -132,6 +132,8 @@ pub struct WorkerResult {
     pub bytes_received: u64,
     /// Seconds in forward and backward passes.
     pub compute_seconds: f64,
+    /// CPU seconds of its process since it became a member.
+    pub cpu_seconds: f64,
     /// Seconds in which the device waited for the network.
     pub exposed_communication_seconds: f64,
     /// Bytes of master weights and optimizer state that it holds.

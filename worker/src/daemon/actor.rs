@@ -57,6 +57,8 @@ pub struct WorkerActor {
     device: Option<Sender<Job>>,
     changed: watch::Sender<u64>,
     traffic: Arc<Traffic>,
+    /// CPU seconds that were used before the worker became a member.
+    cpu_before: f64,
     exit: Option<oneshot::Sender<Exit>>,
 }
 
@@ -96,6 +98,7 @@ impl WorkerActor {
             device: None,
             changed,
             traffic: Arc::default(),
+            cpu_before: 0.0,
             exit: Some(exit),
         };
         actor.start();
@@ -161,6 +164,7 @@ impl WorkerActor {
             self.peers.values().filter_map(|peer| peer.link().map(Link::stats)).collect();
         let buffers = self.shell.endpoint.socket_buffers();
         (result.bytes_sent, result.bytes_received) = self.traffic.totals();
+        result.cpu_seconds = traffic::cpu_seconds() - self.cpu_before;
         result.peak_rss_bytes = traffic::peak_rss_bytes();
         result.refused += self.shell.endpoint.stats().refused_peers;
         result.path_mtu = stats.iter().map(|link| u64::from(link.path_mtu)).min().unwrap_or(0);
@@ -213,6 +217,7 @@ impl WorkerActor {
             }
         }
         self.record = Some(record);
+        self.cpu_before = traffic::cpu_seconds();
         self.changed.send_modify(|version| *version += 1);
         for link in std::mem::take(&mut self.strangers) {
             self.admit(link, own);

@@ -33,3 +33,9 @@ pub fn peak_rss_bytes() -> u64 {
     let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.unwrap_or(0) << 10
 }
+
+/// CPU seconds that this process has used so far, all threads together.
+pub fn cpu_seconds() -> f64 {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
+}

@@ -23,8 +23,9 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::event::{Admission, Built, Effect, Exit, Input, Report, Summary};
-use super::member::{Member, Setup};
+use super::member::Member;
 use super::plan::Plan;
+use super::setup::Setup;
 use crate::data::Sampler;
 use crate::optimize;
 

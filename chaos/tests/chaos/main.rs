@@ -1,0 +1,4 @@
+//! Scenarios: whole runs of the production cores under seeded schedules.
+
+mod honest;
+mod support;

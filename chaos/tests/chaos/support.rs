@@ -1,0 +1,68 @@
+//! The one fixture: a run, how many workers, which schedule.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_chaos::check::Chronicle;
+use everstep_chaos::toy;
+use everstep_chaos::world::{Failure, Finished, Passing, Scenario, World};
+use everstep_transport::protocol::RunSpec;
+use everstep_worker::registry::Registry;
+
+/// Far more virtual time than any toy run needs.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// A run to be simulated again and again.
+#[derive(Clone)]
+pub struct Toy {
+    pub run: RunSpec,
+    pub registry: Arc<Registry>,
+    pub reference: Option<Arc<Chronicle>>,
+}
+
+impl Toy {
+    /// `toy::run()` with what `change` changes.
+    pub fn new(change: impl FnOnce(&mut RunSpec)) -> Self {
+        let mut run = toy::run();
+        change(&mut run);
+        Self { run, registry: Arc::new(toy::registry()), reference: None }
+    }
+
+    /// From now on every run is compared with one of a single worker; returns that one.
+    pub fn with_reference(mut self) -> (Self, Finished) {
+        let alone = self.complete(1, 0);
+        self.reference = Some(Arc::new(alone.chronicle.clone()));
+        (self, alone)
+    }
+
+    pub fn copies(&self, copies: u32) -> Self {
+        let run = RunSpec { copies, ..self.run.clone() };
+        Self { run, ..self.clone() }
+    }
+
+    pub fn world(&self, workers: u32, seed: u64) -> World {
+        let Self { run, registry, reference } = self.clone();
+        World::new(Scenario { run, registry, workers, seed, reference }).expect("the toy is there")
+    }
+
+    /// Runs to the end, or shows what came before.
+    pub fn complete(&self, workers: u32, seed: u64) -> Finished {
+        let mut world = self.world(workers, seed);
+        let finished = world.run(LIMIT);
+        finished.unwrap_or_else(|failure| {
+            let trace: Vec<&str> = world.trace().newest().collect();
+            panic!("{workers} workers, seed {seed}: {failure}\n{}", trace.join("\n"))
+        })
+    }
+
+    /// Runs with somebody who meddles.
+    pub fn meddled(
+        &self,
+        workers: u32,
+        meddler: impl FnMut(Passing<'_>) + 'static,
+    ) -> Result<Finished, Failure> {
+        let mut world = self.world(workers, 7);
+        world.meddle(meddler);
+        world.run(LIMIT)
+    }
+}

@@ -1,0 +1,73 @@
+//! `everstep bench all-reduce`: how long a whole step takes that computes nothing.
+
+use everstep_transport::protocol::run::{
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
+};
+use everstep_transport::protocol::{Encoding, RunSpec};
+use serde_json::json;
+
+use super::vector::{NAME, UNIT};
+use super::{Scratch, quantile, sorted};
+use crate::cli::AllReduceFlags;
+use crate::cluster::{Options, Report};
+use crate::failure::Failure;
+
+/// Steps before those that count.
+const WARM_UP: usize = 3;
+
+pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
+    let scratch = Scratch::new()?;
+    let (report, progress) = scratch.train(&spec(flags), &Options::new(flags.workers))?;
+    let seconds = sorted(progress.lines[WARM_UP..].iter().map(|line| line.seconds));
+    let median = quantile(&seconds, 0.5);
+    let bytes = f64::from(flags.mb) * 1e6;
+    let (median_ms, p99_ms) = (median * 1e3, quantile(&seconds, 0.99) * 1e3);
+    let gib_per_s = bytes / median / f64::from(1 << 30);
+    let cpu = cpu_seconds_per_gb(&report);
+    if flags.json {
+        let result = json!({
+            "workers": flags.workers, "mb": flags.mb, "iterations": seconds.len(),
+            "median_ms": median_ms, "p99_ms": p99_ms, "gib_per_s": gib_per_s,
+            "cpu_seconds_per_gb": cpu,
+        });
+        println!("{result}");
+    } else {
+        println!("{} MB over {} workers, {} times", flags.mb, flags.workers, seconds.len());
+        println!("  median  {median_ms:.1} ms  ({gib_per_s:.2} GiB/s)");
+        println!("  p99     {p99_ms:.1} ms");
+        println!("  CPU     {cpu:.2} s for each GB sent");
+    }
+    Ok(())
+}
+
+/// A run whose gradient is the vector, with one data shard a worker and one owner a shard.
+fn spec(flags: &AllReduceFlags) -> RunSpec {
+    let units = (u64::from(flags.mb) * 1_000_000).div_ceil(4 * UNIT as u64) as u32;
+    RunSpec {
+        name: NAME.into(),
+        seed: 1,
+        steps: u64::from(flags.iterations) + WARM_UP as u64,
+        min_workers: 1,
+        start_workers: flags.workers,
+        model: ModelSpec { kind: NAME.into(), layers: 1, heads: 1, width: 1, context: units },
+        data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0 },
+        batch: BatchSpec { data_shards: flags.workers, micro_batch: 1, accumulate: 1 },
+        optimizer: OptimizerSpec {
+            kind: OptimizerKind::Sgd,
+            learning_rate: 0.0,
+            warmup_steps: 0,
+            schedule: ScheduleKind::Constant,
+            weight_decay: 0.0,
+            clip_norm: None,
+        },
+        all_gather: Encoding::F32,
+        copies: 1,
+    }
+}
+
+/// CPU of all workers, over what they have sent. All of their steps count, the first ones too.
+fn cpu_seconds_per_gb(report: &Report) -> f64 {
+    let cpu: f64 = report.workers.iter().map(|worker| worker.cpu_seconds).sum();
+    let sent: u64 = report.workers.iter().map(|worker| worker.bytes_sent).sum();
+    if sent == 0 { 0.0 } else { cpu / (sent as f64 / 1e9) }
+}

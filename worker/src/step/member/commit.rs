@@ -1,0 +1,176 @@
+//! Votes and commits: how a round ends.
+//!
+//! A vote says that all of this member's part is done. The step leader commits when everyone has
+//! voted; whoever learns of the commit applies it and begins the next round.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_transport::protocol::{
+    Commit, Decision, Message, MetricsLine, Prepared, Shard, Step, WorkerId,
+};
+use everstep_transport::time::Time;
+
+use super::{MAX_LINES, Member, Round};
+use crate::step::ballot::{Ballot, Tally};
+use crate::step::event::Job;
+
+impl Member {
+    /// Does what has become possible: the vote, and as step leader the commit.
+    pub(super) fn advance(&mut self, now: Time) {
+        if self.may_vote() {
+            self.round.voted = true;
+            let vote = self.vote();
+            let to = self.plan.record().step_leader();
+            if self.plan.leads() {
+                self.cast(to, vote);
+            } else {
+                self.send(to, Message::Prepared(vote));
+            }
+            if self.is_over() {
+                self.device(Job::Finish { version: self.committed() });
+            }
+        }
+        if self.ballot.as_ref().is_some_and(|ballot| ballot.is_complete(&self.plan)) {
+            self.decide(now);
+        }
+    }
+
+    fn may_vote(&self) -> bool {
+        let applied = self.updating.is_empty() && !self.round.voted;
+        let done = if self.is_over() {
+            self.gathering.is_empty()
+        } else {
+            self.round.contributions.len() == self.plan.data_shards().len()
+                && self.round.reduced.len() == self.plan.owned().len()
+        };
+        applied && done
+    }
+
+    /// The last step is committed; the vote for the one after it is empty.
+    fn is_over(&self) -> bool {
+        self.round.step.0 > self.setup.run.steps
+    }
+
+    fn vote(&self) -> Prepared {
+        Prepared {
+            generation: self.plan.generation(),
+            step: self.round.step,
+            squares: self.round.squares.iter().map(|(shard, sum)| (*shard, *sum)).collect(),
+            contributions: self.round.contributions.values().cloned().collect(),
+            digests: self.digests.iter().map(|(shard, digest)| (*shard, *digest)).collect(),
+            compute_seconds: self.round.compute_seconds,
+        }
+    }
+
+    pub(super) fn cast(&mut self, from: WorkerId, vote: Prepared) {
+        let Some(ballot) = &mut self.ballot else { return self.refuse() };
+        if ballot.cast(&self.plan, from, vote).is_err() {
+            self.refuse();
+        }
+    }
+
+    fn decide(&mut self, now: Time) {
+        let over = self.is_over();
+        let Some(ballot) = self.ballot.take() else { return };
+        if let Err(diverged) = ballot.agree() {
+            self.diverged = Some(diverged);
+            return;
+        }
+        // All have voted for this step, so no failure can undo the one before.
+        self.settled = Step(ballot.step().0 - 1);
+        if over {
+            return;
+        }
+        let commit = self.commit_of(now, ballot.tally());
+        let others: Vec<_> = self.plan.others().collect();
+        for to in others {
+            self.send(to, Message::Commit(commit.clone()));
+        }
+        let last = commit.step.0 == self.setup.run.steps;
+        self.ballot = Some(Ballot::new(commit.step.next(), last));
+        self.adopt(now, commit);
+    }
+
+    fn commit_of(&self, now: Time, tally: Tally) -> Commit {
+        let step = self.round.step;
+        let finite = tally.norm.is_finite() && tally.loss.is_finite();
+        let before = self.commit.as_ref().map_or(0, |commit| commit.updates);
+        let recorded = tally.samples.iter().flat_map(|(_, samples)| samples.iter().copied());
+        let account = self.setup.sampler.account(recorded, step);
+        let line = MetricsLine {
+            step,
+            generation: self.plan.generation(),
+            world_size: self.plan.record().world_size(),
+            loss: tally.loss,
+            grad_norm: tally.norm,
+            learning_rate: f64::from(self.setup.schedule.rate(step.0)),
+            tokens: self.setup.tokens_per_step,
+            seconds: now.since(self.committed_at).as_secs_f64(),
+            unix_ms: self.setup.unix_ms_at_zero + now.0 / 1_000_000,
+            compute_seconds: tally.compute_seconds,
+            samples_lost: account.lost,
+            samples_repeated: account.repeated,
+        };
+        Commit {
+            generation: self.plan.generation(),
+            step,
+            norm: tally.norm,
+            loss: tally.loss,
+            decision: if finite { Decision::Apply } else { Decision::Skip },
+            updates: before + u64::from(finite),
+            hold: false,
+            line,
+        }
+    }
+
+    pub(super) fn learn(&mut self, now: Time, from: WorkerId, commit: Commit) {
+        let known = commit.generation == self.plan.generation() && commit.step <= self.committed();
+        if known {
+            return; // It came on another lane first.
+        }
+        let next = commit.generation == self.plan.generation()
+            && commit.step == self.round.step
+            && self.plan.record().rank(from).is_some();
+        if !next || !self.round.voted || self.plan.leads() {
+            return self.refuse();
+        }
+        self.adopt(now, commit);
+    }
+
+    /// The step under way has committed: apply it and begin the next.
+    fn adopt(&mut self, now: Time, commit: Commit) {
+        assert_eq!(commit.step, self.round.step, "I5: commits come one by one");
+        assert!(self.round.voted, "I19: nobody commits without this member's vote");
+        let round = std::mem::replace(&mut self.round, Round::new(commit.step.next()));
+        self.updating = self.plan.owned().keys().copied().collect();
+        match commit.decision {
+            Decision::Apply => {
+                let shards = (0..self.plan.shards()).map(Shard);
+                self.gathering =
+                    shards.filter(|shard| !self.plan.owned().contains_key(shard)).collect();
+                let (step, norm, update) = (commit.step, commit.norm, commit.updates);
+                for (shard, gradient) in round.reduced {
+                    self.device(Job::Update { shard, step, norm, update, gradient });
+                }
+                self.head_streams(&commit);
+            }
+            Decision::Skip => {
+                self.gathering.clear();
+                self.device(Job::Skip { step: commit.step });
+            }
+        }
+        self.committed_at = now;
+        self.lines.insert(commit.step, commit.line.clone());
+        if self.lines.len() > MAX_LINES {
+            self.lines.pop_first();
+        }
+        self.commit = Some(commit);
+        self.begin_compute();
+    }
+
+    pub(super) fn begin_compute(&mut self) {
+        if !self.is_over() && !self.plan.data_shards().is_empty() {
+            self.device(Job::Gradient { step: self.round.step });
+        }
+    }
+}

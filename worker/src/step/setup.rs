@@ -1,0 +1,28 @@
+//! What a worker knows of its run, whatever the generation.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_kernels::buffer::Pool;
+use everstep_kernels::schedule::Schedule;
+use everstep_transport::protocol::RunSpec;
+
+use crate::data::Sampler;
+
+/// What does not change with the generation.
+#[derive(Debug)]
+pub struct Setup {
+    /// The run.
+    pub run: RunSpec,
+    /// How many parameters the model has.
+    pub parameters: usize,
+    /// Which samples belong to which step.
+    pub sampler: Sampler,
+    /// The learning rate of each step.
+    pub schedule: Schedule,
+    /// Targets that one step trains on.
+    pub tokens_per_step: u64,
+    /// Wall clock at the core's time zero.
+    pub unix_ms_at_zero: u64,
+    /// Where new buffers come from.
+    pub pool: Pool,
+}
