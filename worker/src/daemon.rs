@@ -6,6 +6,7 @@
 //! buffers by the task of their stream and change hands by pointer.
 
 mod actor;
+mod event;
 mod peer;
 mod traffic;
 

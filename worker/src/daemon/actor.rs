@@ -10,18 +10,19 @@ use actix::{Actor, Addr, AsyncContext, Context, Handler, MessageResult};
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Chunk, Message, Record, RunSpec, WorkerId};
+use everstep_transport::protocol::{Message, Record, RunSpec, WorkerId};
 use everstep_transport::quic::{Endpoint, Expected, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{oneshot, watch};
 
+use super::event::{Ask, Event};
 use super::peer::{Peer, Wiring};
 use super::traffic::{self, Traffic};
 use crate::device::build::{Place, build};
 use crate::device::{Device, thread as device_thread};
 use crate::registry::Registry;
 use crate::step::core::Core;
-use crate::step::event::{Admission, Built, Effect, Exit, Input, Job};
+use crate::step::event::{Built, Effect, Exit, Input, Job};
 
 /// How often the core is told the time.
 const TICK: Duration = Duration::from_millis(50);
@@ -60,21 +61,6 @@ pub struct WorkerActor {
     /// CPU seconds that were used before the worker became a member.
     cpu_before: f64,
     exit: Option<oneshot::Sender<Exit>>,
-}
-
-/// Something happened.
-#[derive(actix::Message)]
-#[rtype(result = "()")]
-pub struct Event(pub Input);
-
-/// What to do with a chunk?
-#[derive(actix::Message)]
-#[rtype(result = "Admission")]
-pub struct Ask {
-    /// Whose chunk.
-    pub from: WorkerId,
-    /// Its header.
-    pub chunk: Chunk,
 }
 
 #[derive(actix::Message)]
@@ -244,7 +230,8 @@ impl WorkerActor {
         let wiring = Wiring {
             worker,
             generation: record.number,
-            actor: own.clone(),
+            events: own.clone().recipient(),
+            asks: own.clone().recipient(),
             changed: self.changed.subscribe(),
             pool: self.shell.pool.clone(),
             traffic: self.traffic.clone(),

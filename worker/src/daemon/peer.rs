@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use actix::Addr;
+use actix::Recipient;
 use bytes::Bytes;
 use everstep_kernels::buffer::{Pool, Shared};
 use everstep_kernels::reduce;
@@ -18,7 +18,7 @@ use everstep_transport::quic::{BulkReceiver, Link, LinkError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
-use super::actor::{Ask, Event, WorkerActor};
+use super::event::{Ask, Event};
 use super::traffic::Traffic;
 use crate::step::event::{Admission, Input, Lane, Parcel};
 
@@ -45,8 +45,10 @@ pub struct Wiring {
     pub worker: WorkerId,
     /// The generation that it is a member of.
     pub generation: Generation,
-    /// The actor.
-    pub actor: Addr<WorkerActor>,
+    /// Tells the actor.
+    pub events: Recipient<Event>,
+    /// Asks the actor.
+    pub asks: Recipient<Ask>,
     /// Changes whenever the core may admit what it did not before.
     pub changed: watch::Receiver<u64>,
     /// Where buffers come from.
@@ -172,7 +174,7 @@ async fn receive_messages(link: Link, wiring: Wiring) {
     let reason = loop {
         match link.receive().await {
             Ok(message) => {
-                let told = wiring.actor.send(Event(Input::Peer { from, message })).await;
+                let told = wiring.events.send(Event(Input::Peer { from, message })).await;
                 if told.is_err() {
                     return; // The actor has ended, and the process with it.
                 }
@@ -180,7 +182,7 @@ async fn receive_messages(link: Link, wiring: Wiring) {
             Err(error) => break error.to_string(),
         }
     };
-    let _ = wiring.actor.send(Event(Input::PeerLost { from, reason })).await;
+    let _ = wiring.events.send(Event(Input::PeerLost { from, reason })).await;
 }
 
 async fn receive_streams(link: Link, wiring: Wiring) {
@@ -209,13 +211,13 @@ async fn receive_chunks(
                     return Ok(());
                 };
                 let _ =
-                    wiring.actor.send(Event(Input::Peer { from: wiring.worker, message })).await;
+                    wiring.events.send(Event(Input::Peer { from: wiring.worker, message })).await;
             }
             Admission::Take => {
                 let values = receive_values(&mut stream, &chunk, &wiring.pool).await?;
                 wiring.traffic.add_received(chunk.body_bytes());
                 let input = Input::Piece { from: wiring.worker, chunk, values };
-                let _ = wiring.actor.send(Event(input)).await;
+                let _ = wiring.events.send(Event(input)).await;
             }
             Admission::Wait | Admission::Drop => {
                 tracing::warn!(worker = %wiring.worker, ?chunk, "refused a chunk outside the plan");
@@ -232,7 +234,7 @@ async fn admission(chunk: &Chunk, wiring: &mut Wiring) -> Admission {
     loop {
         wiring.changed.mark_unchanged();
         let ask = Ask { from: wiring.worker, chunk: *chunk };
-        match wiring.actor.send(ask).await {
+        match wiring.asks.send(ask).await {
             Ok(Admission::Wait) => {
                 if wiring.changed.changed().await.is_err() {
                     return Admission::Drop; // The actor has ended.

@@ -115,6 +115,8 @@ impl Member {
             owned: member.plan.owned().iter().map(|(shard, primary)| (*shard, *primary)).collect(),
         });
         member.begin_compute();
+        // Who computes nothing and owns nothing is done already.
+        member.advance(now);
         member
     }
 
@@ -218,6 +220,7 @@ impl Member {
                 let node = Node { level: chunk.level, index: chunk.index };
                 self.add(chunk.shard, node, Operand::Owned(values));
             }
+            ChunkKind::Reduced if self.round.reduced.contains_key(&chunk.shard) => self.refuse(),
             ChunkKind::Reduced => {
                 self.round.reduced.insert(chunk.shard, Shared::new(values));
             }

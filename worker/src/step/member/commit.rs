@@ -35,15 +35,14 @@ impl Member {
         }
     }
 
+    /// A vote says that every shard of the version before is here too: who computes has needed
+    /// them all, a spare waits for them.
     fn may_vote(&self) -> bool {
-        let applied = self.updating.is_empty() && !self.round.voted;
-        let done = if self.is_over() {
-            self.gathering.is_empty()
-        } else {
-            self.round.contributions.len() == self.plan.data_shards().len()
-                && self.round.reduced.len() == self.plan.owned().len()
-        };
-        applied && done
+        let current = self.updating.is_empty() && self.gathering.is_empty();
+        let done = self.is_over()
+            || self.round.contributions.len() == self.plan.data_shards().len()
+                && self.round.reduced.len() == self.plan.owned().len();
+        current && done && !self.round.voted
     }
 
     /// The last step is committed; the vote for the one after it is empty.
