@@ -156,25 +156,28 @@ impl Cluster {
     /// Waits for news and writes them down; `true` once the run is complete.
     pub async fn advance(&mut self) -> Result<bool, ClusterError> {
         tokio::time::sleep(POLL).await;
-        let failed = self.failed_process();
         let update = self.poll().await;
-        if let Some(error) = failed {
-            return Err(self.explain(error).await);
+        if let Ok(Outcome::Complete(results)) = update {
+            self.progress.results = Some(results);
+            return Ok(true);
         }
-        match update? {
-            Outcome::Running => Ok(false),
-            Outcome::Complete(results) => {
-                self.progress.results = Some(results);
-                Ok(true)
-            }
-            Outcome::Failed { name, reason } => {
+        // A process that died says more than what others make of its silence.
+        if let Some(died) = self.failed_process() {
+            return Err(self.explain(died).await);
+        }
+        match update {
+            Ok(Outcome::Failed { name, reason }) => {
                 let named = |process: &&Process| Some(process.name()) == name.as_ref();
                 let worker = self.workers.iter().find(named);
                 let told = ClusterError::failed(worker.map(Process::label), &reason);
-                // A process that died says more than what others make of its silence.
                 tokio::time::sleep(POLL).await;
                 Err(self.failed_process().map_or(told, |died| died.because(&reason)))
             }
+            Ok(_) => Ok(false),
+            Err(error @ ClusterError::Coordinator(_)) => {
+                Err(ClusterError::failed(Some(self.coordinator.label()), &error.to_string()))
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -230,14 +233,19 @@ impl Cluster {
 
     /// Adds what the coordinator knows of a process that ended.
     async fn explain(&mut self, error: ClusterError) -> ClusterError {
-        let deadline = Instant::now() + LAST_WORD;
-        while Instant::now() < deadline {
-            if let Ok(Outcome::Failed { reason, .. }) = self.poll().await {
-                return error.because(&reason);
+        let told = tokio::time::timeout(LAST_WORD, async {
+            loop {
+                match self.poll().await {
+                    Ok(Outcome::Failed { reason, .. }) => return Some(reason),
+                    Ok(_) => tokio::time::sleep(POLL).await,
+                    Err(_) => return None,
+                }
             }
-            tokio::time::sleep(POLL).await;
+        });
+        match told.await {
+            Ok(Some(reason)) => error.because(&reason),
+            _ => error,
         }
-        error
     }
 }
 

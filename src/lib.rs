@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use everstep_worker::registry::Registry;
 
 use cli::{Cli, Verb};
 use failure::{Exit, Failure};
@@ -30,6 +29,18 @@ mod supervision;
 mod text;
 mod train;
 mod worker;
+
+// What a program needs for models and data sets of its own, and for a cluster of its own.
+#[doc(inline)]
+pub use everstep_kernels::{
+    compute::{Batch, Compute, Evaluation, HostModel, OnHost},
+    layout::{Init, Layout},
+    random::Philox,
+};
+#[doc(inline)]
+pub use everstep_transport::protocol::{MetricsLine, RunSpec, outcome::EventKind};
+#[doc(inline)]
+pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
 
 /// Runs the program on the process's command line with the models and data sets of `registry`.
 ///

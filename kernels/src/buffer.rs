@@ -175,6 +175,7 @@ mod tests {
         assert_eq!(free(&pool), [21, 10]);
     }
 
+    /// Invariant I10.
     #[test]
     fn free_memory_is_bounded_and_the_longest_unused_goes_first() {
         let pool = Pool::new(4 * 100);

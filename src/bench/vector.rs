@@ -1,5 +1,5 @@
-//! A model without a model: its gradient is a vector that is there already, so a step is nothing but
-//! the exchange.
+//! A model without a model: its gradient is a vector that is there already, so a step is nothing
+//! but the exchange.
 
 use std::sync::Arc;
 

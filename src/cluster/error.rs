@@ -34,11 +34,11 @@ pub enum ClusterError {
         /// Its log.
         log: PathBuf,
     },
-    /// The coordinator ended the run.
+    /// The coordinator ended the run, or does not say how it stands.
     #[error("{reason}")]
     Failed {
-        /// The worker at fault, where one is, and its log.
-        worker: Option<(String, PathBuf)>,
+        /// The process at fault, where one is, and its log.
+        process: Option<(String, PathBuf)>,
         /// Why.
         reason: String,
     },
@@ -54,8 +54,8 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    pub(super) fn failed(worker: Option<(String, PathBuf)>, reason: &str) -> Self {
-        Self::Failed { worker, reason: reason.into() }
+    pub(super) fn failed(process: Option<(String, PathBuf)>, reason: &str) -> Self {
+        Self::Failed { process, reason: reason.into() }
     }
 
     /// Adds what the coordinator said.
@@ -87,9 +87,9 @@ impl From<ClusterError> for Failure {
                 let next = format!("read its log, {}", log.display());
                 failed.at(process).because(why).next(next)
             }
-            ClusterError::Failed { worker: Some((worker, log)), reason } => {
+            ClusterError::Failed { process: Some((process, log)), reason } => {
                 let next = format!("read its log, {}", log.display());
-                failed.at(worker).because(reason).next(next)
+                failed.at(process).because(reason).next(next)
             }
             ClusterError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
             ClusterError::Terminated => Failure::new(Exit::Drained, "terminated"),

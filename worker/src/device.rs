@@ -78,6 +78,8 @@ pub struct Device {
     deferred: VecDeque<Job>,
     /// When the first pass began; from then on waiting is exposed communication.
     training: bool,
+    /// Parameters whose master weights have not come to be written.
+    unwritten: usize,
     summary: Summary,
 }
 
@@ -96,6 +98,7 @@ impl Device {
             versions: vec![Step(0); shards],
             deferred: VecDeque::new(),
             training: false,
+            unwritten: layout.count(),
             summary: Summary::default(),
             parts,
             layout,
@@ -277,11 +280,11 @@ impl Device {
 
     fn write(&mut self, shard: Shard, values: &[f32], port: &mut dyn Port) -> Result<(), String> {
         let range = reduce::shard_range(self.layout.count(), shard.0 as usize);
-        let complete = match &mut self.parts.model_file {
-            Some(file) => file.write(range, values).map_err(|error| error.to_string())?,
-            None => true,
-        };
-        if complete {
+        self.unwritten -= range.len();
+        if let Some(file) = &mut self.parts.model_file {
+            file.write(range, values).map_err(|error| error.to_string())?;
+        }
+        if self.unwritten == 0 {
             port.report(Report::Written);
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! drops it, or lets it wait, and then is asked again when it has moved on.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use everstep_kernels::buffer::{Buffer, Pool};
 use everstep_kernels::reduce;
@@ -24,6 +25,13 @@ pub struct StreamId {
     step: Step,
     /// 0, or the number of something that a meddler added.
     stray: u64,
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, lane, step, .. } = self;
+        write!(f, "{lane:?} of step {step} from worker {from} to {to}")
+    }
 }
 
 /// What is on its way.
@@ -86,7 +94,7 @@ impl World {
         let Some(parcel) = self.wire.front(stream) else { return Ok(()) };
         let (chunk, from) = (header_of(parcel), self.workers[stream.from].id());
         let answer = self.workers[stream.to].admit(from, &chunk);
-        self.note(format_args!("{stream:?} asks for {chunk:?}: {answer:?}"));
+        self.note(format_args!("{stream} with {chunk:?}: {answer:?}"));
         match answer {
             Admission::Take => self.later(Happening::Body(stream)),
             Admission::Wait => self.workers[stream.to].wait_with(stream),

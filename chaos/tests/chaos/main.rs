@@ -1,4 +1,6 @@
 //! Scenarios: whole runs of the production cores under seeded schedules.
 
 mod honest;
+mod meddled;
+mod skipped;
 mod support;

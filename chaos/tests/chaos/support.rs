@@ -12,6 +12,9 @@ use everstep_worker::registry::Registry;
 /// Far more virtual time than any toy run needs.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
+/// Power-of-two counts and others, alone and more than there are data shards.
+pub const WORKERS: [u32; 6] = [1, 2, 3, 4, 5, 8];
+
 /// A run to be simulated again and again.
 #[derive(Clone)]
 pub struct Toy {

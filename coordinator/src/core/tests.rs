@@ -326,6 +326,7 @@ fn a_silent_member_ends_the_run_and_is_cut_off() {
     assert_eq!(states, [WorkerState::Training, WorkerState::Lost]);
 }
 
+/// Invariant I8.
 #[test]
 fn a_coordinator_that_was_late_itself_blames_nobody() {
     let (mut world, workers) = World::training();

@@ -118,7 +118,7 @@ impl Record {
         &self.owners[after - 1].owners
     }
 
-    /// The parameter shards of which `rank` is an owner, ascending, each with whether it is primary.
+    /// The parameter shards that `rank` owns, ascending, each with whether it is primary.
     pub fn owned_by(&self, rank: Rank) -> Vec<(Shard, bool)> {
         let mine = self.owners.iter().filter(|ownership| ownership.owners.contains(&rank));
         mine.flat_map(|ownership| {

@@ -64,6 +64,7 @@ async fn large_messages_arrive_and_keep_their_place() {
     }
 }
 
+/// Invariant I10.
 #[tokio::test]
 async fn a_full_queue_is_an_error_and_never_a_wait() {
     let world = World::new();

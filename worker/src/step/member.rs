@@ -203,7 +203,17 @@ impl Member {
         match chunk.step.cmp(&now) {
             Less => Admission::Drop,
             Greater => Admission::Wait,
+            Equal if self.has(chunk) => Admission::Drop,
             Equal => Admission::Take,
+        }
+    }
+
+    /// Whether a chunk's content is here already.
+    fn has(&self, chunk: &Chunk) -> bool {
+        match chunk.kind {
+            ChunkKind::Reduced => self.round.reduced.contains_key(&chunk.shard),
+            ChunkKind::Parameters => !self.gathering.contains(&chunk.shard),
+            _ => false, // The sum, and the end of the run, know what they have.
         }
     }
 
@@ -220,7 +230,6 @@ impl Member {
                 let node = Node { level: chunk.level, index: chunk.index };
                 self.add(chunk.shard, node, Operand::Owned(values));
             }
-            ChunkKind::Reduced if self.round.reduced.contains_key(&chunk.shard) => self.refuse(),
             ChunkKind::Reduced => {
                 self.round.reduced.insert(chunk.shard, Shared::new(values));
             }
@@ -332,9 +341,7 @@ impl Member {
     }
 
     fn gather(&mut self, shard: Shard, values: Buffer) {
-        if !self.gathering.remove(&shard) {
-            return self.refuse();
-        }
+        self.gathering.remove(&shard);
         self.device(Job::Load { shard, version: self.committed(), values });
     }
 

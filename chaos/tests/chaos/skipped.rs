@@ -1,0 +1,117 @@
+//! A gradient that is not finite: the step is committed, changes nothing, and the run goes on.
+
+use std::sync::Arc;
+
+use everstep_chaos::toy::{self, SAMPLES};
+use everstep_chaos::world::{Failure, Passing};
+use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
+use everstep_kernels::layout::{Init, Layout};
+use everstep_transport::protocol::{DataShard, Decision, Message, Step};
+use everstep_worker::data::Sampler;
+
+use crate::support::{Toy, WORKERS};
+
+/// Three parameter shards.
+const PARAMETERS: usize = 2_500;
+
+/// A line through the origin, that cannot be learned from one of the samples.
+struct Line {
+    poison: u64,
+}
+
+impl Line {
+    /// Mean loss and its derivative by each parameter.
+    fn differentiate(parameters: &[f32], batch: &Batch) -> (f64, Vec<f32>) {
+        let mut gradient = vec![0.0; parameters.len()];
+        let mut loss = 0.0;
+        for row in 0..batch.rows {
+            let digits = &batch.tokens[2 * row..2 * row + 2];
+            let x = |index: usize| (digits[index % 2] as f32 + index as f32).sin() / 50.0;
+            let y: f32 = parameters.iter().enumerate().map(|(index, w)| w * x(index)).sum();
+            let error = y - batch.targets[row] as f32;
+            loss += f64::from(error * error) / batch.rows as f64;
+            for (index, slope) in gradient.iter_mut().enumerate() {
+                *slope += 2.0 * error * x(index) / batch.rows as f32;
+            }
+        }
+        (loss, gradient)
+    }
+}
+
+impl HostModel for Line {
+    fn layout(&self) -> Layout {
+        let mut layout = Layout::new();
+        layout.push("slope", &[PARAMETERS], Init::Normal { deviation: 0.1 });
+        layout
+    }
+
+    fn gradient(
+        &mut self,
+        parameters: &[f32],
+        batch: &Batch,
+        scale: f32,
+        gradient: &mut [f32],
+    ) -> f64 {
+        let (loss, found) = Self::differentiate(parameters, batch);
+        for (sum, slope) in gradient.iter_mut().zip(found) {
+            *sum += scale * slope;
+        }
+        let samples = batch.tokens.chunks(2).map(|digits| u64::from(digits[0] * 10 + digits[1]));
+        if samples.into_iter().any(|sample| sample == self.poison) {
+            gradient[PARAMETERS / 2] = f32::NAN;
+        }
+        loss
+    }
+
+    fn evaluate(&mut self, parameters: &[f32], batch: &Batch) -> Evaluation {
+        Evaluation { loss: Self::differentiate(parameters, batch).0, metric: None }
+    }
+}
+
+/// A run in which one sample of `step` spoils the gradient.
+fn poisoned(step: Step, data_shards: u32) -> Toy {
+    let mut toy = Toy::new(|run| {
+        run.model.kind = "line".into();
+        run.batch.data_shards = data_shards;
+    });
+    let sampler = Sampler::new(toy.run.seed, SAMPLES, toy.run.batch);
+    let poison = sampler.sample(step, DataShard(1), 0, 1).index;
+    let model = move |_: &_| Ok(Box::new(OnHost::new(Line { poison })) as Box<_>);
+    toy.registry = Arc::new(toy::registry().model("line", model));
+    toy
+}
+
+#[test]
+fn the_step_is_committed_and_changes_nothing_for_any_number_of_workers() {
+    for data_shards in [8, 2] {
+        for step in [1, 3, 6].map(Step) {
+            let (toy, alone) = poisoned(step, data_shards).with_reference();
+            assert_eq!(alone.chronicle.skipped().collect::<Vec<_>>(), [step]);
+            for workers in WORKERS {
+                for copies in [1, 2] {
+                    let finished = toy.copies(copies).complete(workers, 9);
+                    assert_eq!(finished.state_hash, alone.state_hash, "{workers} workers");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_commit_of_a_skipped_step_stops_the_run() {
+    // No parameters follow that would bring the commit too: that the connection is lost with its
+    // message is what a member goes by.
+    let toy = poisoned(Step(3), 8);
+    let mut lost = false;
+    let met = toy.meddled(3, move |passing| {
+        let Passing::Messages { messages, .. } = passing else { return };
+        let skip = |message: &Message| {
+            matches!(message, Message::Commit(commit) if commit.decision == Decision::Skip)
+        };
+        if !lost && messages.iter().any(skip) {
+            lost = true;
+            messages.clear();
+        }
+    });
+    assert!(matches!(met, Err(Failure::Stuck { .. })), "{met:?}");
+}

@@ -1,0 +1,60 @@
+//! The same bits, whoever computes them (I3).
+
+use crate::world::World;
+
+/// Trains with each of these numbers of workers, twice with each of these copies; all states must
+/// have one hash.
+fn assert_one_hash(world: &World, data_shards: u64, workers: &[usize], copies: &[u64]) {
+    let alone = world.train(&["--workers", "1", "--copies", "1"]);
+    alone.assert_whole(12, data_shards, 1);
+    for (&workers, copies) in workers.iter().flat_map(|w| copies.iter().map(move |c| (w, c))) {
+        let flags = ["--workers", &workers.to_string(), "--copies", &copies.to_string()];
+        let run = world.train(&flags);
+        run.assert_whole(12, data_shards, workers);
+        assert_eq!(run.hash(), alone.hash(), "{flags:?}");
+    }
+}
+
+#[test]
+fn a_gpt_is_the_same_for_any_number_of_workers_and_copies() {
+    assert_one_hash(&World::new(), 8, &[1, 2, 3, 4, 5, 8], &[1, 2]);
+}
+
+#[test]
+fn an_mlp_is_the_same_for_any_number_of_workers_and_copies() {
+    let world = World::new().with("model.kind", "mlp").with("model.context", 8);
+    assert_one_hash(&world, 8, &[1, 2, 3, 4, 5, 8], &[1, 2]);
+}
+
+#[test]
+fn data_shards_need_be_neither_a_power_of_two_nor_as_many_as_workers() {
+    for data_shards in [6, 7] {
+        let world = World::new().with("batch.data_shards", data_shards);
+        assert_one_hash(&world, data_shards as u64, &[2, 3, 4, 8], &[2]);
+    }
+}
+
+#[test]
+fn micro_batches_add_up_the_same_everywhere() {
+    assert_one_hash(&World::new().with("batch.accumulate", 2), 8, &[2, 3], &[2]);
+}
+
+#[test]
+fn rounded_parameters_are_rounded_the_same_everywhere() {
+    let world = World::new().with("wire.all_gather", "bf16");
+    assert_one_hash(&world, 8, &[2, 3], &[1, 2]);
+    let rounded = world.train(&["--workers", "2"]);
+    let exact = world.with("wire.all_gather", "f32").train(&["--workers", "2"]);
+    assert_ne!(rounded.hash(), exact.hash(), "members compute with what they gather");
+}
+
+#[test]
+fn a_run_repeats_itself_and_another_seed_does_not() {
+    let world = World::new();
+    let runs = ["1", "1", "2"].map(|seed| world.train(&["--seed", seed]));
+    assert_eq!(runs[0].hash(), runs[1].hash());
+    assert_ne!(runs[0].hash(), runs[2].hash());
+    let losses =
+        |run: usize| runs[run].lines("metrics.jsonl").into_iter().map(|l| l["loss"].clone());
+    assert!(losses(0).eq(losses(1)), "losses are the same bits too");
+}

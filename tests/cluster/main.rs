@@ -1,0 +1,12 @@
+//! Clusters of real processes, as a user of the program meets them.
+//!
+//! Everything here is seen from outside: exit codes, what is printed, and the files of a run.
+//! [`world`] starts programs and waits for what they do; each other file is about one promise.
+
+mod fault;
+mod files;
+mod hash;
+mod learn;
+mod memory;
+mod refusal;
+mod world;

@@ -1,0 +1,57 @@
+//! What a worker holds: its share of the state, and no more than a dry run says.
+
+use crate::world::{Ended, World};
+
+/// Parameters of a parameter shard of the small GPT, times master weights and two moments.
+const SHARD_BYTES: u64 = 1_024 * 12;
+
+#[test]
+fn optimizer_state_falls_with_the_number_of_workers_and_grows_with_copies() {
+    let world = World::new();
+    let bytes = |workers: u64, copies: u64| {
+        let flags = ["--workers", &workers.to_string(), "--copies", &copies.to_string()];
+        world.train(&flags).of_workers("optimizer_bytes")
+    };
+    let whole = bytes(1, 1)[0];
+    for (workers, copies) in [(1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (5, 2)] {
+        let share = whole * copies.min(workers) / workers;
+        for held in bytes(workers, copies) {
+            let slack = SHARD_BYTES * copies;
+            assert!(held.abs_diff(share) <= slack, "{held} of {share}: {workers} workers");
+        }
+    }
+}
+
+/// 17.6 million parameters, and next to nothing else.
+fn large() -> World {
+    World::new()
+        .with("model.kind", "mlp")
+        .with("model.layers", 5)
+        .with("model.width", 2048)
+        .with("model.context", 8)
+        .with("batch.data_shards", 4)
+        .with("run.steps", 3)
+        .with_text(1 << 10)
+}
+
+/// Of the dry run's table, MB.
+fn megabytes(dry_run: &Ended, part: &str) -> f64 {
+    let line = dry_run.stdout.lines().find_map(|line| line.trim_start().strip_prefix(part));
+    let number = line.and_then(|rest| rest.trim().strip_suffix(" MB"));
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{dry_run:?}"))
+}
+
+#[test]
+fn a_worker_needs_the_memory_that_a_dry_run_says() {
+    let world = large();
+    for workers in ["1", "2", "4"] {
+        let dry_run = world.launch(&["--workers", workers, "--dry-run"]).program.end();
+        let total = megabytes(&dry_run, "together, at most");
+        let constant = megabytes(&dry_run, "program and network");
+        for bytes in world.train(&["--workers", workers]).of_workers("peak_rss_bytes") {
+            let peak = bytes as f64 / 1e6;
+            let fits = (total - constant..=total * 1.1).contains(&peak);
+            assert!(fits, "{peak:.0} MB of {total} MB with {workers} workers: {}", dry_run.stdout);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A place for runs: a folder with a text and a configuration, and the programs started in it.
+//!
+//! Worlds exist one at a time, so that no test starves the processes of another: a starved worker
+//! is a lost one. Nothing is waited for by the clock alone: what must happen is looked for until it
+//! has happened.
+
+mod program;
+mod run;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+pub use program::{Ended, Launched, Node, Program, SOON, Signal};
+pub use run::Run;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// How long anything may take that a test waits for, far above what it takes: a test that hangs
+/// shall say so.
+const PATIENCE: Duration = Duration::from_secs(1_200);
+
+/// A folder with a text and a configuration.
+pub struct World {
+    folder: TempDir,
+    settings: BTreeMap<&'static str, toml::Value>,
+    runs: Cell<u32>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl World {
+    /// A small GPT, twelve steps long: it trains in less than a second.
+    pub fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::tempdir().expect("a folder");
+        let (settings, runs) = (BTreeMap::new(), Cell::new(0));
+        Self { folder, settings, runs, _alone: alone }
+            .with("run.steps", 12)
+            .with("model.layers", 2)
+            .with("model.heads", 2)
+            .with("model.width", 32)
+            .with("model.context", 32)
+            .with("batch.micro_batch", 2)
+            .with_text(32 << 10)
+    }
+
+    /// Sets a key of the configuration.
+    pub fn with(mut self, key: &'static str, value: impl Into<toml::Value>) -> Self {
+        self.settings.insert(key, value.into());
+        self
+    }
+
+    /// Trains on `text.txt` with at least `bytes` bytes.
+    pub fn with_text(self, bytes: usize) -> Self {
+        let path = self.write("text.txt", &text(bytes));
+        self.with("data.path", path.to_str().expect("UTF-8"))
+    }
+
+    /// A path in the folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file in the folder.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).expect("the folder can be written");
+        path
+    }
+
+    /// Starts the program in the folder, with nothing of the caller's configuration in its
+    /// environment.
+    pub fn start(&self, arguments: &[&str]) -> Program {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("EVERSTEP_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        Program::start(command)
+    }
+
+    /// Starts `everstep train` with the configuration, in a new directory.
+    pub fn launch(&self, arguments: &[&str]) -> Launched {
+        self.runs.set(self.runs.get() + 1);
+        let dir = self.path(&format!("run-{}", self.runs.get()));
+        let report = dir.with_extension("json");
+        let config = self.config();
+        let ours = ["train", "--config", show(&config), "--dir", show(&dir), "--report"];
+        let program = self.start(&[&ours[..], &[show(&report)], arguments].concat());
+        Launched { program, dir, report }
+    }
+
+    /// Trains to the end.
+    pub fn train(&self, arguments: &[&str]) -> Run {
+        self.launch(arguments).complete()
+    }
+
+    /// Writes the configuration; returns its path.
+    pub fn config(&self) -> PathBuf {
+        let line = |(key, value): (&&str, &toml::Value)| format!("{key} = {value}\n");
+        self.write("run.toml", &self.settings.iter().map(line).collect::<String>())
+    }
+}
+
+/// A path as an argument.
+pub fn show(path: &Path) -> &str {
+    path.to_str().expect("a path of UTF-8")
+}
+
+/// Looks for something until it is there.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Words in a fixed, irregular order.
+fn text(bytes: usize) -> String {
+    const WORDS: [&str; 8] = ["a ", "worker ", "owns ", "the ", "shard ", "and ", "sums\n", "it "];
+    let mut chance = 1_u32;
+    let mut text = String::new();
+    while text.len() < bytes {
+        chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        text += WORDS[(chance >> 29) as usize];
+    }
+    text
+}

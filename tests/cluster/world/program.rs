@@ -1,0 +1,189 @@
+//! Programs that run: what they print, what they leave, and the processes of a cluster.
+
+use std::fs;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, kill_process};
+use serde::Deserialize;
+use serde_json::Value;
+
+pub use rustix::process::Signal;
+
+use super::{Run, until};
+
+/// A started program. Dropped, it is killed.
+pub struct Program(Child);
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it said besides.
+    pub stderr: String,
+}
+
+impl Program {
+    pub fn start(mut command: Command) -> Self {
+        // Nothing here prints more than a pipe holds.
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(command.spawn().expect("the program starts"))
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        send(self.0.id(), signal);
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> Ended {
+        let status = until("the end of a program", || self.0.try_wait().expect("a child"));
+        let printed = |pipe: Option<&mut dyn std::io::Read>| {
+            let mut bytes = Vec::new();
+            pipe.expect("a pipe").read_to_end(&mut bytes).expect("its end");
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let stdout = printed(self.0.stdout.as_mut().map(|pipe| pipe as _));
+        let stderr = printed(self.0.stderr.as_mut().map(|pipe| pipe as _));
+        Ended { code: status.code(), stdout, stderr }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill(); // an error means that it has ended
+        let _ = self.0.wait();
+    }
+}
+
+impl Ended {
+    /// The one block that says what went wrong: the end of stderr.
+    pub fn block(&self) -> &str {
+        let start = self.stderr.find("error: ").unwrap_or_else(|| panic!("no block: {self:?}"));
+        let block = &self.stderr[start..];
+        let indented = block.lines().skip(1).all(|line| line.starts_with("  "));
+        assert!(indented, "more than one block, or something after it: {self:?}");
+        block
+    }
+}
+
+/// `everstep train`, under way.
+pub struct Launched {
+    /// The launcher.
+    pub program: Program,
+    /// Where the run's files are.
+    pub dir: PathBuf,
+    /// Where the report will be.
+    pub report: PathBuf,
+}
+
+impl Launched {
+    /// The cluster as `cluster.json` has it.
+    pub fn cluster(&self) -> Option<Cluster> {
+        let text = fs::read_to_string(self.dir.join("cluster.json")).ok()?;
+        Some(serde_json::from_str(&text).expect("cluster.json is written atomically"))
+    }
+
+    /// Waits until `count` workers are in that state, and no other worker is there.
+    pub fn until_workers(&self, count: usize, state: &str) -> Cluster {
+        until(&format!("{count} workers {state}"), || {
+            let cluster = self.cluster()?;
+            let there = cluster.workers.iter().filter(|worker| worker.state == state).count();
+            (there == count && cluster.workers.len() == count).then_some(cluster)
+        })
+    }
+
+    /// Waits until that step is settled, and its line written.
+    pub fn until_step(&self, step: usize) -> Cluster {
+        until(&format!("step {step}"), || {
+            let text = fs::read_to_string(self.dir.join("metrics.jsonl")).ok()?;
+            (text.lines().count() >= step).then(|| self.cluster())?
+        })
+    }
+
+    /// Waits for the end of a run that must complete.
+    pub fn complete(self) -> Run {
+        let ended = self.program.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        Run::read(self.dir, &self.report, ended.stdout)
+    }
+
+    /// Waits for the end of a run that must fail, with its whole cluster, soon; returns the block
+    /// that says why.
+    pub fn fails(self, cluster: &Cluster) -> String {
+        let began = Instant::now();
+        let ended = self.program.end();
+        cluster.until_gone();
+        let took = began.elapsed();
+        assert!(took < SOON, "{took:?}: {ended:?}");
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(!self.report.exists(), "there is no report of a run that failed");
+        ended.block().to_string()
+    }
+}
+
+/// How soon after a fault a run ends: promised is half of it.
+pub const SOON: Duration = Duration::from_secs(10);
+
+/// The processes of a cluster, as `cluster.json` has them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Cluster {
+    coordinators: [Node; 1],
+    /// The workers.
+    pub workers: Vec<Node>,
+}
+
+/// One process.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Node {
+    /// Its process id; none for one that joined by hand.
+    pub pid: Option<u32>,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// A worker's state.
+    #[serde(default)]
+    pub state: Value,
+}
+
+impl Node {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid.expect("the launcher started it"), signal);
+    }
+
+    /// Whether its process has ended; nobody may yet have asked how.
+    fn is_gone(&self) -> bool {
+        let Some(pid) = self.pid else { return true };
+        fs::read(format!("/proc/{pid}/cmdline")).map_or(true, |line| line.is_empty())
+    }
+
+    fn is_unheard(&self) -> bool {
+        UdpSocket::bind(self.address).is_ok()
+    }
+}
+
+impl Cluster {
+    /// The coordinator.
+    pub fn coordinator(&self) -> &Node {
+        &self.coordinators[0]
+    }
+
+    /// Waits until no process is left, and no port in use.
+    pub fn until_gone(&self) {
+        let nodes: Vec<_> = self.coordinators.iter().chain(&self.workers).collect();
+        until("no process of the cluster is left", || {
+            nodes.iter().all(|node| node.is_gone() && node.is_unheard()).then_some(())
+        });
+    }
+}
+
+/// Sends a process a signal.
+fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a process id is positive");
+    kill_process(pid, signal).expect("the process is there");
+}

@@ -1,0 +1,66 @@
+//! A run that is complete: its report and its files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// A run that is complete.
+pub struct Run {
+    /// Where its files are.
+    pub dir: PathBuf,
+    /// What it printed.
+    pub stdout: String,
+    /// Its report.
+    pub report: Value,
+}
+
+impl Run {
+    /// Reads the report of a run.
+    pub fn read(dir: PathBuf, report: &Path, stdout: String) -> Self {
+        let text = fs::read_to_string(report).expect("a complete run has a report");
+        let report = serde_json::from_str(&text).expect("it is JSON");
+        Self { dir, stdout, report }
+    }
+
+    /// The state hash.
+    pub fn hash(&self) -> &str {
+        let hash = self.report["state_hash"].as_str().expect("a hash");
+        assert_eq!(hash.len(), 64, "{hash}");
+        hash
+    }
+
+    /// The lines of a file of the run, each JSON.
+    pub fn lines(&self, name: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir.join(name)).expect(name);
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// A number of every worker's report.
+    pub fn of_workers(&self, key: &str) -> Vec<u64> {
+        let workers = self.report["workers"].as_array().expect("workers");
+        workers.iter().map(|worker| worker[key].as_u64().expect(key)).collect()
+    }
+
+    /// Checks that the report and the metrics are those of one history in which every worker took
+    /// part: no step and no sample lost or repeated (I4, I13).
+    pub fn assert_whole(&self, steps: u64, data_shards: u64, workers: usize) {
+        let report = &self.report;
+        assert_eq!(report["steps"], steps);
+        assert_eq!(report["bitwise"], true);
+        for nothing in ["steps_redone", "steps_lost", "samples_lost", "samples_repeated"] {
+            assert_eq!(report[nothing], 0, "{nothing}");
+        }
+        let order: Vec<_> = self.lines("metrics.jsonl").iter().map(|l| l["step"].clone()).collect();
+        assert_eq!(order, (1..=steps).collect::<Vec<_>>(), "each step once, in order");
+
+        let computed = self.of_workers("data_shards_computed");
+        assert_eq!(computed.len(), workers);
+        assert_eq!(computed.iter().sum::<u64>(), steps * data_shards);
+        let idle = computed.iter().filter(|count| **count == 0).count();
+        assert_eq!(idle, workers.saturating_sub(data_shards as usize), "{computed:?}");
+        let silent = |sent: &u64| (*sent == 0) != (workers == 1);
+        let sent = self.of_workers("bytes_sent");
+        assert!(!sent.iter().any(silent), "{sent:?}");
+    }
+}

@@ -1,0 +1,141 @@
+//! What a member waits for before it votes, and what it refuses.
+
+use std::sync::Arc;
+
+use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_transport::protocol::exemplars;
+use everstep_transport::protocol::{
+    Chunk, ChunkKind, Commit, Decision, Encoding, Message, MetricsLine, Record, Shard, Step,
+    WorkerId,
+};
+use everstep_transport::time::Time;
+use everstep_worker::data::Sampler;
+use everstep_worker::optimize;
+use everstep_worker::step::event::{Admission, Effect};
+use everstep_worker::step::member::Member;
+use everstep_worker::step::plan::Plan;
+use everstep_worker::step::setup::Setup;
+
+use crate::support::{DATA_SHARDS, GENERATION, MEMBERS, PARAMETERS, record, record_of};
+
+const NOW: Time = Time(1);
+
+fn enter(worker: WorkerId, record: Record) -> Member {
+    let mut run = exemplars::run();
+    run.batch.data_shards = DATA_SHARDS;
+    let setup = Setup {
+        parameters: PARAMETERS,
+        sampler: Sampler::new(run.seed, 100, run.batch),
+        schedule: optimize::schedule(&run),
+        tokens_per_step: 16,
+        unix_ms_at_zero: 0,
+        pool: Pool::new(1 << 20),
+        run,
+    };
+    let plan = Plan::new(record, worker, PARAMETERS, DATA_SHARDS).expect("a member");
+    Member::enter(NOW, Arc::new(setup), plan)
+}
+
+/// A spare without a shard of its own, beside one member that does everything.
+fn idle() -> Member {
+    let record = record_of(&[&[0, 1, 2, 3, 4, 5, 6, 7], &[]], &[&[0], &[0], &[0]]);
+    enter(MEMBERS[1], record)
+}
+
+/// The steps that the member has voted for since it was last asked.
+fn votes(member: &mut Member) -> Vec<u64> {
+    let mut steps = Vec::new();
+    while let Some(effect) = member.poll_effect() {
+        if let Effect::Send { message: Message::Prepared(vote), .. } = effect {
+            steps.push(vote.step.0);
+        }
+    }
+    steps
+}
+
+fn commit(decision: Decision) -> Message {
+    let line = MetricsLine { step: Step(1), ..MetricsLine::default() };
+    let (generation, step, updates) = (GENERATION, Step(1), 1);
+    let (norm, loss, hold) = (1.0, 2.0, false);
+    Message::Commit(Commit { generation, step, norm, loss, decision, updates, hold, line })
+}
+
+fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {
+    let count = PARAMETERS.min(1_024 * (shard as usize + 1)) - 1_024 * shard as usize;
+    Chunk {
+        kind,
+        generation: GENERATION,
+        step: Step(step),
+        shard: Shard(shard),
+        level: 0,
+        index: 0,
+        count: count as u32,
+        encoding: Encoding::F32,
+    }
+}
+
+fn piece(member: &mut Member, from: WorkerId, chunk: Chunk, value: f32) {
+    let values = Buffer::detached(vec![value; chunk.count as usize]);
+    member.piece(NOW, from, &chunk, values);
+}
+
+#[test]
+fn who_has_nothing_to_do_votes_at_once() {
+    assert_eq!(votes(&mut idle()), [1]);
+}
+
+#[test]
+fn a_spare_votes_when_it_has_gathered_what_was_updated() {
+    let mut member = idle();
+    votes(&mut member);
+    member.peer(NOW, MEMBERS[0], commit(Decision::Apply));
+    for shard in 0..3 {
+        assert_eq!(votes(&mut member), [0; 0], "shard {shard} is missing");
+        piece(&mut member, MEMBERS[0], chunk(ChunkKind::Parameters, 1, shard), 0.5);
+    }
+    assert_eq!((votes(&mut member), member.refused()), (vec![2], 0));
+}
+
+#[test]
+fn after_a_skipped_step_there_is_nothing_to_gather() {
+    let mut member = idle();
+    votes(&mut member);
+    member.peer(NOW, MEMBERS[0], commit(Decision::Skip));
+    assert_eq!(votes(&mut member), [2]);
+}
+
+#[test]
+fn a_reduced_shard_is_taken_once() {
+    let mut member = enter(MEMBERS[1], record());
+    let reduced = chunk(ChunkKind::Reduced, 1, 0);
+    for (refused, value) in [1.0, 2.0].into_iter().enumerate() {
+        piece(&mut member, MEMBERS[0], reduced, value);
+        assert_eq!(member.refused(), refused as u64);
+    }
+}
+
+#[test]
+fn what_is_early_waits_and_what_is_late_or_unexpected_is_dropped() {
+    let member = enter(MEMBERS[1], record());
+    let other = |change: fn(&mut Chunk)| {
+        let mut chunk = chunk(ChunkKind::Reduced, 1, 0);
+        change(&mut chunk);
+        chunk
+    };
+    let table = [
+        (MEMBERS[0], other(|_| {}), Admission::Take),
+        (MEMBERS[0], other(|chunk| chunk.step = Step(2)), Admission::Wait),
+        (MEMBERS[0], other(|chunk| chunk.step = Step(0)), Admission::Drop),
+        (MEMBERS[0], other(|chunk| chunk.generation.0 += 1), Admission::Wait),
+        (MEMBERS[0], other(|chunk| chunk.generation.0 -= 1), Admission::Drop),
+        (MEMBERS[0], other(|chunk| chunk.count -= 1), Admission::Drop),
+        (MEMBERS[0], other(|chunk| chunk.shard = Shard(1)), Admission::Drop),
+        (MEMBERS[0], other(|chunk| chunk.shard = Shard(9)), Admission::Drop),
+        (MEMBERS[2], other(|_| {}), Admission::Drop),
+        (MEMBERS[0], chunk(ChunkKind::Partial, 1, 1), Admission::Drop),
+        (MEMBERS[2], chunk(ChunkKind::Parameters, 1, 2), Admission::Wait),
+    ];
+    for (from, chunk, expected) in table {
+        assert_eq!(member.admit(from, &chunk), expected, "{chunk:?} from {from}");
+    }
+}
