@@ -78,6 +78,18 @@ impl Display {
             return;
         }
         self.shown = last.step.0;
+        if self.shown == self.steps {
+            self.announce_end();
+        }
+    }
+
+    /// The last step is done; what follows takes a moment.
+    fn announce_end(&self) {
+        let words = "validating, and writing the model";
+        match &self.bar {
+            Some(bar) => bar.set_message(words),
+            None => eprintln!("{words}"),
+        }
     }
 
     /// Leaves the last state on the screen.

@@ -87,7 +87,11 @@ fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) {
         .ok()
         .and_then(|mut compute| continue_text(compute.as_mut(), &prompt, &options));
     if let Some(continued) = continued {
-        let show = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        // A young model's control characters are no good for a terminal.
+        let visible = |c: char| if c.is_control() && c != '\n' && c != '\t' { '.' } else { c };
+        let show = |bytes: &[u8]| -> String {
+            String::from_utf8_lossy(bytes).chars().map(visible).collect()
+        };
         println!("a held-out beginning, and what the model makes of it after \"|\":\n");
         println!("{}|{}\n", show(&prompt), show(&continued));
     }

@@ -111,6 +111,7 @@ async fn work(
 
     let place = Place { incarnation, address, dir: options.dir, overlap: options.overlap };
     let exit = attend(endpoint.clone(), link.clone(), registry, (name, place)).await;
+    tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
     link.finish().await;
     endpoint.close("the worker is done").await;

@@ -84,7 +84,7 @@ pub struct Device {
 }
 
 /// Held-out targets that are evaluated at the end, at most.
-const VALIDATION_TARGETS: u64 = 128 << 10;
+const VALIDATION_TARGETS: u64 = 64 << 10;
 
 impl Device {
     /// A device that owns nothing yet.
