@@ -38,7 +38,7 @@ pub use everstep_kernels::{
     random::Philox,
 };
 #[doc(inline)]
-pub use everstep_transport::protocol::{MetricsLine, RunSpec, outcome::EventKind};
+pub use everstep_transport::protocol::{RunSpec, outcome::EventKind};
 #[doc(inline)]
 pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
 

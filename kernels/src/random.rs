@@ -26,6 +26,8 @@ impl Philox {
     /// Purpose: the order of the samples in an epoch, which stands for the step. Index: up to the
     /// permutation.
     pub const PERMUTATION: u32 = 3;
+    /// The first purpose that is free for programs; those below are Everstep's own.
+    pub const USER: u32 = 1 << 10;
 
     /// The stream of `seed`, `purpose` and `step`. Streams are distinct for purposes below 2^16 and
     /// steps below 2^48.

@@ -43,6 +43,8 @@ impl Schedule {
             Kind::Linear => 1.0 - self.progress(step),
             Kind::Cosine => (1.0 + cos_pi(self.progress(step))) / 2.0,
         };
+        // The cosine's own rounding must not turn the last step around.
+        let share = share.clamp(0.0, 1.0);
         let floor = f64::from(self.floor);
         (floor + (full - floor) * share) as f32
     }
@@ -96,6 +98,14 @@ mod tests {
     fn without_a_warm_up_the_curve_begins_below_the_full_rate() {
         let schedule = Schedule { warmup_steps: 0, steps: 2, ..schedule(Kind::Linear) };
         assert_eq!([1, 2].map(|step| schedule.rate(step)), [0.6, 0.2]);
+    }
+
+    #[test]
+    fn the_last_step_never_has_a_negative_rate() {
+        let schedule =
+            Schedule { warmup_steps: 20, steps: 400, floor: 0.0, ..schedule(Kind::Cosine) };
+        assert_eq!(schedule.rate(400), 0.0);
+        assert!((1..=401).all(|step| schedule.rate(step) >= 0.0));
     }
 
     #[test]

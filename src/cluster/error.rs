@@ -23,7 +23,7 @@ pub enum ClusterError {
     #[error("the system refuses: {0}")]
     Runtime(#[source] io::Error),
     /// A process ended, or did not begin.
-    #[error("{process} {how}")]
+    #[error("{process} {how}: {}", why.as_deref().unwrap_or("its log is empty"))]
     Process {
         /// Which.
         process: String,

@@ -1,0 +1,88 @@
+//! The examples do what they say. Each runs as a user would run it, in a directory of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+#[test]
+fn the_own_model_learns_with_the_same_bits_on_one_worker_and_on_three() {
+    let directory = TempDir::new().unwrap();
+    let printed = stdout(&example("own_model", &[], &directory));
+    let hashes: Vec<&str> =
+        printed.lines().filter_map(|line| line.split("state hash ").nth(1)).collect();
+    assert_eq!(hashes.len(), 2, "{printed}");
+    assert_eq!((hashes[0].len(), hashes[0]), (64, hashes[1]), "{printed}");
+    assert!(directory.path().join("runs/rings-002/model.safetensors").is_file());
+}
+
+#[test]
+fn the_own_model_is_trained_by_the_same_command_line() {
+    let directory = TempDir::new().unwrap();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/own_model.toml");
+    let arguments = ["train", "--config", config, "--steps", "20", "--report", "report.json"];
+    let printed = stdout(&example("own_model", &arguments, &directory));
+    assert!(printed.contains("trained 20 steps"), "{printed}");
+    let report = std::fs::read(directory.path().join("report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    assert!(report["metric"].as_f64().is_some_and(|metric| metric > 0.5), "{report}");
+    assert_eq!((&report["samples_lost"], &report["bitwise"]), (&0.into(), &true.into()));
+}
+
+#[test]
+fn a_cluster_from_code_trains_on_the_text_that_it_is_given_and_tells_of_it() {
+    let directory = TempDir::new().unwrap();
+    let text = "the quick brown fox jumps over the lazy dog\n".repeat(400);
+    std::fs::write(directory.path().join("fox.txt"), text).unwrap();
+    let printed = stdout(&example("cluster_from_code", &["fox.txt"], &directory));
+    assert!(printed.contains("generation  1 after step 0: 2 members, Start"), "{printed}");
+    let losses: Vec<f64> = printed
+        .lines()
+        .filter_map(|line| line.strip_suffix(" nats")?.split("loss ").nth(1)?.parse().ok())
+        .collect();
+    assert_eq!(losses.len(), 6, "{printed}");
+    assert!(losses[5] < losses[0], "{printed}");
+    assert!(printed.contains("\nvalidation ") && printed.contains("\nstate hash "), "{printed}");
+}
+
+#[test]
+fn a_cluster_from_code_says_why_it_cannot_train() {
+    let directory = TempDir::new().unwrap();
+    let output = example("cluster_from_code", &["missing.txt"], &directory);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("missing.txt"), "{told}");
+}
+
+#[test]
+fn the_all_reduce_gives_the_same_bits_for_any_number_of_workers() {
+    let directory = TempDir::new().unwrap();
+    let printed = stdout(&example("all_reduce", &[], &directory));
+    let equal = printed.lines().filter(|line| line.ends_with("bit for bit")).count();
+    assert_eq!(equal, 4, "{printed}");
+    assert!(!printed.contains(" instead, 0 of"), "the order of additions matters: {printed}");
+}
+
+/// Runs the example to its end.
+fn example(name: &str, arguments: &[&str], directory: &TempDir) -> Output {
+    let program = beside_this_test().join("examples").join(name);
+    assert!(
+        program.is_file(),
+        "{} is not there: `cargo test` builds it, `cargo test --test …` alone does not; \
+         run `cargo build --examples` first",
+        program.display()
+    );
+    Command::new(program).args(arguments).current_dir(directory).output().unwrap()
+}
+
+/// The directory of the build profile: this test is in its `deps`.
+fn beside_this_test() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(Path::parent).unwrap().to_path_buf()
+}
+
+fn stdout(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{stderr}", output.status);
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
