@@ -6,11 +6,13 @@ use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
 
 /// What the step leader decided.
 #[derive(
-    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq, Hash,
+    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, Default, PartialEq, Eq,
+    Hash,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Every owner applies the update.
+    #[default]
     Apply,
     /// The gradient was not finite: every copy is relabelled and nothing changes.
     Skip,
@@ -29,6 +31,8 @@ pub struct MetricsLine {
     pub loss: f64,
     /// Global norm of the gradient before clipping.
     pub grad_norm: f64,
+    /// Whether the step changed anything.
+    pub decision: Decision,
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// Targets that the step trained on.

@@ -108,6 +108,12 @@ impl Ballot {
         self.votes.len() == plan.record().members.len()
     }
 
+    /// How many have voted.
+    #[cfg(feature = "planted")]
+    pub fn count(&self) -> usize {
+        self.votes.len()
+    }
+
     /// Compares the owners' digests (invariants I3 and I19).
     pub fn agree(&self) -> Result<(), Diverged> {
         let mut known: BTreeMap<Shard, (WorkerId, u64)> = BTreeMap::new();

@@ -77,6 +77,8 @@ pub struct Core {
     reported: bool,
     refused: u64,
     out: VecDeque<Effect>,
+    #[cfg(feature = "planted")]
+    plant: Option<crate::plant::Plant>,
 }
 
 impl Core {
@@ -93,7 +95,15 @@ impl Core {
             reported: false,
             refused: 0,
             out: VecDeque::new(),
+            #[cfg(feature = "planted")]
+            plant: None,
         }
+    }
+
+    /// From its next generation on, the worker has this bug.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, plant: crate::plant::Plant) {
+        self.plant = Some(plant);
     }
 
     /// The next thing to be done.
@@ -208,6 +218,10 @@ impl Core {
             Ok(plan) => {
                 self.worker = Some(worker);
                 self.phase = Phase::Training(Box::new(Member::enter(now, setup, plan)));
+                #[cfg(feature = "planted")]
+                if let Phase::Training(member) = &mut self.phase {
+                    member.plant(self.plant);
+                }
                 for (from, messages) in std::mem::take(&mut self.early) {
                     for message in messages {
                         self.peer(now, from, message);

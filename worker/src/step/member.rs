@@ -7,6 +7,8 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod commit;
+#[cfg(feature = "planted")]
+mod planted;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -40,6 +42,9 @@ struct Round {
     contributions: BTreeMap<DataShard, Contribution>,
     compute_seconds: f64,
     voted: bool,
+    /// How many partials of each shard have come.
+    #[cfg(feature = "planted")]
+    arrived: BTreeMap<Shard, usize>,
 }
 
 impl Round {
@@ -53,6 +58,8 @@ impl Round {
             contributions: BTreeMap::new(),
             compute_seconds: 0.0,
             voted: false,
+            #[cfg(feature = "planted")]
+            arrived: BTreeMap::new(),
         }
     }
 }
@@ -81,6 +88,8 @@ pub struct Member {
     refused: u64,
     diverged: Option<Diverged>,
     out: VecDeque<Effect>,
+    #[cfg(feature = "planted")]
+    plant: Option<crate::plant::Plant>,
 }
 
 /// Most lines of recent commits that a member keeps for a coordinator that does not answer.
@@ -104,6 +113,8 @@ impl Member {
             refused: 0,
             diverged: None,
             out: VecDeque::new(),
+            #[cfg(feature = "planted")]
+            plant: None,
             setup,
             plan,
         };
@@ -181,6 +192,10 @@ impl Member {
         use std::cmp::Ordering::{Equal, Greater, Less};
         if chunk.generation != self.plan.generation() {
             let newer = chunk.generation > self.plan.generation();
+            #[cfg(feature = "planted")]
+            if !newer && self.has_plant(crate::plant::Plant::AcceptOld) {
+                return Admission::Take;
+            }
             return if newer { Admission::Wait } else { Admission::Drop };
         }
         let node = Node { level: chunk.level, index: chunk.index };
@@ -201,6 +216,8 @@ impl Member {
             return Admission::Drop;
         }
         match chunk.step.cmp(&now) {
+            #[cfg(feature = "planted")]
+            Less if self.has_plant(crate::plant::Plant::AcceptOld) => Admission::Take,
             Less => Admission::Drop,
             Greater => Admission::Wait,
             Equal if self.has(chunk) => Admission::Drop,
@@ -296,6 +313,8 @@ impl Member {
     }
 
     fn add(&mut self, shard: Shard, node: Node, partial: Operand) {
+        #[cfg(feature = "planted")]
+        let node = self.place_of_partial(shard, node);
         let (tree, length) = (self.plan.tree(), self.plan.length(shard));
         let pool = &self.setup.pool;
         let sums = &mut self.round.sums;

@@ -105,6 +105,12 @@ impl Plan {
         self.subtrees[self.rank.0 as usize].iter().copied()
     }
 
+    /// The subtrees that a member sends.
+    #[cfg(feature = "planted")]
+    pub fn sent_by(&self, rank: Rank) -> impl Iterator<Item = Node> {
+        self.subtrees[rank.0 as usize].iter().copied()
+    }
+
     /// The shards that this member owns, ascending, each with whether it is primary.
     pub fn owned(&self) -> &BTreeMap<Shard, bool> {
         &self.owned

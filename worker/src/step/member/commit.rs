@@ -11,6 +11,8 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::{MAX_LINES, Member, Round};
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
 use crate::step::ballot::{Ballot, Tally};
 use crate::step::event::Job;
 
@@ -29,8 +31,14 @@ impl Member {
             if self.is_over() {
                 self.device(Job::Finish { version: self.committed() });
             }
+            #[cfg(feature = "planted")]
+            self.update_early();
         }
         if self.ballot.as_ref().is_some_and(|ballot| ballot.is_complete(&self.plan)) {
+            self.decide(now);
+        }
+        #[cfg(feature = "planted")]
+        if self.commits_early() {
             self.decide(now);
         }
     }
@@ -71,7 +79,10 @@ impl Member {
     fn decide(&mut self, now: Time) {
         let over = self.is_over();
         let Some(ballot) = self.ballot.take() else { return };
-        if let Err(diverged) = ballot.agree() {
+        let agreed = ballot.agree();
+        #[cfg(feature = "planted")]
+        let agreed = if self.has_plant(Plant::TrustDigests) { Ok(()) } else { agreed };
+        if let Err(diverged) = agreed {
             self.diverged = Some(diverged);
             return;
         }
@@ -102,6 +113,7 @@ impl Member {
             world_size: self.plan.record().world_size(),
             loss: tally.loss,
             grad_norm: tally.norm,
+            decision: if finite { Decision::Apply } else { Decision::Skip },
             learning_rate: f64::from(self.setup.schedule.rate(step.0)),
             tokens: self.setup.tokens_per_step,
             seconds: now.since(self.committed_at).as_secs_f64(),
@@ -115,7 +127,7 @@ impl Member {
             step,
             norm: tally.norm,
             loss: tally.loss,
-            decision: if finite { Decision::Apply } else { Decision::Skip },
+            decision: line.decision,
             updates: before + u64::from(finite),
             hold: false,
             line,
@@ -149,6 +161,10 @@ impl Member {
                     shards.filter(|shard| !self.plan.owned().contains_key(shard)).collect();
                 let (step, norm, update) = (commit.step, commit.norm, commit.updates);
                 for (shard, gradient) in round.reduced {
+                    #[cfg(feature = "planted")]
+                    if self.has_plant(Plant::UpdateEarly) {
+                        continue;
+                    }
                     self.device(Job::Update { shard, step, norm, update, gradient });
                 }
                 self.head_streams(&commit);
