@@ -92,6 +92,13 @@ pub enum Effect {
         /// What.
         message: Message,
     },
+    /// Say this to many: it may be large, so that there is one of it, and not one for each.
+    Broadcast {
+        /// To whom.
+        to: Vec<LinkId>,
+        /// What.
+        message: Message,
+    },
     /// Bring this into the log; [`Input::Applied`] tells when it is there.
     Propose(Entry),
     /// Close a link.
@@ -151,6 +158,12 @@ impl Core {
     /// The next thing to do; none until more happens. To be drained after every input.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
+    }
+
+    /// From now on the coordinator has a planted bug: it counts a line twice that comes twice.
+    #[cfg(feature = "planted")]
+    pub fn count_lines_twice(&mut self) {
+        self.lines.twice = true;
     }
 
     /// What the log says.
@@ -272,10 +285,13 @@ impl Core {
                 self.results.insert(worker, result);
                 self.conclude(now);
             }
-            Message::Failed { reason } => {
+            Message::Failed { at_fault, reason } => {
                 self.links.enter(from, Phase::Released);
                 let reason: String = reason.chars().take(MAX_REASON).collect();
-                self.lose(now, worker, format!("it failed: {reason}"));
+                match at_fault.filter(|other| *other != worker && self.is_member(*other)) {
+                    Some(other) => self.lose(now, other, format!("worker {worker} says: {reason}")),
+                    None => self.lose(now, worker, format!("it failed: {reason}")),
+                }
             }
             _ => self.ignored += 1,
         }
@@ -285,7 +301,7 @@ impl Core {
         let Heartbeat { worker, generation, lines, .. } = heartbeat;
         let current = self.state.generation();
         // Nothing that leaves the cluster is taken from outside the current generation.
-        if !lines.is_empty() && generation == current && self.is_member(worker) {
+        if !lines.is_empty() && generation == current && self.is_step_leader(worker) {
             let steps = self.state.run().map_or(0, |run| run.steps);
             for line in lines.into_iter().filter(|line| line.step.0 <= steps) {
                 self.lines.accept(line);
@@ -379,9 +395,8 @@ impl Core {
         let Some(record) = self.state.record().cloned() else { return };
         let members: BTreeSet<_> = record.members.iter().map(|member| member.worker).collect();
         let is_member = |phase| matches!(phase, Phase::Registered(id) if members.contains(&id));
-        for link in self.workers_in(is_member) {
-            self.send(link, Message::Announce(record.clone()));
-        }
+        let to = self.workers_in(is_member);
+        self.effects.push_back(Effect::Broadcast { to, message: Message::Announce(record) });
     }
 
     /// Ends the run when every member has its result here, and every step its line.
@@ -415,6 +430,11 @@ impl Core {
 
     fn is_member(&self, worker: WorkerId) -> bool {
         self.state.record().is_some_and(|record| record.rank(worker).is_some())
+    }
+
+    /// Whether the worker is the one that reports the generation's lines.
+    fn is_step_leader(&self, worker: WorkerId) -> bool {
+        self.state.record().is_some_and(|record| record.step_leader() == worker)
     }
 
     fn workers_in(&self, wanted: impl Fn(Phase) -> bool) -> Vec<LinkId> {

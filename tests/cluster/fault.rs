@@ -16,6 +16,7 @@ fn assert_names(block: &str, node: &Node, why: &str) {
     for words in [format!(" (pid {pid})"), why.into(), "read its log, /".into()] {
         assert!(block.contains(&words), "no \"{words}\" in:\n{block}");
     }
+    assert!(!block.contains(" INFO "), "a line of the log is no reason:\n{block}");
 }
 
 #[test]

@@ -64,6 +64,9 @@ pub enum WorkerError {
     /// No port could be had.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The address is one that no other worker could call.
+    #[error("cannot listen on {0}: other workers must be able to call the address; name one")]
+    Unspecified(SocketAddr),
     /// No coordinator could be reached.
     #[error("no coordinator can be reached: {0}")]
     Connect(#[from] ConnectError),
@@ -75,6 +78,8 @@ pub enum WorkerError {
     Failed(String),
 }
 
+/// Data shards that are loaded ahead.
+const PREFETCH: usize = 2;
 /// Free memory that the buffer pool keeps, bytes.
 const POOL_BYTES: usize = 64 << 20;
 /// How long a worker goes on asking for a coordinator that does not answer yet.
@@ -97,6 +102,9 @@ async fn work(
     registry: Arc<Registry>,
     ready: impl FnOnce(&Ready),
 ) -> Result<(), WorkerError> {
+    if options.listen.ip().is_unspecified() {
+        return Err(WorkerError::Unspecified(options.listen));
+    }
     let token: JoinToken = options.token.parse()?;
     let incarnation = random();
     let name = NodeName::parse(&format!("worker-{incarnation:016x}")).expect("hex is a name");
@@ -109,7 +117,8 @@ async fn work(
     let link = endpoint.connect(coordinator, &expected).await?;
     tracing::info!(%name, %address, %coordinator, "joined");
 
-    let place = Place { incarnation, address, dir: options.dir, overlap: options.overlap };
+    let (dir, overlap) = (options.dir, options.overlap);
+    let place = Place { incarnation, address, dir, overlap, prefetch: PREFETCH };
     let exit = attend(endpoint.clone(), link.clone(), registry, (name, place)).await;
     tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
@@ -132,8 +141,9 @@ async fn attend(
     let pool = Pool::new(POOL_BYTES);
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms_at_zero = since_epoch.map_or(0, |span| span.as_millis() as u64);
-    let core = Core::new(Identity { name, unix_ms_at_zero }, pool.clone());
-    let shell = Shell { endpoint, coordinator, registry, place, pool, began: Instant::now() };
+    let core = Core::new(Identity { name: name.clone(), unix_ms_at_zero }, pool.clone());
+    let began = Instant::now();
+    let shell = Shell { endpoint, coordinator, registry, name, place, pool, began };
     let (exit, ended) = tokio::sync::oneshot::channel();
     WorkerActor::launch(core, shell, exit);
     ended.await.unwrap_or_else(|_| Exit::Failed("the worker's actor stopped".into()))

@@ -81,6 +81,8 @@ pub struct Device {
     /// Parameters whose master weights have not come to be written.
     unwritten: usize,
     summary: Summary,
+    #[cfg(feature = "planted")]
+    plant: Option<crate::plant::Plant>,
 }
 
 /// Held-out targets that are evaluated at the end, at most.
@@ -100,9 +102,17 @@ impl Device {
             training: false,
             unwritten: layout.count(),
             summary: Summary::default(),
+            #[cfg(feature = "planted")]
+            plant: None,
             parts,
             layout,
         }
+    }
+
+    /// From now on the device has this bug.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, plant: crate::plant::Plant) {
+        self.plant = Some(plant);
     }
 
     /// Does jobs until there are no more, or until it cannot go on.
@@ -137,7 +147,7 @@ impl Device {
             }
             Job::Load { shard, version, values } => self.load(shard, version, &values),
             Job::Update { shard, step, norm, update, gradient } => {
-                let (norm, clip_norm) = (norm, self.parts.run.optimizer.clip_norm);
+                let clip_norm = self.parts.run.optimizer.clip_norm;
                 let clip = everstep_kernels::optimizer::clip_factor(norm, clip_norm);
                 self.owned.update(shard, step, update, (&gradient, clip))?;
                 drop(gradient);
@@ -162,7 +172,10 @@ impl Device {
         port: &mut dyn Port,
     ) -> Result<(), String> {
         let began = port.now();
-        let loaded = self.parts.loader.next(step, data_shard).map_err(|error| error.to_string())?;
+        let sampled = data_shard;
+        #[cfg(feature = "planted")]
+        let sampled = self.sampled_as(data_shard);
+        let loaded = self.parts.loader.next(step, sampled).map_err(|error| error.to_string())?;
         self.accumulator.begin(data_shard);
         let batch = self.parts.run.batch;
         let scale = 1.0 / (batch.data_shards * batch.accumulate) as f32;
@@ -181,6 +194,8 @@ impl Device {
                 held: Vec::new(),
                 waited: Duration::ZERO,
                 closed: false,
+                #[cfg(feature = "planted")]
+                torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),
             };
             let pass = everstep_kernels::compute::Pass {
                 first: index == 0,
@@ -200,6 +215,16 @@ impl Device {
         let contribution = Contribution { data_shard, loss, samples: loaded.samples };
         port.report(Report::Computed { step, contribution, seconds });
         Ok(())
+    }
+
+    /// In truth a data shard's samples are its own.
+    #[cfg(feature = "planted")]
+    fn sampled_as(&self, data_shard: DataShard) -> DataShard {
+        if self.plant != Some(crate::plant::Plant::SampleByRank) {
+            return data_shard;
+        }
+        let place = self.data_shards.iter().position(|mine| *mine == data_shard);
+        place.map_or(data_shard, |place| DataShard(place as u32))
     }
 
     // Parameters.

@@ -11,5 +11,7 @@ pub mod data;
 pub mod device;
 pub mod memory;
 pub mod optimize;
+#[cfg(feature = "planted")]
+pub mod plant;
 pub mod registry;
 pub mod step;

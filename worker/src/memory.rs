@@ -2,7 +2,7 @@
 
 use everstep_kernels::compute::Compute;
 use everstep_kernels::optimizer::InvalidSetting;
-use everstep_kernels::reduce::Tree;
+use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::RunSpec;
 
 use crate::optimize;
@@ -20,34 +20,37 @@ pub struct Memory {
 pub const CONSTANT_BYTES: u64 = 96 << 20;
 
 impl Memory {
-    /// The memory of the worker with the most data shards, where `workers` share the run.
+    /// The memory of a worker at the run's start, where `workers` share it; the most of any.
     ///
-    /// With `N` parameters, `W` workers, `C = min(copies, W)` owners of each shard, and `d` data
-    /// shards of the worker, which make up subtrees of at most `2^k`:
+    /// With `N` parameters, `W` workers and `C = min(copies, W)` owners of each shard:
     ///
     /// - device: parameters, gradient and activations;
     /// - optimizer: `C N / W` times master weights and moments;
-    /// - partials: `4 N` for each subtree sent (they are kept until the commit), and `4 N` for each
-    ///   level of the largest;
-    /// - reduced: `4 N C / W` for the reduced gradients, `4 N / W` for partials that have arrived.
+    /// - partials: `4 N` for each subtree that is complete, and for each level of the one under way;
+    /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
+    ///   each partial of its own shards that can wait for its sibling: one of every two that come.
+    ///   A worker that is alone keeps its one partial, which is the sum.
     pub fn of_worker(
         run: &RunSpec,
         compute: &dyn Compute,
         workers: u32,
     ) -> Result<Self, InvalidSetting> {
         let parameters = compute.layout().count() as u64;
-        let workers = u64::from(workers);
-        let owners = u64::from(run.copies).min(workers);
+        let owners = u64::from(run.copies.min(workers));
         let bytes_per_parameter = optimize::optimizer(run)?.bytes_per_parameter() as u64;
-        let share = |bytes: u64, times: u64| (bytes * parameters * times).div_ceil(workers);
-        let mine = u64::from(run.batch.data_shards).div_ceil(workers) as u32;
-        let subtrees = Tree::new(run.batch.data_shards).subtrees(&(0..mine).collect());
-        let levels = subtrees.iter().map(|node| u64::from(node.level)).max().unwrap_or(0);
+        let share =
+            |bytes: u64, times: u64| (bytes * parameters * times).div_ceil(u64::from(workers));
+        let subtrees: Vec<_> = subtrees(run.batch.data_shards, workers).collect();
+        let partials = subtrees.iter().map(|mine| partials_held(mine)).max().unwrap_or(0);
+        let waiting = match subtrees.iter().map(Vec::len).sum::<usize>() as u64 {
+            1 => 0,
+            coming => coming.div_ceil(2),
+        };
         Ok(Self {
             device: compute.device_bytes() as u64,
             optimizer: share(bytes_per_parameter, owners),
-            partials: 4 * parameters * (subtrees.len() as u64 + levels),
-            reduced: share(4, owners) + share(4, 1),
+            partials: 4 * parameters * partials,
+            reduced: share(4, owners - 1 + waiting),
         })
     }
 
@@ -65,5 +68,41 @@ impl Memory {
     /// All parts together.
     pub fn total(&self) -> u64 {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// The subtrees that each worker sends, in the order in which it computes them: the first
+/// generation gives everyone a run of data shards.
+fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<Node>> {
+    let tree = Tree::new(data_shards);
+    let (share, more) = (data_shards / workers, data_shards % workers);
+    let first = move |rank: u32| rank * share + rank.min(more);
+    (0..workers).map(move |rank| tree.subtrees(&(first(rank)..first(rank + 1)).collect()))
+}
+
+/// How many partials of the whole vector a worker holds at once, at most: those of its complete
+/// subtrees, which are kept until the commit, and of the one under way a left half on every level.
+fn partials_held(subtrees: &[Node]) -> u64 {
+    let held = |(complete, node): (usize, &Node)| complete as u64 + u64::from(node.level);
+    let under_way = subtrees.iter().enumerate().map(held).max();
+    under_way.unwrap_or(0).max(subtrees.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(data_shards: u32, workers: u32) -> Vec<u64> {
+        subtrees(data_shards, workers).map(|mine| partials_held(&mine)).collect()
+    }
+
+    #[test]
+    fn a_worker_holds_a_partial_for_each_level_or_each_subtree() {
+        assert_eq!(held(1, 1), [1]);
+        assert_eq!(held(8, 1), [3]);
+        assert_eq!(held(8, 2), [2, 2]);
+        assert_eq!(held(8, 3), [2, 2, 1]);
+        assert_eq!(held(8, 8), [1; 8]);
+        assert_eq!(held(2, 3), [1, 1, 0], "a spare has none");
     }
 }

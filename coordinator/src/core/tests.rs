@@ -68,6 +68,11 @@ impl World {
                 Some(Effect::Send { to, message }) => {
                     self.said.entry(to).or_default().push(message);
                 }
+                Some(Effect::Broadcast { to, message }) => {
+                    for link in to {
+                        self.said.entry(link).or_default().push(message.clone());
+                    }
+                }
                 Some(Effect::Close { to, reason }) => drop(self.closed.insert(to, reason)),
                 Some(Effect::Propose(entry)) => self.log.push_back(entry),
                 None => match self.log.pop_front_if(|_| !self.holds_back) {
@@ -296,8 +301,9 @@ fn each_step_has_its_line_once_and_in_order() {
     let (mut world, [leader, second]) = World::training();
     world.beat(leader, lines(1..=3));
     world.beat(leader, lines(2..=5));
-    world.beat(second, lines(7..=9));
-    world.beat(second, lines(5..=6));
+    world.beat(leader, lines(7..=9));
+    world.beat(leader, lines(5..=6));
+    world.beat(second, lines(7..=7)); // not the one that reports them
     let heartbeat = Heartbeat {
         worker: leader.1,
         generation: Generation(9),
@@ -354,8 +360,17 @@ fn a_lost_link_of_a_member_ends_the_run() {
 #[test]
 fn a_member_that_cannot_go_on_ends_the_run_with_its_reason() {
     let (mut world, [(_, _), (link, _)]) = World::training();
-    world.say(link, Message::Failed { reason: "the disk is full".into() });
+    world.say(link, Message::Failed { at_fault: None, reason: "the disk is full".into() });
     assert_eq!(world.failure(), "worker-2 (worker 3) was lost: it failed: the disk is full");
+}
+
+#[test]
+fn a_member_that_names_another_does_not_take_the_blame() {
+    let (mut world, [(link, _), (_, silent)]) = World::training();
+    let reason = "it cannot be reached".to_string();
+    world.say(link, Message::Failed { at_fault: Some(silent), reason });
+    let expected = "worker-2 (worker 3) was lost: worker 2 says: it cannot be reached";
+    assert_eq!(world.failure(), expected);
 }
 
 #[test]

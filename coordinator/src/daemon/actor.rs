@@ -59,6 +59,9 @@ impl Coordinator {
         while let Some(effect) = self.core.poll_effect() {
             match effect {
                 Effect::Send { to, message } => self.send(to, message),
+                Effect::Broadcast { to, message } => {
+                    to.into_iter().for_each(|link| self.send(link, message.clone()));
+                }
                 Effect::Close { to, reason } => self.close(to, &reason),
                 Effect::Propose(entry) => self.propose(now, entry),
             }

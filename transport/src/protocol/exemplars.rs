@@ -125,7 +125,7 @@ fn from_worker() -> Vec<Message> {
         Message::Status(status),
         Message::FetchRecord,
         Message::Finished(result),
-        Message::Failed { reason: "no data".into() },
+        Message::Failed { at_fault: Some(WORKER), reason: "no data".into() },
     ]
 }
 

@@ -81,6 +81,8 @@ pub enum Message {
     Finished(WorkerResult),
     /// It cannot go on.
     Failed {
+        /// The member at fault, where it is another one.
+        at_fault: Option<WorkerId>,
         /// Why.
         reason: String,
     },

@@ -6,7 +6,16 @@ use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
 
 /// What the step leader decided.
 #[derive(
-    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, Default, PartialEq, Eq,
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
     Hash,
 )]
 #[serde(rename_all = "snake_case")]

@@ -10,7 +10,7 @@ use actix::{Actor, Addr, AsyncContext, Context, Handler, MessageResult};
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Message, Record, RunSpec, WorkerId};
+use everstep_transport::protocol::{Message, NodeName, Record, RunSpec, WorkerId};
 use everstep_transport::quic::{Endpoint, Expected, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{oneshot, watch};
@@ -39,6 +39,8 @@ pub struct Shell {
     pub coordinator: Link,
     /// What `kind` means.
     pub registry: Arc<Registry>,
+    /// The name in its certificate.
+    pub name: NodeName,
     /// What the worker knows of itself.
     pub place: Place,
     /// Where buffers come from.
@@ -152,7 +154,8 @@ impl WorkerActor {
         (result.bytes_sent, result.bytes_received) = self.traffic.totals();
         result.cpu_seconds = traffic::cpu_seconds() - self.cpu_before;
         result.peak_rss_bytes = traffic::peak_rss_bytes();
-        result.refused += self.shell.endpoint.stats().refused_peers;
+        let endpoint = self.shell.endpoint.stats();
+        result.refused += endpoint.refused_peers + endpoint.failed_handshakes;
         result.path_mtu = stats.iter().map(|link| u64::from(link.path_mtu)).min().unwrap_or(0);
         result.lost_packets = stats.iter().map(|link| link.lost_packets).sum();
         result.socket_buffers = (buffers.receive as u64, buffers.send as u64);
@@ -178,7 +181,7 @@ impl WorkerActor {
     // The generation.
 
     fn enter(&mut self, record: Record, own: &Addr<Self>) {
-        let me = record.members.iter().find(|member| member.address == self.shell.place.address);
+        let me = record.members.iter().find(|member| member.name == self.shell.name);
         let me = me.map(|member| member.worker);
         tracing::info!(generation = %record.number, members = record.members.len(), "entered");
         for member in &record.members {
@@ -225,7 +228,8 @@ impl WorkerActor {
             .find(|member| identity.role == Role::Worker && member.name == identity.name);
         let Some(worker) = member.map(|member| member.worker) else {
             tracing::warn!(%identity, "refused a node that is not in the roster");
-            return link.close("this node is not a member of the generation");
+            link.close("this node is not a member of the generation");
+            return own.do_send(Event(Input::Refused));
         };
         let wiring = Wiring {
             worker,

@@ -14,7 +14,7 @@ use everstep_kernels::reduce;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Encoding, Generation, Message, Step, WorkerId, codec,
 };
-use everstep_transport::quic::{BulkReceiver, Link, LinkError};
+use everstep_transport::quic::{BulkReceiver, BulkSender, Link, LinkError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
@@ -100,7 +100,8 @@ impl Peer {
         match &mut self.state {
             State::Awaited { messages, .. } => messages.push(message),
             State::Linked(link) => {
-                if let Err(error @ LinkError::Full) = link.send(message) {
+                // What cannot be said ends the link, and so the generation: nobody waits in vain.
+                if let Err(error) = link.send(message) {
                     link.close(&error.to_string());
                 }
             }
@@ -124,7 +125,7 @@ async fn send_lane(link: Link, mut queue: UnboundedReceiver<Queued>, wiring: Wir
                 Some((of, stream)) if of == step => stream,
                 before => {
                     if let Some((_, stream)) = before {
-                        everstep_transport::quic::BulkSender::finish(stream)?;
+                        BulkSender::finish(stream)?;
                     }
                     link.bulk().await?
                 }
@@ -138,7 +139,7 @@ async fn send_lane(link: Link, mut queue: UnboundedReceiver<Queued>, wiring: Wir
     }
     .await;
     if let Err(error) = sent {
-        tracing::debug!(worker = %wiring.worker, %error, "a lane ended");
+        link.close(&format!("a lane ended: {error}"));
     }
 }
 
@@ -189,8 +190,8 @@ async fn receive_streams(link: Link, wiring: Wiring) {
     while let Ok(stream) = link.accept_bulk().await {
         let (link, wiring) = (link.clone(), wiring.clone());
         actix::spawn(async move {
-            if let Err(error) = receive_chunks(stream, link, wiring.clone()).await {
-                tracing::debug!(worker = %wiring.worker, %error, "a stream ended");
+            if let Err(error) = receive_chunks(stream, &link, wiring).await {
+                link.close(&format!("a stream ended: {error}"));
             }
         });
     }
@@ -198,7 +199,7 @@ async fn receive_streams(link: Link, wiring: Wiring) {
 
 async fn receive_chunks(
     mut stream: BulkReceiver,
-    link: Link,
+    link: &Link,
     mut wiring: Wiring,
 ) -> Result<(), LinkError> {
     while let Some(chunk) = stream.header().await? {
@@ -220,7 +221,8 @@ async fn receive_chunks(
                 let _ = wiring.events.send(Event(input)).await;
             }
             Admission::Wait | Admission::Drop => {
-                tracing::warn!(worker = %wiring.worker, ?chunk, "refused a chunk outside the plan");
+                tracing::debug!(worker = %wiring.worker, ?chunk, "refused a chunk outside the plan");
+                let _ = wiring.events.send(Event(Input::Refused)).await;
                 stream.skip(&chunk).await?;
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! In goes a plan: from which step on, which data shards. Out come, in that order, each data
 //! shard's micro-batches and the indices that were really filled into them. At most `depth` filled
-//! data shards wait, one more is being filled, and memory given back is filled again.
+//! data shards wait, one more is being filled, and memory given back is filled again. With a depth
+//! of 0 there is no thread: a data shard is filled when it is asked for.
 //!
 //! This file does not know why plans change, nor what becomes of the batches.
 
@@ -19,13 +20,22 @@ use super::Dataset;
 use super::sampler::Sampler;
 
 /// The worker's end of the loading thread, which ends soon after this is dropped.
-#[derive(Debug)]
 pub struct Loader {
-    plans: Sender<Plan>,
+    source: Source,
     spare: SyncSender<Vec<Batch>>,
-    /// What the current plan has filled; none before the first plan and after an error.
-    filled: Option<Receiver<Filled>>,
-    depth: usize,
+}
+
+/// Where filled data shards come from.
+enum Source {
+    /// A thread that is ahead.
+    Ahead {
+        plans: Sender<Plan>,
+        /// What the current plan has filled; none before the first plan and after an error.
+        filled: Option<Receiver<Filled>>,
+        depth: usize,
+    },
+    /// The caller's own thread.
+    Asked(Filler),
 }
 
 /// One data shard of one step.
@@ -65,48 +75,58 @@ pub enum LoadError {
 type Filled = Result<Loaded, LoadError>;
 
 impl Loader {
-    /// Starts the thread. At most `depth` filled data shards will wait for [`Loader::next`].
+    /// Starts the thread. At most `depth` filled data shards will wait for [`Loader::next`]; with 0
+    /// there is no thread, and no plan is needed.
     ///
     /// # Panics
     ///
     /// Where the system refuses a thread.
     pub fn new(dataset: Arc<dyn Dataset>, sampler: Sampler, depth: usize) -> Self {
-        let (plans, planned) = channel();
         // All that can be out at once: those waiting, and one at each end.
         let (spare, spares) = sync_channel(depth + 2);
         let filler = Filler { dataset, sampler, spares };
+        if depth == 0 {
+            return Self { source: Source::Asked(filler), spare };
+        }
+        let (plans, planned) = channel();
         let thread = thread::Builder::new().name("load".into());
         thread.spawn(move || filler.run(planned)).expect("the system gives a process a thread");
-        Self { plans, spare, filled: None, depth }
+        Self { source: Source::Ahead { plans, filled: None, depth }, spare }
     }
 
     /// Starts anew: from step `from` on, in every step these data shards in this order. What was
     /// filled for an older plan is discarded.
     pub fn plan(&mut self, from: Step, data_shards: Vec<DataShard>) {
+        let Source::Ahead { plans, filled: current, depth } = &mut self.source else { return };
         // With the receiver the older plan ends: its next send fails.
-        self.filled = None;
+        *current = None;
         if data_shards.is_empty() {
             return;
         }
-        let (filled, receiver) = sync_channel(self.depth);
-        if self.plans.send(Plan { from, data_shards, filled }).is_ok() {
-            self.filled = Some(receiver);
+        let (filled, receiver) = sync_channel(*depth);
+        if plans.send(Plan { from, data_shards, filled }).is_ok() {
+            *current = Some(receiver);
         }
     }
 
     /// Waits for a data shard of the plan, and discards those that the plan has before it.
     pub fn next(&mut self, step: Step, data_shard: DataShard) -> Result<Loaded, LoadError> {
-        let receiver = self.filled.take();
-        while let Some(filled) = receiver.as_ref().and_then(|filled| filled.recv().ok()) {
-            let loaded = filled?;
+        let Self { source, spare } = self;
+        let filled = match source {
+            Source::Asked(filler) => return filler.fill(step, data_shard),
+            Source::Ahead { filled, .. } => filled,
+        };
+        let receiver = filled.take();
+        while let Some(next) = receiver.as_ref().and_then(|filled| filled.recv().ok()) {
+            let loaded = next?;
             if (loaded.step, loaded.data_shard) == (step, data_shard) {
-                self.filled = receiver;
+                *filled = receiver;
                 return Ok(loaded);
             }
             if loaded.step > step {
                 break;
             }
-            self.recycle(loaded.batches);
+            let _ = spare.try_send(loaded.batches); // as in `recycle`
         }
         Err(LoadError::NotPlanned { step, data_shard })
     }
@@ -125,7 +145,7 @@ struct Plan {
     filled: SyncSender<Filled>,
 }
 
-/// The thread's end.
+/// What fills.
 struct Filler {
     dataset: Arc<dyn Dataset>,
     sampler: Sampler,
@@ -255,6 +275,18 @@ mod tests {
                 check(&loaded, step, data_shard);
                 loader.recycle(loaded.batches);
             }
+        }
+    }
+
+    #[test]
+    fn without_a_thread_any_data_shard_is_filled_when_it_is_asked_for() {
+        let mut loader = Loader::new(Arc::new(GOOD), sampler(), 0);
+        loader.plan(Step(1), vec![DataShard(0)]);
+        for (step, data_shard) in [(3, 1), (3, 0), (1, 2)] {
+            let (step, data_shard) = (Step(step), DataShard(data_shard));
+            let loaded = loader.next(step, data_shard).expect("a batch");
+            check(&loaded, step, data_shard);
+            loader.recycle(loaded.batches);
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Accumulator {
     tree: Tree,
     subtrees: Vec<Node>,
     data_shard: DataShard,
+    /// Elements of its gradient that have been announced.
+    announced: usize,
     leaves: BTreeMap<Shard, Leaf>,
     sums: BTreeMap<(Node, Shard), Sum>,
 }
@@ -51,6 +53,7 @@ impl Accumulator {
             tree: Tree::new(1),
             subtrees: Vec::new(),
             data_shard: DataShard(0),
+            announced: 0,
             leaves: BTreeMap::new(),
             sums: BTreeMap::new(),
         }
@@ -68,10 +71,19 @@ impl Accumulator {
     pub fn begin(&mut self, data_shard: DataShard) {
         assert!(self.leaves.is_empty(), "the data shard before has announced every range");
         self.data_shard = data_shard;
+        self.announced = 0;
+    }
+
+    /// A parameter shard of which a range is missing, once the data shard's last pass is done.
+    pub fn unannounced(&self) -> Option<Shard> {
+        let partly = self.leaves.keys().next().copied();
+        let wholly = (self.announced < self.parameters).then_some(Shard(0));
+        partly.or(wholly)
     }
 
     /// Takes a range of the gradient; returns what has become final by it.
     pub fn add(&mut self, range: Range<usize>, gradient: &[f32]) -> Vec<Final> {
+        self.announced += range.len();
         let length = reduce::shard_length(self.parameters);
         let mut finals = Vec::new();
         let mut start = range.start;
@@ -139,6 +151,18 @@ mod tests {
                 left.iter().zip(right).map(|(a, b)| a + b).collect()
             }
         }
+    }
+
+    #[test]
+    fn a_range_that_is_never_announced_is_noticed() {
+        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+        accumulator.plan(1, vec![Node::leaf(0)]);
+        accumulator.begin(DataShard(0));
+        let values = gradient(0);
+        accumulator.add(1_024..PARAMETERS, &values[1_024..]);
+        assert_eq!(accumulator.unannounced(), Some(Shard(0)));
+        accumulator.add(0..1_024, &values[..1_024]);
+        assert_eq!(accumulator.unannounced(), None);
     }
 
     #[test]

@@ -31,10 +31,9 @@ pub struct Place {
     pub dir: Option<PathBuf>,
     /// See [`Parts::overlap`].
     pub overlap: bool,
+    /// Data shards that are loaded ahead; see [`Loader::new`].
+    pub prefetch: usize,
 }
-
-/// Data shards that are loaded ahead.
-const PREFETCH: usize = 2;
 
 /// Builds the device of a run. Errors are in words for the user.
 pub fn build(
@@ -70,7 +69,7 @@ pub fn build(
         run: run.clone(),
         model_file: file.map(|path| ModelFile::new(&path, &layout, &run.model)),
         compute,
-        loader: Loader::new(dataset.clone(), sampler, PREFETCH),
+        loader: Loader::new(dataset.clone(), sampler, place.prefetch),
         dataset,
         pool,
         overlap: place.overlap,

@@ -36,6 +36,9 @@ pub struct ShardPass<'a> {
     pub waited: Duration,
     /// There will be no more jobs: the worker is ending, and the result of the pass is void.
     pub closed: bool,
+    /// A planted bug: parameters are not waited for.
+    #[cfg(feature = "planted")]
+    pub torn: bool,
 }
 
 impl ShardPass<'_> {
@@ -59,7 +62,16 @@ impl ShardPass<'_> {
         for part in std::mem::take(&mut self.held) {
             self.send(part);
         }
-        if self.closed { Err("the worker is ending".into()) } else { Ok(loss) }
+        if self.closed {
+            return Err("the worker is ending".into());
+        }
+        match self.accumulator.unannounced().filter(|_| pass.last) {
+            Some(shard) => Err(format!(
+                "the model announced no gradient for all of parameter shard {shard}: a last pass \
+                 must announce every range once"
+            )),
+            None => Ok(loss),
+        }
     }
 
     fn is_there(&self, shards: &Range<usize>) -> bool {
@@ -75,6 +87,10 @@ impl ShardPass<'_> {
 impl Exchange for ShardPass<'_> {
     fn need(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32])) {
         if range.is_empty() {
+            return;
+        }
+        #[cfg(feature = "planted")]
+        if self.torn {
             return;
         }
         let length = reduce::shard_length(self.parameters);

@@ -49,6 +49,32 @@ pub struct Diverged {
     pub second: WorkerId,
 }
 
+/// Why a history must not go on: silently wrong parameters are worse than none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// Two owners hold different bits (invariants I3 and I19).
+    #[error(transparent)]
+    Diverged(Diverged),
+    /// One step was committed in two ways (invariant I2).
+    #[error("worker {from} tells another commit of step {step} than the one that is known")]
+    Contradiction {
+        /// The step.
+        step: Step,
+        /// Who told the other commit.
+        from: WorkerId,
+    },
+}
+
+impl Broken {
+    /// The member that is surely at fault, if one is.
+    pub fn at_fault(&self) -> Option<WorkerId> {
+        match self {
+            Self::Diverged(_) => None,
+            Self::Contradiction { from, .. } => Some(*from),
+        }
+    }
+}
+
 /// All votes of a step, counted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {

@@ -5,7 +5,7 @@
 //! does not know sockets, threads or files.
 //!
 //! Until shards survive their owners, whatever ends a member's connection ends the run: the core
-//! says so to the coordinator and waits to be dismissed.
+//! says so to the coordinator, names the member, and ends.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -142,13 +142,14 @@ impl Core {
                 self.end(Exit::Failed(format!("the coordinator is gone: {reason}")));
             }
             Input::Built(built) => self.built(built),
-            Input::BuildFailed(reason) => self.fail(reason),
+            Input::BuildFailed(reason) => self.fail(None, reason),
             Input::Peer { from, message } => self.peer(now, from, message),
             Input::PeerLost { from, reason } => {
                 self.lost.entry(from).or_insert((now, reason));
             }
             Input::Piece { from, chunk, values } => self.piece(now, from, &chunk, values),
-            Input::Device(Report::Failed(reason)) => self.fail(reason),
+            Input::Refused => self.refused += 1,
+            Input::Device(Report::Failed(reason)) => self.fail(None, reason),
             Input::Device(report) => {
                 if let Phase::Training(member) = &mut self.phase {
                     member.report(now, report);
@@ -173,10 +174,18 @@ impl Core {
                 self.enter(now, setup, record);
             }
             (Message::HeartbeatAnswer { written, .. }, Phase::Training(member)) => {
-                member.written(written);
+                member.written(now, written);
+                // A long tail goes out page by page, each with the answer to the one before.
+                if member.settled_lines().next().is_some() {
+                    self.heartbeat(now);
+                }
             }
-            // Asked while the worker still waited for its generation.
-            (Message::HeartbeatAnswer { .. }, Phase::Registering(_)) => {}
+            (Message::HeartbeatAnswer { generation, .. }, Phase::Registering(_)) => {
+                // The record was announced, and did not come.
+                if generation > Generation(0) {
+                    self.tell(Message::FetchRecord);
+                }
+            }
             (Message::Refused { reason }, _) => self.end(Exit::Refused(reason)),
             (Message::Dismiss, _) => self.end(Exit::Dismissed),
             _ => self.refused += 1,
@@ -211,7 +220,8 @@ impl Core {
             return;
         };
         if record.resume != Step(0) {
-            return self.fail(format!("{} begins in the middle of a run", record.number));
+            let reason = format!("generation {} begins in the middle of a run", record.number);
+            return self.fail(None, reason);
         }
         let data_shards = setup.run.batch.data_shards;
         match Plan::new(record, worker, setup.parameters, data_shards) {
@@ -228,7 +238,7 @@ impl Core {
                     }
                 }
             }
-            Err(error) => self.fail(error.to_string()),
+            Err(error) => self.fail(None, error.to_string()),
         }
     }
 
@@ -262,10 +272,9 @@ impl Core {
             self.heartbeat(now);
         }
         let overdue = self.lost.iter().find(|(_, (at, _))| now.since(*at) >= LOSS_GRACE);
-        let overdue =
-            overdue.map(|(worker, (_, reason))| format!("lost worker {worker}: {reason}"));
-        if let Some(reason) = overdue.filter(|_| !self.reported) {
-            self.fail(reason);
+        if let Some((worker, (_, reason))) = overdue {
+            let reason = format!("worker {worker} cannot be reached: {reason}");
+            self.fail(Some(*worker), reason);
         }
     }
 
@@ -292,9 +301,9 @@ impl Core {
         while let Some(effect) = member.poll_effect() {
             self.out.push_back(effect);
         }
-        if let Some(diverged) = member.diverged() {
-            let reason = diverged.to_string();
-            return self.fail(reason);
+        if let Some(broken) = member.broken() {
+            let (at_fault, reason) = (broken.at_fault(), broken.to_string());
+            return self.fail(at_fault, reason);
         }
         // The last lines go out at once: the run ends when they are written.
         let pressing = member.is_settled() && now.since(self.heartbeat_at) >= HEARTBEAT / 10;
@@ -310,13 +319,12 @@ impl Core {
 
     // Ends.
 
-    /// The worker cannot go on: says so, and waits to be dismissed.
-    fn fail(&mut self, reason: String) {
+    /// The worker cannot go on, because of a member or of itself: says so, and ends.
+    fn fail(&mut self, at_fault: Option<WorkerId>, reason: String) {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
-        self.reported = true;
-        self.tell(Message::Failed { reason: reason.clone() });
+        self.tell(Message::Failed { at_fault, reason: reason.clone() });
         self.end(Exit::Failed(reason));
     }
 

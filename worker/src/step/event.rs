@@ -45,6 +45,8 @@ pub enum Input {
         /// Its elements.
         values: Buffer,
     },
+    /// A chunk of another worker was outside the plan, and skipped; or an unknown node was refused.
+    Refused,
     /// The device has done something.
     Device(Report),
     /// Time passes.

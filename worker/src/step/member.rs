@@ -22,7 +22,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
-use super::ballot::{Ballot, Diverged};
+use super::ballot::{Ballot, Broken};
 use super::event::{Admission, Effect, Job, Lane, Parcel, Report, Summary};
 use super::finish::Finish;
 use super::plan::Plan;
@@ -86,13 +86,15 @@ pub struct Member {
     settled: Step,
     finish: Finish,
     refused: u64,
-    diverged: Option<Diverged>,
+    /// What makes this history one that must not go on.
+    broken: Option<Broken>,
     out: VecDeque<Effect>,
     #[cfg(feature = "planted")]
     plant: Option<crate::plant::Plant>,
 }
 
-/// Most lines of recent commits that a member keeps for a coordinator that does not answer.
+/// Most lines of recent commits that a member keeps until they are written; with so many, the step
+/// leader commits nothing more (invariant I13: none is dropped).
 const MAX_LINES: usize = 65_536;
 
 impl Member {
@@ -111,7 +113,7 @@ impl Member {
             settled: Step(0),
             finish: Finish::new(&plan),
             refused: 0,
-            diverged: None,
+            broken: None,
             out: VecDeque::new(),
             #[cfg(feature = "planted")]
             plant: None,
@@ -163,9 +165,9 @@ impl Member {
         self.refused
     }
 
-    /// Two owners whose copies of a shard differ, once a ballot has shown them.
-    pub fn diverged(&self) -> Option<&Diverged> {
-        self.diverged.as_ref()
+    /// An invariant of the whole generation that does not hold, once this member has seen it.
+    pub fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
     }
 
     /// Whether the last step is settled, as far as this member knows.
@@ -296,8 +298,9 @@ impl Member {
     }
 
     /// Every line up to `step` is written.
-    pub fn written(&mut self, step: Step) {
+    pub fn written(&mut self, now: Time, step: Step) {
         self.lines = self.lines.split_off(&step.next());
+        self.advance(now);
     }
 
     // Reduce.

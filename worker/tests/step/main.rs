@@ -2,6 +2,7 @@
 //! for.
 
 mod ballot;
+mod core;
 mod member;
 mod plan;
 mod support;

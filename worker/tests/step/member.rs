@@ -139,3 +139,16 @@ fn what_is_early_waits_and_what_is_late_or_unexpected_is_dropped() {
         assert_eq!(member.admit(from, &chunk), expected, "{chunk:?} from {from}");
     }
 }
+
+/// Invariant I2.
+#[test]
+fn another_commit_of_a_known_step_breaks_the_history() {
+    let mut member = idle();
+    votes(&mut member);
+    member.peer(NOW, MEMBERS[0], commit(Decision::Skip));
+    member.peer(NOW, MEMBERS[0], commit(Decision::Skip));
+    assert_eq!(member.broken(), None, "it came on two lanes");
+    member.peer(NOW, MEMBERS[0], commit(Decision::Apply));
+    let broken = member.broken().expect("a contradiction");
+    assert_eq!(broken.at_fault(), Some(MEMBERS[0]));
+}

@@ -13,7 +13,7 @@ use everstep_transport::time::Time;
 use super::{MAX_LINES, Member, Round};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
-use crate::step::ballot::{Ballot, Tally};
+use crate::step::ballot::{Ballot, Broken, Tally};
 use crate::step::event::Job;
 
 impl Member {
@@ -34,7 +34,8 @@ impl Member {
             #[cfg(feature = "planted")]
             self.update_early();
         }
-        if self.ballot.as_ref().is_some_and(|ballot| ballot.is_complete(&self.plan)) {
+        let complete = self.ballot.as_ref().is_some_and(|ballot| ballot.is_complete(&self.plan));
+        if complete && self.lines.len() < MAX_LINES {
             self.decide(now);
         }
         #[cfg(feature = "planted")]
@@ -83,7 +84,7 @@ impl Member {
         #[cfg(feature = "planted")]
         let agreed = if self.has_plant(Plant::TrustDigests) { Ok(()) } else { agreed };
         if let Err(diverged) = agreed {
-            self.diverged = Some(diverged);
+            self.broken = Some(Broken::Diverged(diverged));
             return;
         }
         // All have voted for this step, so no failure can undo the one before.
@@ -135,9 +136,8 @@ impl Member {
     }
 
     pub(super) fn learn(&mut self, now: Time, from: WorkerId, commit: Commit) {
-        let known = commit.generation == self.plan.generation() && commit.step <= self.committed();
-        if known {
-            return; // It came on another lane first.
+        if commit.generation == self.plan.generation() && commit.step <= self.committed() {
+            return self.compare(from, &commit); // It came on another lane first.
         }
         let next = commit.generation == self.plan.generation()
             && commit.step == self.round.step
@@ -146,6 +146,15 @@ impl Member {
             return self.refuse();
         }
         self.adopt(now, commit);
+    }
+
+    /// Holds a commit against the one that is known of its step (invariant I2).
+    fn compare(&mut self, from: WorkerId, commit: &Commit) {
+        let verdict = |c: &Commit| (c.norm.to_bits(), c.loss.to_bits(), c.decision, c.updates);
+        let known = self.commit.as_ref().filter(|known| known.step == commit.step);
+        if known.is_some_and(|known| verdict(known) != verdict(commit)) {
+            self.broken = Some(Broken::Contradiction { step: commit.step, from });
+        }
     }
 
     /// The step under way has committed: apply it and begin the next.
@@ -177,7 +186,7 @@ impl Member {
         self.committed_at = now;
         self.lines.insert(commit.step, commit.line.clone());
         if self.lines.len() > MAX_LINES {
-            self.lines.pop_first();
+            self.lines.pop_first(); // never the step leader's, which is the one that reports them
         }
         self.commit = Some(commit);
         self.begin_compute();

@@ -1,0 +1,149 @@
+//! The worker's core with a device that answers at once: what it tells the coordinator.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::reduce::Node;
+use everstep_transport::protocol::message::{Fingerprint, Registration};
+use everstep_transport::protocol::step::Contribution;
+use everstep_transport::protocol::{
+    DataShard, Generation, Message, NodeName, RunSpec, Shard, Step, WorkerId, exemplars,
+};
+use everstep_transport::time::Time;
+use everstep_worker::data::Sampler;
+use everstep_worker::step::core::{Core, Identity};
+use everstep_worker::step::event::{Built, Effect, Input, Job, Report};
+
+use crate::support::record_of;
+
+const SAMPLES: u64 = 100;
+const WORKER: WorkerId = WorkerId(7);
+
+/// A lone worker whose model has one parameter shard, and what it has said.
+struct Lone {
+    core: Core,
+    sampler: Sampler,
+    now: Time,
+    told: VecDeque<Message>,
+}
+
+impl Lone {
+    /// In training, as far as it comes by itself.
+    fn training(steps: u64) -> Self {
+        let run = RunSpec { steps, copies: 1, ..exemplars::run() };
+        let mut record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
+        (record.members[0].worker, record.resume, record.commit) = (WORKER, Step(0), None);
+        let name = record.members[0].name.clone();
+        let mut lone = Self::new(name, &run);
+        let address: SocketAddr = (Ipv4Addr::LOCALHOST, 1).into();
+        let fingerprint = Fingerprint {
+            model: [0; 32],
+            data: [0; 32],
+            parameters: 1_024,
+            shards: 1,
+            samples: SAMPLES,
+        };
+        let registration = Registration { incarnation: 1, address, fingerprint, probe: 0 };
+        lone.give(Input::Coordinator(Message::Welcome { run }));
+        lone.give(Input::Built(Built { registration, tokens_per_step: 1 }));
+        lone.give(Input::Coordinator(Message::Registered { worker: WORKER }));
+        lone.give(Input::Coordinator(Message::Announce(record)));
+        lone
+    }
+
+    fn new(name: NodeName, run: &RunSpec) -> Self {
+        let identity = Identity { name, unix_ms_at_zero: 0 };
+        let core = Core::new(identity, Pool::new(1 << 20));
+        let sampler = Sampler::new(run.seed, SAMPLES, run.batch);
+        Self { core, sampler, now: Time(1), told: VecDeque::new() }
+    }
+
+    fn give(&mut self, input: Input) {
+        self.core.handle(self.now, input);
+        while let Some(effect) = self.core.poll_effect() {
+            match effect {
+                Effect::Tell(message) => self.told.push_back(message),
+                Effect::Device(job) => self.compute(job),
+                _ => {}
+            }
+        }
+    }
+
+    fn compute(&mut self, job: Job) {
+        let updated = |version| Report::Updated {
+            version,
+            shard: Shard(0),
+            digest: version.0,
+            parameters: None,
+        };
+        let reports = match job {
+            Job::Enter { .. } => vec![updated(Step(0))],
+            Job::Update { step, .. } => vec![updated(step)],
+            Job::Gradient { step } => self.gradient(step),
+            _ => Vec::new(),
+        };
+        for report in reports {
+            self.core.handle(self.now, Input::Device(report));
+        }
+    }
+
+    fn gradient(&self, step: Step) -> Vec<Report> {
+        let sum = Shared::new(Buffer::detached(vec![0.5; 1_024]));
+        let node = Node { level: 2, index: 0 };
+        let partial = Report::Partial { step, shard: Shard(0), node, sum };
+        let computed = (0..4).map(DataShard).map(|data_shard| {
+            let samples = self.sampler.shard_samples(step, data_shard).collect();
+            let contribution = Contribution { data_shard, loss: 1.0, samples };
+            Report::Computed { step, contribution, seconds: 0.0 }
+        });
+        std::iter::once(partial).chain(computed).collect()
+    }
+
+    fn committed(&self) -> Step {
+        self.core.member().map_or(Step(0), |member| member.committed())
+    }
+
+    /// Answers every heartbeat as a coordinator does; returns the steps whose lines it was told.
+    fn answer(&mut self) -> Vec<u64> {
+        let mut written = Vec::new();
+        while let Some(message) = self.told.pop_front() {
+            let Message::Heartbeat(heartbeat) = message else { continue };
+            let next = |written: &[u64]| written.last().map_or(1, |last| last + 1);
+            for line in heartbeat.lines {
+                if line.step.0 == next(&written) {
+                    written.push(line.step.0);
+                }
+            }
+            let step = Step(written.last().copied().unwrap_or(0));
+            let answer = Message::HeartbeatAnswer { generation: Generation(1), written: step };
+            self.give(Input::Coordinator(answer));
+        }
+        written
+    }
+
+    fn beat(&mut self) {
+        self.now = Time(self.now.0 + 250_000_000);
+        self.give(Input::Tick);
+    }
+}
+
+/// Invariant I13: a run faster than its heartbeats.
+#[test]
+fn a_long_tail_of_lines_goes_out_page_by_page_without_waiting_for_time() {
+    let mut lone = Lone::training(1_000);
+    lone.beat();
+    let written = lone.answer();
+    assert_eq!(written, (1..=1_000).collect::<Vec<_>>());
+}
+
+/// Invariants I10 and I13: lines are bounded, and none is dropped.
+#[test]
+fn the_step_leader_commits_no_more_than_it_can_remember() {
+    let steps = 65_536 + 1_000;
+    let mut lone = Lone::training(steps);
+    assert_eq!(lone.committed(), Step(65_536));
+    lone.beat();
+    let written = lone.answer();
+    assert_eq!((written.len() as u64, lone.committed()), (steps, Step(steps)));
+}
