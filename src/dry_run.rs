@@ -38,7 +38,7 @@ pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failur
     for (what, bytes) in memory.parts() {
         println!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6);
     }
-    println!("  {:<22}{:>9.1} MB", "together, at most", memory.total() as f64 / 1e6);
+    println!("  {:<22}{:>9.1} MB", "together, about", memory.total() as f64 / 1e6);
     Ok(())
 }
 

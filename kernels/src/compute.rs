@@ -124,7 +124,8 @@ pub trait Compute: Send {
         None
     }
 
-    /// The bytes of activations and gradients that the device holds, for the memory formula.
+    /// The bytes that the device holds for parameters, gradient and activations: a term of the
+    /// memory formula.
     fn device_bytes(&self) -> usize;
 }
 

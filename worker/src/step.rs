@@ -5,8 +5,8 @@
 //! step leader does with votes. [`event`] names what goes in and comes out: messages, pieces of
 //! tensors, and jobs for the [`crate::device`].
 //!
-//! Nothing here reads a clock, opens a socket or starts a thread. Additions of partial sums happen
-//! here, on whatever thread drives the core; every other computation is a job.
+//! Nothing here reads a clock, opens a socket or starts a thread. Partial sums are added here, and
+//! the norms of complete ones taken, on whatever thread drives the core; all else is a job.
 
 pub mod ballot;
 pub mod core;
