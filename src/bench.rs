@@ -7,52 +7,41 @@ mod all_reduce;
 mod overlap;
 mod vector;
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{MetricsLine, RunSpec};
 use everstep_worker::registry::Registry;
 
 use crate::cli::Bench;
-use crate::cluster::{self, Directory, Options, Progress, Report};
-use crate::failure::{Exit, Failure};
+use crate::cluster::{self, Directory, Options, Report};
+use crate::failure::Failure;
+use crate::progress::Waiting;
+use crate::{logging, output};
 
 pub(crate) use vector::register;
 
 pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
+    logging::start("warn")?;
     match bench {
         Bench::AllReduce(flags) => all_reduce::run(flags),
         Bench::Overlap(flags) => overlap::run(flags, registry),
     }
 }
 
-/// A directory for the run of a benchmark, gone when it is over.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("everstep-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|error| {
-            Failure::new(Exit::Failed, "the benchmark has nowhere to put its files")
-                .at(path.display())
-                .because(error)
-                .next("set TMPDIR to a directory with room")
-        })?;
-        Ok(Self(path))
-    }
-
-    /// Trains `run` in a new directory below this one.
-    fn train(&self, run: &RunSpec, options: &Options) -> Result<(Report, Progress), Failure> {
-        let directory = Directory::claim_new(&self.0, run)?;
-        let mut last = Progress::default();
-        let report = cluster::train(run, directory, options, |progress| last = progress.clone())?;
-        Ok((report, last))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0); // what is left is in the temporary directory
-    }
+/// Trains `run` in a new directory below `folder`.
+fn train(
+    folder: &Path,
+    run: &RunSpec,
+    options: &Options,
+) -> Result<(Report, Vec<MetricsLine>), Failure> {
+    let directory = Directory::claim_new(folder, run)?;
+    let mut waiting = Waiting::new(run, options.workers);
+    let mut lines = Vec::new();
+    let report = cluster::train(run, directory, options, |progress| {
+        waiting.sentences(progress).iter().for_each(output::say);
+        lines.extend_from_slice(&progress.lines[lines.len()..]);
+    })?;
+    Ok((report, lines))
 }
 
 /// The value below which `share` of the sorted values lie: the nearest rank.

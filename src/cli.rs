@@ -23,8 +23,9 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 too few workers or coordinators in \
-time, 130 interrupted, 143 drained.
-EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace.";
+time, 130 interrupted, 143 ended by SIGTERM.
+EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace; by default info of \
+daemons, warn of the other verbs.";
 
 /// The verbs.
 #[derive(Subcommand, Debug)]
@@ -32,8 +33,15 @@ pub enum Verb {
     /// Train a model on a local cluster of real processes
     Train(TrainFlags),
     /// Run a coordinator: it decides who takes part in a run
+    ///
+    /// In this version runs are submitted by `everstep train`, which starts a coordinator of its
+    /// own. One that is started by hand admits workers, but nothing can submit a run to it yet.
     Coordinator(CoordinatorFlags),
-    /// Run a worker: it computes, and joins or leaves a run at any time
+    /// Run a worker: it computes for a run that waits for workers
+    ///
+    /// In this version runs are submitted by `everstep train`. A worker started by hand takes part
+    /// where the configuration's `run.start_workers` is above the `--workers` that `train` starts,
+    /// and only while that run waits: it cannot join one under way yet.
     Worker(WorkerFlags),
     /// Continue a text with a model that was trained
     Generate(GenerateFlags),
@@ -58,7 +66,7 @@ pub struct TrainFlags {
     #[command(flatten)]
     pub overrides: Overrides,
     /// How many coordinators to start (this version: 1)
-    #[arg(long, value_name = "N", env = "EVERSTEP_COORDINATORS", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub coordinators: u32,
     /// Where the run's files go [default: a new directory under `runs`]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
@@ -66,6 +74,10 @@ pub struct TrainFlags {
     /// Write a report of the run to this file, as JSON
     #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
     pub report: Option<PathBuf>,
+    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
     /// Start a new worker for every one that dies (comes with a later version)
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,
@@ -80,6 +92,9 @@ pub struct Overrides {
     /// How many worker processes to start [default: 2]
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS")]
     pub workers: Option<u32>,
+    /// How many workers the run starts and ends with, whatever the file says; without a flag.
+    #[arg(skip)]
+    pub start_workers: Option<u32>,
     /// How many optimizer steps to train [default: 400]
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS")]
     pub steps: Option<u64>,
@@ -196,6 +211,10 @@ pub struct AllReduceFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
+    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
@@ -219,6 +238,10 @@ pub struct OverlapFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_PAIRS", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
+    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
@@ -237,15 +260,19 @@ mod tests {
 
     #[test]
     fn every_flag_has_the_variable_of_its_name() {
-        fn check(command: &clap::Command) {
-            for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
-                let Some(long) = flag.get_long() else { continue };
-                let variable = format!("EVERSTEP_{}", long.to_uppercase().replace('-', "_"));
-                let stated = flag.get_env().and_then(|name| name.to_str());
-                assert_eq!(stated, Some(&*variable), "{} --{long}", command.get_name());
-            }
-            command.get_subcommands().for_each(check);
+        // To `worker` the variable of this name means addresses; here it would be a count.
+        let exceptions = [("train", "coordinators")];
+        fn flags(command: &clap::Command) -> Vec<(String, &clap::Arg)> {
+            let own = command.get_arguments().filter(|flag| !flag.is_hide_set());
+            let own = own.map(|flag| (command.get_name().to_string(), flag));
+            own.chain(command.get_subcommands().flat_map(flags)).collect()
         }
-        check(&Cli::command());
+        for (command, flag) in flags(&Cli::command()) {
+            let Some(long) = flag.get_long() else { continue };
+            let variable = format!("EVERSTEP_{}", long.to_uppercase().replace('-', "_"));
+            let wanted = (!exceptions.contains(&(&*command, long))).then_some(&*variable);
+            let stated = flag.get_env().and_then(|name| name.to_str());
+            assert_eq!(stated, wanted, "{command} --{long}");
+        }
     }
 }

@@ -9,14 +9,18 @@
 
 mod directory;
 mod error;
+mod naming;
 mod operator;
 mod process;
 mod report;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::outcome::{Event, Outcome, Update, WorkerResult, WorkerView};
+use everstep_transport::protocol::outcome::{
+    Event, EventKind, Outcome, Update, WorkerResult, WorkerView,
+};
 use everstep_transport::protocol::{MetricsLine, RunSpec, Step};
 
 pub use directory::Directory;
@@ -31,14 +35,16 @@ use process::Process;
 pub struct Options {
     /// How many workers to start.
     pub workers: u32,
+    /// How long the run waits for workers that have not registered.
+    pub wait: Duration,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
 }
 
 impl Options {
-    /// `workers` workers.
+    /// `workers` workers, and ten minutes for others to join.
     pub fn new(workers: u32) -> Self {
-        Self { workers, overlap: true }
+        Self { workers, wait: Duration::from_secs(600), overlap: true }
     }
 }
 
@@ -55,6 +61,16 @@ pub struct Progress {
     pub bitwise: bool,
     /// What each worker reported, once the run is complete.
     pub results: Option<Vec<WorkerResult>>,
+    /// The command with which another worker joins.
+    pub join: String,
+}
+
+impl Progress {
+    /// How many workers have registered for a run that has not begun; none once it has.
+    pub fn registered(&self) -> Option<usize> {
+        let begins = |event: &Event| matches!(event.kind, EventKind::Generation { .. });
+        (!self.events.iter().any(begins)).then_some(self.workers.len())
+    }
 }
 
 /// A running cluster. Dropped, it kills its processes.
@@ -65,6 +81,14 @@ pub struct Cluster {
     operator: Operator,
     progress: Progress,
     began: Instant,
+    wait: Duration,
+    submitted: Option<Submitted>,
+}
+
+/// A run that the coordinator was given.
+struct Submitted {
+    at: Instant,
+    start_workers: u32,
 }
 
 /// How often the coordinator is asked what is new.
@@ -122,8 +146,10 @@ impl Cluster {
         for worker in starting {
             workers.push(worker.listening().await?);
         }
-        let progress = Progress::default();
-        let cluster = Self { directory, coordinator, workers, operator, progress, began };
+        let progress = Progress { join: join_command(&directory, address)?, ..Progress::default() };
+        let (wait, submitted) = (options.wait, None);
+        let cluster =
+            Self { directory, coordinator, workers, operator, progress, began, wait, submitted };
         cluster.write_view()?;
         Ok(cluster)
     }
@@ -135,16 +161,18 @@ impl Cluster {
 
     /// The process ids of the workers, in the order in which they were started.
     pub fn worker_pids(&self) -> Vec<u32> {
-        self.workers.iter().map(Process::pid).collect()
+        self.workers.iter().map(|worker| worker.naming().pid).collect()
     }
 
     /// The process id of the coordinator.
     pub fn coordinator_pid(&self) -> u32 {
-        self.coordinator.pid()
+        self.coordinator.naming().pid
     }
 
     /// Submits the run; it begins when its workers have registered.
     pub async fn submit(&mut self, run: &RunSpec) -> Result<(), ClusterError> {
+        self.directory.write_run(run)?;
+        self.submitted = Some(Submitted { at: Instant::now(), start_workers: run.start_workers });
         self.operator.submit(run.clone()).await
     }
 
@@ -156,6 +184,10 @@ impl Cluster {
     /// Waits for news and writes them down; `true` once the run is complete.
     pub async fn advance(&mut self) -> Result<bool, ClusterError> {
         tokio::time::sleep(POLL).await;
+        // Asked, it would be waited for.
+        if let Some(died) = self.coordinator.failure() {
+            return Err(died);
+        }
         let update = self.poll().await;
         if let Ok(Outcome::Complete(results)) = update {
             self.progress.results = Some(results);
@@ -167,15 +199,16 @@ impl Cluster {
         }
         match update {
             Ok(Outcome::Failed { name, reason }) => {
-                let named = |process: &&Process| Some(process.name()) == name.as_ref();
+                let reason = self.reword(reason);
+                let named = |process: &&Process| Some(&process.naming().name) == name.as_ref();
                 let worker = self.workers.iter().find(named);
-                let told = ClusterError::failed(worker.map(Process::label), &reason);
+                let told = ClusterError::failed(worker.map(Process::place), &reason);
                 tokio::time::sleep(POLL).await;
                 Err(self.failed_process().map_or(told, |died| died.because(&reason)))
             }
-            Ok(_) => Ok(false),
+            Ok(_) => self.check_wait().map(|()| false),
             Err(error @ ClusterError::Coordinator(_)) => {
-                Err(ClusterError::failed(Some(self.coordinator.label()), &error.to_string()))
+                Err(ClusterError::failed(Some(self.coordinator.place()), &error.to_string()))
             }
             Err(error) => Err(error),
         }
@@ -193,6 +226,20 @@ impl Cluster {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.operator.close().await;
+        self.coordinator.end().await;
+    }
+
+    /// Gives up a run whose workers do not come.
+    fn check_wait(&self) -> Result<(), ClusterError> {
+        let (Some(registered), Some(submitted)) = (self.progress.registered(), &self.submitted)
+        else {
+            return Ok(());
+        };
+        if submitted.at.elapsed() < self.wait {
+            return Ok(());
+        }
+        let (wanted, join) = (submitted.start_workers, self.progress.join.clone());
+        Err(ClusterError::Capacity { registered, wanted, waited: self.wait, join })
     }
 
     async fn poll(&mut self) -> Result<Outcome, ClusterError> {
@@ -212,6 +259,13 @@ impl Cluster {
     fn take(&mut self, update: Update) -> Result<Outcome, ClusterError> {
         self.directory.append("metrics.jsonl", &update.lines)?;
         self.directory.append("events.jsonl", &update.events)?;
+        for event in &update.events {
+            if let EventKind::Registered { worker, name } = &event.kind
+                && let Some(process) = self.workers.iter_mut().find(|p| p.naming().name == *name)
+            {
+                process.registered(*worker);
+            }
+        }
         self.progress.lines.extend(update.lines);
         self.progress.events.extend(update.events);
         self.progress.bitwise = update.bitwise;
@@ -231,12 +285,17 @@ impl Cluster {
         coordinator.chain(&mut self.workers).find_map(|process| process.failure())
     }
 
+    /// The coordinator's words, with the user's names of the workers.
+    fn reword(&self, reason: String) -> String {
+        self.workers.iter().fold(reason, |words, worker| worker.naming().reword(&words))
+    }
+
     /// Adds what the coordinator knows of a process that ended.
     async fn explain(&mut self, error: ClusterError) -> ClusterError {
         let told = tokio::time::timeout(LAST_WORD, async {
             loop {
                 match self.poll().await {
-                    Ok(Outcome::Failed { reason, .. }) => return Some(reason),
+                    Ok(Outcome::Failed { reason, .. }) => return Some(self.reword(reason)),
                     Ok(_) => tokio::time::sleep(POLL).await,
                     Err(_) => return None,
                 }
@@ -259,6 +318,14 @@ async fn interrupted() -> ClusterError {
         _ = tokio::signal::ctrl_c() => ClusterError::Interrupted,
         _ = terminate.recv() => ClusterError::Terminated,
     }
+}
+
+/// What a user types to bring another worker into the cluster.
+fn join_command(directory: &Directory, address: SocketAddr) -> Result<String, ClusterError> {
+    let program = executable()?;
+    let program = program.file_name().unwrap_or(program.as_os_str()).display();
+    let token = directory.path().join("join.token");
+    Ok(format!("{program} worker --coordinators {address} --join @{}", token.display()))
 }
 
 /// Where this program's executable is: the processes of a cluster run it too.

@@ -41,7 +41,8 @@ pub struct Resolved {
 /// Reads the file that `--config` names, if any, and resolves it with the flags.
 ///
 /// Beside what [`resolve`] does, a relative data path is made absolute here, since workers may run
-/// in other directories, and must exist.
+/// in other directories. A text must exist; the path of a data set of the program's own may be
+/// something else than a file, and is left as it is then.
 pub fn read(
     path: Option<&Path>,
     flags: &Overrides,
@@ -57,8 +58,11 @@ pub fn read(
     };
     let mut resolved = resolve(path.map(|path| (path, text.as_str())), flags, registry)?;
     let data = &resolved.run.data;
-    if data.kind == "text" && !data.path.is_empty() {
-        let found = locate(&data.path);
+    if data.path.is_empty() {
+        return Ok(resolved);
+    }
+    let found = locate(&data.path);
+    if data.kind == "text" || found.is_ok() {
         resolved.run.data.path =
             found.map_err(|problem| resolved.refusal("data.path", &problem))?;
     }
@@ -73,16 +77,17 @@ pub fn resolve(
     registry: &Registry,
 ) -> Result<Resolved, ConfigError> {
     let mut keys = Keys::parse(file)?;
-    let start_workers = keys.read("run.start_workers")?;
+    let stated = keys.read("run.start_workers")?;
+    let start_workers = flags.start_workers.or(stated);
     let workers = flags.workers.or(start_workers).unwrap_or(DEFAULT_WORKERS);
-    if start_workers.is_none() {
+    if stated.is_none() || flags.start_workers.is_some() {
         keys.set_by_flag("run.start_workers", "--workers");
     }
     let run = RunSpec {
         name: keys.read("run.name")?.unwrap_or_else(|| "default".into()),
         seed: keys.read_or_flag("run.seed", "--seed", flags.seed)?.unwrap_or(1),
         steps: keys.read_or_flag("run.steps", "--steps", flags.steps)?.unwrap_or(400),
-        min_workers: keys.read("run.min_workers")?.unwrap_or(1),
+        min_workers: min_workers(&mut keys, flags)?,
         start_workers: start_workers.unwrap_or(workers),
         model: model(&mut keys)?,
         batch: batch(&mut keys)?,
@@ -95,6 +100,7 @@ pub fn resolve(
     keys.reject_unknown()?;
     let mut resolved = Resolved { notes: Vec::new(), workers, run, places: keys.into_places() };
     resolved.name_data_set(registry)?;
+    resolved.check_workers(flags)?;
     resolved.run.validate().map_err(|error| resolved.refuse(&error))?;
     resolved.notes = notes(&resolved, checkpoints);
     Ok(resolved)
@@ -102,6 +108,13 @@ pub fn resolve(
 
 /// Worker processes where neither a flag nor the file says how many.
 const DEFAULT_WORKERS: u32 = 2;
+/// Most worker processes that one machine starts.
+const MAX_LOCAL_WORKERS: u32 = 1_024;
+
+fn min_workers(keys: &mut Keys<'_>, flags: &Overrides) -> Result<u32, ConfigError> {
+    let stated = keys.read("run.min_workers")?.unwrap_or(1);
+    Ok(flags.start_workers.map_or(stated, |start| start.min(stated)))
+}
 
 fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
     Ok(ModelSpec {
@@ -113,11 +126,16 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
     })
 }
 
-/// An empty kind is one that nobody stated.
+/// An empty kind is one that nobody stated, and so is an empty path.
 fn data(keys: &mut Keys<'_>, flags: &Overrides) -> Result<DataSpec, ConfigError> {
+    let path: Option<String> = keys.read_or_flag("data.path", "--data", flags.data.clone())?;
+    if path.as_deref() == Some("") {
+        let problem = "is empty; it must name a file or a directory, or be left out";
+        return Err(keys.places().refusal("data.path", problem));
+    }
     Ok(DataSpec {
         kind: keys.read("data.kind")?.unwrap_or_default(),
-        path: keys.read_or_flag("data.path", "--data", flags.data.clone())?.unwrap_or_default(),
+        path: path.unwrap_or_default(),
         validation: keys.read("data.validation")?.unwrap_or(0.05),
     })
 }
@@ -179,6 +197,32 @@ impl Resolved {
 
     fn refuse(&self, error: &SpecError) -> ConfigError {
         self.refusal(error.key, &error.problem)
+    }
+
+    /// Workers that start here are some of those that the run starts with: later ones it refuses.
+    fn check_workers(&self, flags: &Overrides) -> Result<(), ConfigError> {
+        let (here, start) = (self.workers, self.run.start_workers);
+        let key = self.places.of("run.start_workers");
+        let place = flags.workers.map_or(key.clone(), |_| Place::Flag("--workers"));
+        let (problem, advice) = if flags.workers == Some(0) {
+            (
+                "--workers is 0; it must be 1 or more".into(),
+                "pass --workers 1, or another number".into(),
+            )
+        } else if here > start && start > 0 {
+            (
+                format!("--workers is {here}, more than run.start_workers, which is {start}"),
+                format!("pass at most --workers {start}, or raise run.start_workers ({key})"),
+            )
+        } else if here > MAX_LOCAL_WORKERS {
+            (
+                format!("{here} workers would start here, at most {MAX_LOCAL_WORKERS} can"),
+                format!("pass at most --workers {MAX_LOCAL_WORKERS}"),
+            )
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError { place, problem, advice })
     }
 
     /// Where no kind is stated, a data set registered under the model's name goes with that model.

@@ -30,6 +30,9 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::AlreadyThere(_) => {
             (Exit::Usage, "name an empty directory, or leave --bootstrap out to go on")
         }
+        CoordinatorError::File { .. } => {
+            (Exit::Usage, "name a directory that this user may read and write with --dir")
+        }
         CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
         _ => (Exit::Failed, "look at the lines above, correct the cause and start it again"),
     }

@@ -6,6 +6,7 @@ use everstep_worker::registry::Registry;
 
 use crate::config::Resolved;
 use crate::failure::{Exit, Failure};
+use crate::output;
 
 /// Prints parameters, shards and memory.
 pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
@@ -16,30 +17,32 @@ pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failur
     let compute = registry.build_model(run).map_err(|error| failed(&error))?;
     let dataset = registry.build_dataset(run).map_err(|error| failed(&error))?;
     let parameters = compute.layout().count();
+    let tensors = compute.layout().tensors().len();
     let memory = Memory::of_worker(run, compute.as_ref(), resolved.workers)
         .map_err(|error| failed(&error))?;
-    println!("run             {}", run.name);
-    println!("model           {} ({} tensors)", run.model.kind, compute.layout().tensors().len());
-    println!("parameters      {parameters}");
-    println!(
-        "shards          {} of {} parameters, {} owners each",
-        reduce::shard_count(parameters),
-        reduce::shard_length(parameters),
-        run.copies.min(resolved.workers)
-    );
-    println!(
-        "data shards     {}, {} samples each",
-        run.batch.data_shards,
-        run.batch.shard_samples()
-    );
-    println!("samples         {} ({} held out)", dataset.len(), dataset.validation_len());
-    println!("steps           {} ({:.2} epochs)", run.steps, epochs(resolved, dataset.len()));
-    println!("memory          of each of {} workers, without the data:", resolved.workers);
-    for (what, bytes) in memory.parts() {
-        println!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6);
-    }
-    println!("  {:<22}{:>9.1} MB", "together, about", memory.total() as f64 / 1e6);
-    Ok(())
+    let mut lines = vec![
+        format!("run             {}", run.name),
+        format!("model           {} ({tensors} tensors)", run.model.kind),
+        format!("parameters      {parameters}"),
+        format!(
+            "shards          {} of {} parameters, {} owners each",
+            reduce::shard_count(parameters),
+            reduce::shard_length(parameters),
+            run.copies.min(resolved.workers)
+        ),
+        format!(
+            "data shards     {}, {} samples each",
+            run.batch.data_shards,
+            run.batch.shard_samples()
+        ),
+        format!("samples         {} ({} held out)", dataset.len(), dataset.validation_len()),
+        format!("steps           {} ({:.2} epochs)", run.steps, epochs(resolved, dataset.len())),
+        format!("memory          of each of {} workers, without the data:", resolved.workers),
+    ];
+    let megabytes = |what, bytes| format!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6);
+    lines.extend(memory.parts().into_iter().map(|(what, bytes)| megabytes(what, bytes)));
+    lines.push(megabytes("together, at most", memory.total()));
+    output::print(lines.join("\n"))
 }
 
 fn epochs(resolved: &Resolved, samples: u64) -> f64 {

@@ -16,8 +16,8 @@ pub enum Exit {
     Capacity = 3,
     /// The user interrupted it.
     Interrupted = 130,
-    /// It was asked to leave, and left.
-    Drained = 143,
+    /// It was ended by SIGTERM.
+    Terminated = 143,
 }
 
 impl From<Exit> for ExitCode {

@@ -3,7 +3,6 @@
 //! In: `model.safetensors` of a run, whose metadata say which model it is, and a prompt. Out: text
 //! on stdout. Knows models only as [`Compute`]: tokens in, logits out.
 
-use std::io::Write;
 use std::path::Path;
 
 use everstep_kernels::compute::Compute;
@@ -11,6 +10,7 @@ use everstep_kernels::layout::Tensor;
 use everstep_kernels::random::Philox;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::{BatchSpec, ModelSpec, SpecError};
+use everstep_worker::device::model_file::MODEL_KEY;
 use everstep_worker::registry::{Registry, RegistryError};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
@@ -18,9 +18,7 @@ use serde::Deserialize;
 use crate::cli::{GenerateFlags, Overrides};
 use crate::config::{self, ConfigError};
 use crate::failure::{Exit, Failure};
-
-/// The key of the file's metadata under which the [`ModelSpec`] stands, as JSON.
-pub const MODEL_KEY: &str = "everstep.model";
+use crate::output;
 
 /// How a text is continued.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,30 +61,29 @@ pub enum ModelError {
 }
 
 pub(crate) fn run(flags: &GenerateFlags, registry: &Registry) -> Result<(), Failure> {
+    let refused = || Failure::new(Exit::Usage, "the text cannot be continued");
     let Options { temperature, .. } = flags.options();
     if !temperature.is_finite() || temperature < 0.0 {
-        return Err(Failure::new(Exit::Usage, "the text cannot be continued")
+        return Err(refused()
             .at("--temperature")
             .because(format!("it is {temperature}"))
             .next("pass 0 or a number above it, 0.8 say"));
     }
-    let failed = || Failure::new(Exit::Failed, "the text cannot be continued");
     let mut model = read_model(&flags.model, registry).map_err(|error| {
-        failed()
+        refused()
             .at(flags.model.display())
             .because(error)
             .next("name the model.safetensors of a completed run, with the program that trained it")
     })?;
     let text = continue_text(&mut *model, flags.prompt.as_bytes(), &flags.options());
     let text = text.ok_or_else(|| {
-        failed()
+        refused()
             .at(flags.model.display())
             .because("this kind of model does not predict bytes")
             .next("use a model of the kind gpt or mlp that was trained on text")
     })?;
     let whole = [flags.prompt.as_bytes(), &text].concat();
-    writeln!(std::io::stdout(), "{}", String::from_utf8_lossy(&whole))
-        .map_err(|error| failed().at("stdout").because(error))
+    output::print(String::from_utf8_lossy(&whole))
 }
 
 /// The bytes with which the model continues `prompt`; `None` if the model does not predict bytes.

@@ -24,7 +24,9 @@ mod dry_run;
 pub mod failure;
 pub mod generate;
 mod logging;
+mod output;
 mod progress;
+mod scratch;
 mod supervision;
 mod text;
 mod train;
@@ -59,7 +61,7 @@ pub fn program(registry: Registry) -> ExitCode {
     match dispatch(cli.verb, registry) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            output::say(&failure);
             failure.exit.into()
         }
     }

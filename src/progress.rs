@@ -8,10 +8,12 @@ use everstep_transport::protocol::RunSpec;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cluster::{Progress, Report};
+use crate::output::say;
 
 /// Shows a run's progress: a bar on a terminal, plain lines elsewhere.
 pub(crate) struct Display {
     bar: Option<ProgressBar>,
+    waiting: Waiting,
     steps: u64,
     shown: u64,
     shown_at: Instant,
@@ -27,7 +29,7 @@ impl Display {
     /// Announces the run.
     pub(crate) fn new(run: &RunSpec, workers: u32, dir: &Path) -> Self {
         let model = &run.model;
-        eprintln!(
+        say(format_args!(
             "training \"{}\": {} with {} layers of width {}, {} steps of {} samples, {} workers",
             run.name,
             model.kind,
@@ -36,8 +38,8 @@ impl Display {
             run.steps,
             run.batch.samples(),
             workers
-        );
-        eprintln!("files: {}", dir.display());
+        ));
+        say(format_args!("files: {}", dir.display()));
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(run.steps), ProgressDrawTarget::stderr());
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
@@ -45,7 +47,8 @@ impl Display {
             bar.set_message("starting");
             bar
         });
-        Self { bar, steps: run.steps, shown: 0, shown_at: Instant::now() - PACE, events: 0 }
+        let (waiting, shown_at) = (Waiting::new(run, workers), Instant::now() - PACE);
+        Self { bar, waiting, steps: run.steps, shown: 0, shown_at, events: 0 }
     }
 
     /// Shows what is new.
@@ -54,6 +57,12 @@ impl Display {
             tracing::debug!(?event, "event");
         }
         self.events = progress.events.len();
+        for sentence in self.waiting.sentences(progress) {
+            match &self.bar {
+                Some(bar) => bar.println(sentence),
+                None => say(sentence),
+            }
+        }
         let Some(last) = progress.lines.last() else { return };
         if last.step.0 == self.shown {
             return;
@@ -63,8 +72,8 @@ impl Display {
         let tokens: u64 = recent.iter().map(|line| line.tokens).sum();
         let left = (self.steps - last.step.0) as f64 * seconds / recent.len() as f64;
         let message = format!(
-            "loss {:.3}  {:.0} tokens/s  ETA {}",
-            last.loss,
+            "loss {}  {:.0} tokens/s  ETA {}",
+            nats(last.loss),
             tokens as f64 / seconds,
             clock(left)
         );
@@ -72,7 +81,7 @@ impl Display {
             bar.set_position(last.step.0);
             bar.set_message(message);
         } else if self.shown_at.elapsed() >= PACE || last.step.0 == self.steps {
-            eprintln!("step {}/{}  {message}", last.step, self.steps);
+            say(format_args!("step {}/{}  {message}", last.step, self.steps));
             self.shown_at = Instant::now();
         } else {
             return;
@@ -88,7 +97,7 @@ impl Display {
         let words = "validating, and writing the model";
         match &self.bar {
             Some(bar) => bar.set_message(words),
-            None => eprintln!("{words}"),
+            None => say(words),
         }
     }
 
@@ -100,32 +109,99 @@ impl Display {
     }
 }
 
+/// What a run waits for, in plain sentences.
+pub(crate) struct Waiting {
+    start_workers: u32,
+    /// Nobody else needs to come.
+    complete: bool,
+    said_at: Instant,
+}
+
+/// How often it is said, at most.
+const WAITING_PACE: Duration = Duration::from_secs(3);
+
+impl Waiting {
+    /// For a run of which `workers` start here.
+    pub(crate) fn new(run: &RunSpec, workers: u32) -> Self {
+        let start_workers = run.start_workers;
+        Self { start_workers, complete: workers >= start_workers, said_at: Instant::now() }
+    }
+
+    /// What is to be said now; the first time, also how others join.
+    pub(crate) fn sentences(&mut self, progress: &Progress) -> Vec<String> {
+        let Some(registered) = progress.registered() else { return Vec::new() };
+        if self.said_at.elapsed() < WAITING_PACE {
+            return Vec::new();
+        }
+        self.said_at = Instant::now();
+        let wanted = self.start_workers;
+        let mut sentences =
+            vec![format!("waiting: {registered} of {wanted} workers have registered")];
+        if !std::mem::replace(&mut self.complete, true) {
+            sentences.push(format!("others join with: {}", progress.join));
+        }
+        sentences
+    }
+}
+
 /// What came out, for the user.
-pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) {
+pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     let loss = &report.loss;
-    println!("trained {} steps in {}", report.steps, clock(report.wall_seconds));
-    println!("  loss        {:.3} -> {:.3} nats", loss.first, loss.last);
+    let mut lines = vec![
+        format!("trained {} steps in {}", report.steps, clock(report.wall_seconds)),
+        format!("  loss        {} -> {} nats", nats(loss.first), nats(loss.last)),
+    ];
     if let Some(validation) = loss.validation {
-        let beside = match loss.bigram {
-            Some(bigram) => format!(" (a bigram model: {bigram:.3})"),
-            None => String::new(),
-        };
-        println!("  validation  {validation:.3} nats{beside}");
+        let beside = loss.bigram.map(|bigram| format!(" (a bigram model: {})", nats(bigram)));
+        let beside = beside.unwrap_or_default();
+        lines.push(format!("  validation  {} nats{beside}", nats(validation)));
     }
-    if let Some(metric) = report.metric {
-        println!("  metric      {metric:.4}");
+    lines.extend(report.metric.map(|metric| format!("  metric      {metric:.4}")));
+    lines.push(format!("  throughput  {:.0} tokens/s", report.tokens_per_second));
+    lines.push(format!("  state hash  {}", report.state_hash));
+    lines.extend(warnings(report));
+    lines.extend(model_lines(&run.model.kind, &dir.join("model.safetensors")));
+    lines.join("\n") + "\n"
+}
+
+/// Where the model is, and what to do with it.
+fn model_lines(kind: &str, model: &Path) -> Vec<String> {
+    if !model.is_file() {
+        let words = "  model       not here: the worker of rank 0, which was started by hand, \
+                     writes it to its own --dir, if it has one";
+        return vec![words.into()];
     }
-    println!("  throughput  {:.0} tokens/s", report.tokens_per_second);
-    println!("  state hash  {}", report.state_hash);
+    let model = model.display();
+    let mut lines = vec![format!("  model       {model}")];
+    if matches!(kind, "gpt" | "mlp") {
+        lines.push(format!("  try         everstep generate --model {model} --prompt \"fn \""));
+    }
+    lines
+}
+
+fn warnings(report: &Report) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let (steps, skipped) = (report.steps, report.steps_skipped);
+    if skipped > 0 {
+        warnings.push(format!(
+            "  {skipped} of {steps} steps were skipped: the gradient was not finite; lower the \
+             learning rate"
+        ));
+    }
     if !report.bitwise {
-        println!("  the workers' machines compute different bits: another run may differ");
+        let words = "  the workers' machines compute different bits: another run may differ";
+        warnings.push(words.into());
     }
-    println!("  model       {}", dir.join("model.safetensors").display());
-    if matches!(run.model.kind.as_str(), "gpt" | "mlp") {
-        let model = dir.join("model.safetensors");
-        println!("  try         everstep generate --model {} --prompt \"fn \"", model.display());
+    warnings
+}
+
+/// A loss as a person reads it.
+fn nats(loss: f64) -> String {
+    match loss.abs() {
+        ..1e4 => format!("{loss:.3}"),
+        1e4..f64::INFINITY => format!("{loss:.1e}"),
+        _ => "not finite".into(),
     }
-    println!();
 }
 
 /// Seconds as a person reads them.
@@ -140,7 +216,52 @@ fn clock(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::clock;
+    use everstep_transport::protocol::outcome::{Event, EventKind};
+    use everstep_transport::protocol::{Cause, Generation, Step};
+
+    use super::*;
+
+    #[test]
+    fn losses_are_short_whatever_they_are() {
+        for (loss, text) in [
+            (5.5451, "5.545"),
+            (-0.25, "-0.250"),
+            (6.3e38, "6.3e38"),
+            (-1e4, "-1.0e4"),
+            (f64::NAN, "not finite"),
+            (f64::NEG_INFINITY, "not finite"),
+        ] {
+            assert_eq!(nats(loss), text);
+        }
+    }
+
+    #[test]
+    fn a_model_that_is_not_there_is_not_promised() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let there = model_lines("gpt", file.path());
+        assert!(there[1].contains("everstep generate --model /"), "{there:?}");
+        assert_eq!(model_lines("rings", file.path()).len(), 1, "it continues no text");
+        let missing = model_lines("gpt", Path::new("/no/such/model"));
+        assert!(missing.len() == 1 && missing[0].contains("not here"), "{missing:?}");
+    }
+
+    #[test]
+    fn what_a_run_waits_for_is_said_until_it_begins() {
+        let long_ago = Instant::now() - WAITING_PACE;
+        let mut waiting = Waiting { start_workers: 3, complete: false, said_at: long_ago };
+        let mut progress = Progress { join: "join so".into(), ..Progress::default() };
+        let sentence = "waiting: 0 of 3 workers have registered";
+        assert_eq!(waiting.sentences(&progress), [sentence, "others join with: join so"]);
+        assert_eq!(waiting.sentences(&progress), [""; 0], "not all the time");
+        waiting.said_at = long_ago;
+        assert_eq!(waiting.sentences(&progress), [sentence], "how others join, but once");
+        let (generation, at_step) = (Generation(1), Step(0));
+        let kind =
+            EventKind::Generation { generation, cause: Cause::Start, workers: vec![], at_step };
+        progress.events.push(Event { number: 1, unix_ms: 0, kind });
+        waiting.said_at = long_ago;
+        assert_eq!(waiting.sentences(&progress), [""; 0]);
+    }
 
     #[test]
     fn durations_read_as_people_say_them() {

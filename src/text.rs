@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::run::DataSpec;
 use everstep_worker::data::{Text, bigram, default_text, text_files};
 
 use crate::config::Resolved;
@@ -18,7 +19,7 @@ pub(crate) enum RunText {
     /// A data set of the program's own.
     Registered,
     /// What the user named.
-    Named(String),
+    Named,
     /// The default text.
     Default(Vec<PathBuf>),
 }
@@ -31,7 +32,7 @@ impl RunText {
             return Ok(Self::Registered);
         }
         if !data.path.is_empty() {
-            return Ok(Self::Named(data.path.clone()));
+            return Ok(Self::Named);
         }
         let files = default_text::default_text(LOCKFILE, &cargo_home()).map_err(|error| {
             Failure::new(Exit::Usage, "there is no default text on this machine")
@@ -41,24 +42,19 @@ impl RunText {
         Ok(Self::Default(files))
     }
 
-    /// The path that every worker reads, as in a run specification. The default text's files are
-    /// listed in `folder`.
-    pub(crate) fn listed_in(&self, folder: &Path) -> Result<String, Failure> {
-        match self {
-            Self::Registered => Ok(String::new()),
-            Self::Named(path) => Ok(path.clone()),
-            Self::Default(files) => {
-                let list = folder.join("data.list");
-                let lines: String = files.iter().map(|f| format!("{}\n", f.display())).collect();
-                std::fs::write(&list, lines).map_err(|error| {
-                    Failure::new(Exit::Failed, "the list of the default text cannot be written")
-                        .at(list.display())
-                        .because(error)
-                        .next("make room or choose another --dir")
-                })?;
-                Ok(format!("@{}", list.display()))
-            }
-        }
+    /// The data with the path that every worker reads: the default text's files are listed in
+    /// `folder`, whatever the user stated stays.
+    pub(crate) fn listed_in(&self, folder: &Path, data: &DataSpec) -> Result<DataSpec, Failure> {
+        let Self::Default(files) = self else { return Ok(data.clone()) };
+        let list = folder.join("data.list");
+        let lines: String = files.iter().map(|file| format!("{}\n", file.display())).collect();
+        std::fs::write(&list, lines).map_err(|error| {
+            Failure::new(Exit::Failed, "the list of the default text cannot be written")
+                .at(list.display())
+                .because(error)
+                .next("make room or choose another --dir")
+        })?;
+        Ok(DataSpec { path: format!("@{}", list.display()), ..data.clone() })
     }
 
     /// The cross-entropy of a bigram model on the run's held-out text, nats a byte.

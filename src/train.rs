@@ -1,6 +1,9 @@
 //! `everstep train`: a local cluster of real processes that trains one run.
 
-use std::path::Path;
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
@@ -11,9 +14,10 @@ use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::generate::{self, continue_text, read_model};
 use crate::text::RunText;
-use crate::{dry_run, later, progress};
+use crate::{dry_run, later, logging, output, progress, scratch};
 
 pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure> {
+    logging::start("warn")?;
     if flags.coordinators != 1 {
         return Err(later("--coordinators above 1").at("--coordinators"));
     }
@@ -22,47 +26,37 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     }
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
-        eprintln!("note: {note}");
+        output::say(format_args!("note: {note}"));
     }
     let text = RunText::find(&resolved)?;
+    let look = if flags.dry_run { dry_run::run } else { check };
+    beforehand(&resolved, &text, |resolved| look(resolved, registry))?;
     if flags.dry_run {
-        resolved.run.data.path = text.listed_in(&std::env::temp_dir())?;
-        return dry_run::run(&resolved, registry);
+        return Ok(());
     }
-    let report = train(flags, &mut resolved, &text, registry)?;
-    if let Some(path) = &flags.report {
-        write_report(path, &report)?;
+    let (directory, report_file) = prepare(flags, &mut resolved.run, &text)?;
+    let home = directory.path().to_path_buf();
+    let report = train(flags, &resolved, directory, &text)?;
+    if let Some(file) = report_file {
+        file.write(&report)?;
     }
-    Ok(())
+    output::print(progress::summary(&resolved.run, &report, &home))?;
+    match sample(&resolved.run, &home.join("model.safetensors"), &text, registry) {
+        Some(sample) => output::print(sample),
+        None => Ok(()),
+    }
 }
 
-/// Checks that the model and data can be built here, then trains them on a cluster.
-fn train(
-    flags: &TrainFlags,
-    resolved: &mut Resolved,
+/// Looks at a run that has no directory yet: the default text is listed in a temporary one.
+fn beforehand(
+    resolved: &Resolved,
     text: &RunText,
-    registry: &Registry,
-) -> Result<Report, Failure> {
-    let directory = match &flags.dir {
-        Some(path) => Directory::claim(path, &resolved.run)?,
-        None => Directory::claim_new(Path::new("runs"), &resolved.run)?,
-    };
-    let home = directory.path().to_path_buf();
-    resolved.run.data.path = text.listed_in(&home)?;
-    let run = &resolved.run;
-    check(resolved, registry).inspect_err(|_| {
-        // Nothing was trained: the directory may be used again.
-        let _ = std::fs::remove_file(home.join("run.json"));
-    })?;
-    let mut display = progress::Display::new(run, resolved.workers, &home);
-    let options = Options::new(resolved.workers);
-    let report = cluster::train(run, directory, &options, |progress| display.show(progress));
-    display.end();
-    let mut report = report?;
-    report.loss.bigram = text.bigram(run)?;
-    progress::summary(run, &report, &home);
-    sample(run, &home.join("model.safetensors"), text, registry);
-    Ok(report)
+    look: impl FnOnce(&Resolved) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let folder = scratch::folder()?;
+    let mut resolved = resolved.clone();
+    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    look(&resolved)
 }
 
 /// What a worker would find wrong only after it has started.
@@ -79,30 +73,130 @@ fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Makes the places where the run's files go, and names the data in `run` as the workers will find
+/// them. A directory in which no run can begin is not kept.
+fn prepare(
+    flags: &TrainFlags,
+    run: &mut RunSpec,
+    text: &RunText,
+) -> Result<(Directory, Option<ReportFile>), Failure> {
+    let directory = match &flags.dir {
+        Some(path) => Directory::claim(path, run)?,
+        None => Directory::claim_new(Path::new("runs"), run)?,
+    };
+    let report_file = match flags.report.as_deref().map(ReportFile::open).transpose() {
+        Ok(file) => file,
+        Err(failure) => {
+            directory.give_up();
+            return Err(failure);
+        }
+    };
+    run.data = text.listed_in(directory.path(), &run.data)?;
+    Ok((directory, report_file))
+}
+
+fn train(
+    flags: &TrainFlags,
+    resolved: &Resolved,
+    directory: Directory,
+    text: &RunText,
+) -> Result<Report, Failure> {
+    let Resolved { run, workers, .. } = resolved;
+    let mut display = progress::Display::new(run, *workers, directory.path());
+    let wait = Duration::from_secs(flags.wait.into());
+    let options = Options { wait, ..Options::new(*workers) };
+    let report = cluster::train(run, directory, &options, |progress| display.show(progress));
+    display.end();
+    let mut report = report?;
+    report.loss.bigram = text.bigram(run)?;
+    Ok(report)
+}
+
 /// Continues some held-out text with what was trained, if that is what the model does.
-fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) {
-    let Some(prompt) = text.prompt(run) else { return };
+fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> Option<String> {
+    let prompt = text.prompt(run)?;
     let options = generate::Options { bytes: 240, temperature: 0.7, seed: run.seed };
-    let continued = read_model(model, registry)
-        .ok()
-        .and_then(|mut compute| continue_text(compute.as_mut(), &prompt, &options));
-    if let Some(continued) = continued {
-        // A young model's control characters are no good for a terminal.
-        let visible = |c: char| if c.is_control() && c != '\n' && c != '\t' { '.' } else { c };
-        let show = |bytes: &[u8]| -> String {
-            String::from_utf8_lossy(bytes).chars().map(visible).collect()
+    let mut compute = read_model(model, registry).ok()?;
+    let continued = continue_text(compute.as_mut(), &prompt, &options)?;
+    // A young model's control characters are no good for a terminal.
+    let visible = |c: char| if c.is_control() && c != '\n' && c != '\t' { '.' } else { c };
+    let show =
+        |bytes: &[u8]| String::from_utf8_lossy(bytes).chars().map(visible).collect::<String>();
+    let head = "a held-out beginning, and what the model makes of it after \"|\":";
+    Some(format!("{head}\n\n{}|{}\n", show(&prompt), show(&continued)))
+}
+
+/// The file of `--report`, which can be written. Dropped unwritten, it is as it was.
+struct ReportFile {
+    path: PathBuf,
+    is_new: bool,
+}
+
+impl ReportFile {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let mut options = OpenOptions::new();
+        options.write(true);
+        let is_new = match options.clone().create_new(true).open(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                options.open(path).map(|_| false)
+            }
+            created => created.map(|_| true),
         };
-        println!("a held-out beginning, and what the model makes of it after \"|\":\n");
-        println!("{}|{}\n", show(&prompt), show(&continued));
+        let is_new = is_new.map_err(|error| {
+            Failure::new(Exit::Usage, "the report cannot be written")
+                .at(path.display())
+                .because(error)
+                .next("name a file that can be written with --report")
+        })?;
+        Ok(Self { path: path.to_path_buf(), is_new })
+    }
+
+    fn write(mut self, report: &Report) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(report).expect("a report is plain data");
+        fs::write(&self.path, text + "\n").map_err(|error| {
+            Failure::new(Exit::Failed, "the report cannot be written")
+                .at(self.path.display())
+                .because(error)
+                .next("the run is complete; its files are in its directory")
+        })?;
+        self.is_new = false;
+        Ok(())
     }
 }
 
-fn write_report(path: &Path, report: &Report) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(report).expect("a report is plain data");
-    std::fs::write(path, text + "\n").map_err(|error| {
-        Failure::new(Exit::Failed, "the report cannot be written")
-            .at(path.display())
-            .because(error)
-            .next("the run is complete; its files are in its directory")
-    })
+impl Drop for ReportFile {
+    fn drop(&mut self) {
+        if self.is_new {
+            let _ = fs::remove_file(&self.path); // it says nothing
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_worker::builtin;
+
+    use super::*;
+    use crate::cli::Overrides;
+
+    #[test]
+    fn a_data_set_of_the_program_gets_the_path_that_the_user_stated() {
+        let folder = scratch::folder().expect("a folder");
+        let registry = builtin::registry().dataset("rings", |run| Err(run.data.path.clone()));
+        let config = folder.path().join("run.toml");
+        fs::write(&config, "[data]\nkind = \"rings\"\npath = \"rings://7\"").expect("written");
+        let read = config::read(Some(&config), &Overrides::default(), &registry);
+        let mut resolved = read.expect("a valid run");
+        let text = RunText::find(&resolved).expect("nothing to look for");
+
+        let told = beforehand(&resolved, &text, |resolved| check(resolved, &registry));
+        let told = told.expect_err("it says its path").to_string();
+        assert!(told.contains("cannot build the data set \"rings\": rings://7"), "{told}");
+
+        let flags = TrainFlags { dir: Some(folder.path().join("run")), ..TrainFlags::default() };
+        let (directory, _) = prepare(&flags, &mut resolved.run, &text).expect("a directory");
+        assert_eq!(resolved.run.data.path, "rings://7");
+        let stated = fs::read_to_string(directory.path().join("run.json")).expect("claimed");
+        assert!(stated.contains("rings://7"), "{stated}");
+    }
 }

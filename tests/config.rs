@@ -115,6 +115,7 @@ fn a_flag_wins_over_the_file() {
         data: Some("other.txt".into()),
         seed: Some(u64::MAX),
         copies: Some(1),
+        ..Overrides::default()
     };
     let resolved = resolved(EVERYTHING, flags).unwrap();
     let run = resolved.run;
@@ -202,6 +203,49 @@ fn a_bad_flag_is_shown_as_the_flag() {
 }
 
 #[test]
+fn workers_that_start_here_are_some_of_those_that_the_run_starts_with() {
+    let flags = |workers| Overrides { workers: Some(workers), ..Overrides::default() };
+    assert_eq!(resolved("[run]\nstart_workers = 2", flags(2)).unwrap().workers, 2);
+    for (text, workers, problem, advice) in [
+        ("[run]\nstart_workers = 2", 0, "--workers is 0; it must be 1 or more", "--workers 1"),
+        (
+            "[run]\nstart_workers = 1",
+            2,
+            "--workers is 2, more than run.start_workers, which is 1",
+            "at most --workers 1, or raise run.start_workers (run.toml:2)",
+        ),
+        ("", 1_025, "1025 workers would start here, at most 1024 can", "--workers 1024"),
+    ] {
+        let error = resolved(text, flags(workers)).expect_err(text);
+        assert_eq!(error.place, Place::Flag("--workers"), "{text}: {error}");
+        assert_eq!(error.problem, problem);
+        assert!(error.advice.contains(advice), "{error}");
+    }
+    let error = refused("[run]\nstart_workers = 2000");
+    assert_eq!(error.place, at_line(2));
+    assert!(error.advice.contains("--workers 1024"), "{error}");
+    assert_eq!(resolved("[run]\nstart_workers = 2000", flags(2)).unwrap().workers, 2);
+}
+
+#[test]
+fn a_benchmark_starts_with_its_own_number_of_workers() {
+    let flags = Overrides { workers: Some(2), start_workers: Some(2), ..Overrides::default() };
+    for text in ["", "[run]\nstart_workers = 1", "[run]\nstart_workers = 9\nmin_workers = 9"] {
+        let Resolved { run, workers, .. } = resolved(text, flags.clone()).unwrap();
+        assert_eq!((workers, run.start_workers), (2, 2), "{text}");
+    }
+}
+
+#[test]
+fn an_empty_data_path_is_refused() {
+    let error = refused("[data]\npath = \"\"");
+    assert_eq!(error.place, at_line(2));
+    assert!(error.problem.starts_with("data.path is empty"), "{error}");
+    let flags = Overrides { data: Some(String::new()), ..Overrides::default() };
+    assert_eq!(resolved("", flags).unwrap_err().place, Place::Flag("--data"));
+}
+
+#[test]
 fn a_default_that_does_not_fit_is_shown_as_one() {
     let error = refused("[model]\nwidth = 130");
     assert_eq!(error.place, Place::File(PathBuf::from("run.toml")));
@@ -218,6 +262,18 @@ fn a_relative_data_path_is_relative_to_the_current_directory() {
     let error = read(None, &flags("no/such/text"), &registry()).unwrap_err();
     assert_eq!(error.place, Place::Flag("--data"));
     assert!(error.problem.contains("no/such/text"), "{error}");
+}
+
+#[test]
+fn the_path_of_a_registered_data_set_is_absolute_if_it_exists_and_stays_otherwise() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "[data]\nkind = \"rings\"").unwrap();
+    let path = |data: &str| {
+        let flags = Overrides { data: Some(data.into()), ..Overrides::default() };
+        read(Some(file.path()), &flags, &registry()).unwrap().run.data.path
+    };
+    assert_eq!(Path::new(&path("tests")), std::env::current_dir().unwrap().join("tests"));
+    assert_eq!(path("bucket://no/such/rings"), "bucket://no/such/rings");
 }
 
 #[test]
@@ -253,6 +309,10 @@ fn what_cannot_be_used_exits_2_and_names_it() {
         (&["worker", "--coordinators", "127.0.0.1", "--join", "x"], "HOST:PORT"),
         (&["worker", "--coordinators", "127.0.0.1:1", "--join", "@no/such"], "no/such"),
         (&["generate", "--model", "m", "--prompt", "x", "--temperature", "-1"], "--temperature"),
+        (&["generate", "--model", "no/such", "--prompt", "x"], "no/such"),
+        (&["train", "--data", ""], "data.path is empty"),
+        (&["train", "--data", "src", "--dir", "Cargo.toml/run"], "Cargo.toml/run"),
+        (&["coordinator", "--bootstrap", "--dir", "Cargo.toml/run"], "Cargo.toml/run"),
     ] {
         let output = everstep(arguments, &[]);
         let printed = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,7 @@
 //! `everstep bench all-reduce`: how long a whole step takes that computes nothing.
 
+use std::time::Duration;
+
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
 };
@@ -7,18 +9,21 @@ use everstep_transport::protocol::{Encoding, RunSpec};
 use serde_json::json;
 
 use super::vector::{NAME, UNIT};
-use super::{Scratch, quantile, sorted};
+use super::{quantile, sorted, train};
 use crate::cli::AllReduceFlags;
 use crate::cluster::{Options, Report};
 use crate::failure::Failure;
+use crate::{output, scratch};
 
 /// Steps before those that count.
 const WARM_UP: usize = 3;
 
 pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
-    let scratch = Scratch::new()?;
-    let (report, progress) = scratch.train(&spec(flags), &Options::new(flags.workers))?;
-    let seconds = sorted(progress.lines[WARM_UP..].iter().map(|line| line.seconds));
+    let folder = scratch::folder()?;
+    let wait = Duration::from_secs(flags.wait.into());
+    let options = Options { wait, ..Options::new(flags.workers) };
+    let (report, lines) = train(folder.path(), &spec(flags), &options)?;
+    let seconds = sorted(lines[WARM_UP..].iter().map(|line| line.seconds));
     let median = quantile(&seconds, 0.5);
     let bytes = f64::from(flags.mb) * 1e6;
     let (median_ms, p99_ms) = (median * 1e3, quantile(&seconds, 0.99) * 1e3);
@@ -30,21 +35,23 @@ pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
             "median_ms": median_ms, "p99_ms": p99_ms, "gib_per_s": gib_per_s,
             "cpu_seconds_per_gb": cpu,
         });
-        println!("{result}");
-    } else {
-        println!("{} MB over {} workers, {} times", flags.mb, flags.workers, seconds.len());
-        println!("  median  {median_ms:.1} ms  ({gib_per_s:.2} GiB/s)");
-        println!("  p99     {p99_ms:.1} ms");
-        println!("  CPU     {cpu:.2} s for each GB sent");
+        return output::print(result);
     }
-    Ok(())
+    let AllReduceFlags { mb, workers, .. } = flags;
+    output::print(format_args!(
+        "{mb} MB over {workers} workers, {} times\n  \
+           median  {median_ms:.1} ms  ({gib_per_s:.2} GiB/s)\n  \
+           p99     {p99_ms:.1} ms\n  \
+           CPU     {cpu:.2} s for each GB sent",
+        seconds.len()
+    ))
 }
 
 /// A run whose gradient is the vector, with one data shard a worker and one owner a shard.
 fn spec(flags: &AllReduceFlags) -> RunSpec {
     let units = (u64::from(flags.mb) * 1_000_000).div_ceil(4 * UNIT as u64) as u32;
     RunSpec {
-        name: NAME.into(),
+        name: "all-reduce".into(),
         seed: 1,
         steps: u64::from(flags.iterations) + WARM_UP as u64,
         min_workers: 1,

@@ -1,15 +1,18 @@
 //! `everstep bench overlap`: what it saves to communicate while computing.
 
-use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
 
-use super::{Scratch, quantile, sorted};
-use crate::cli::{OverlapFlags, Overrides};
-use crate::cluster::{Options, Report};
-use crate::config;
-use crate::failure::Failure;
-use crate::text::RunText;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
+use serde_json::json;
+
+use super::{quantile, sorted, train};
+use crate::cli::{OverlapFlags, Overrides};
+use crate::cluster::{Options, Report};
+use crate::failure::Failure;
+use crate::text::RunText;
+use crate::{config, output, scratch};
 
 /// Steps of a run before those that count.
 const WARM_UP: usize = 3;
@@ -23,33 +26,31 @@ struct Figures {
 pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failure> {
     let overrides = Overrides {
         workers: Some(flags.workers),
+        start_workers: Some(flags.workers),
         steps: Some(u64::from(flags.steps) + WARM_UP as u64),
         copies: Some(1),
         ..Overrides::default()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
-    let scratch = Scratch::new()?;
-    resolved.run.data.path = RunText::find(&resolved)?.listed_in(&scratch.0)?;
+    let folder = scratch::folder()?;
+    let text = RunText::find(&resolved)?;
+    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    let wait = Duration::from_secs(flags.wait.into());
+    let options = |overlap| Options { wait, overlap, ..Options::new(flags.workers) };
     let mut pairs = Vec::new();
     for pair in 0..flags.pairs {
         // The order alternates, so that what drifts favours neither.
         let first = pair % 2 == 0;
-        let one = measure(&scratch, &resolved.run, flags.workers, first)?;
-        let other = measure(&scratch, &resolved.run, flags.workers, !first)?;
+        let one = measure(folder.path(), &resolved.run, &options(first))?;
+        let other = measure(folder.path(), &resolved.run, &options(!first))?;
         pairs.push(if first { (one, other) } else { (other, one) });
     }
-    print(flags, &pairs);
-    Ok(())
+    print(flags, &pairs)
 }
 
-fn measure(
-    scratch: &Scratch,
-    run: &RunSpec,
-    workers: u32,
-    overlap: bool,
-) -> Result<Figures, Failure> {
-    let (report, progress) = scratch.train(run, &Options { workers, overlap })?;
-    let seconds = sorted(progress.lines[WARM_UP..].iter().map(|line| line.seconds));
+fn measure(folder: &Path, run: &RunSpec, options: &Options) -> Result<Figures, Failure> {
+    let (report, lines) = train(folder, run, options)?;
+    let seconds = sorted(lines[WARM_UP..].iter().map(|line| line.seconds));
     Ok(Figures { step_ms: 1e3 * quantile(&seconds, 0.5), exposed_ms: exposed_ms(&report) })
 }
 
@@ -59,7 +60,7 @@ fn exposed_ms(report: &Report) -> f64 {
     1e3 * waiting.fold(0.0, f64::max) / report.steps as f64
 }
 
-fn print(flags: &OverlapFlags, pairs: &[(Figures, Figures)]) {
+fn print(flags: &OverlapFlags, pairs: &[(Figures, Figures)]) -> Result<(), Failure> {
     let median = |value: &dyn Fn(&(Figures, Figures)) -> f64| {
         quantile(&sorted(pairs.iter().map(value)), 0.5)
     };
@@ -72,11 +73,13 @@ fn print(flags: &OverlapFlags, pairs: &[(Figures, Figures)]) {
             "overlapped": { "step_ms": with, "exposed_ms": exposed.0 },
             "not_overlapped": { "step_ms": without, "exposed_ms": exposed.1 },
         });
-        println!("{result}");
-    } else {
-        println!("{} workers, medians of {} pairs of runs", flags.workers, pairs.len());
-        println!("  overlapped      {with:.1} ms a step, {:.1} ms of it waiting", exposed.0);
-        println!("  not overlapped  {without:.1} ms a step, {:.1} ms of it waiting", exposed.1);
-        println!("  ratio           {ratio:.3}");
+        return output::print(result);
     }
+    let (workers, pairs, (one, other)) = (flags.workers, pairs.len(), exposed);
+    output::print(format_args!(
+        "{workers} workers, medians of {pairs} pairs of runs\n  \
+           overlapped      {with:.1} ms a step, {one:.1} ms of it waiting\n  \
+           not overlapped  {without:.1} ms a step, {other:.1} ms of it waiting\n  \
+           ratio           {ratio:.3}"
+    ))
 }

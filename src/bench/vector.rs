@@ -9,8 +9,8 @@ use everstep_transport::protocol::RunSpec;
 use everstep_worker::data::Dataset;
 use everstep_worker::registry::Registry;
 
-/// The name under which every program knows the model and its data.
-pub(super) const NAME: &str = "bench-vector";
+/// The name under which every program knows the model and its data; it is not offered to users.
+pub(super) const NAME: &str = ".bench-vector";
 /// Elements for each unit of the specification's `model.context`.
 pub(super) const UNIT: usize = 250_000;
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::failure::{Exit, Failure};
 
@@ -12,6 +13,14 @@ pub enum ClusterError {
     #[error("{path}: {source}", path = path.display())]
     File {
         /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory cannot be made or written to.
+    #[error("{path}: {source}", path = path.display())]
+    Unusable {
+        /// The directory, or what should be in it.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -41,6 +50,18 @@ pub enum ClusterError {
         process: Option<(String, PathBuf)>,
         /// Why.
         reason: String,
+    },
+    /// Too few workers came in time.
+    #[error("{registered} of {wanted} workers had registered after {} s", waited.as_secs())]
+    Capacity {
+        /// How many have registered.
+        registered: usize,
+        /// How many the run starts with.
+        wanted: u32,
+        /// How long the run has waited.
+        waited: Duration,
+        /// The command with which the others would have joined.
+        join: String,
     },
     /// The coordinator cannot be reached, or does not answer.
     #[error("the coordinator cannot be asked: {0}")]
@@ -72,16 +93,19 @@ impl ClusterError {
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
         let failed = Failure::new(Exit::Failed, "the run failed");
+        let refused = Failure::new(Exit::Usage, "the run's directory cannot be used");
+        let words = error.to_string();
         match error {
             ClusterError::File { path, source } => {
                 failed.at(path.display()).because(source).next("make room or choose another --dir")
             }
-            ClusterError::Occupied(path) => {
-                Failure::new(Exit::Usage, "the run's directory cannot be used")
-                    .at(path.display())
-                    .because("it holds a run already, and runs are never mixed")
-                    .next("choose another --dir, or leave it out for a new directory under runs/")
+            ClusterError::Unusable { path, source } => {
+                refused.at(path.display()).because(source).next("choose another --dir")
             }
+            ClusterError::Occupied(path) => refused
+                .at(path.display())
+                .because("it holds a run already, and runs are never mixed")
+                .next("choose another --dir, or leave it out for a new directory under runs/"),
             ClusterError::Process { process, how, why, log } => {
                 let why = why.map_or(how.clone(), |why| format!("{how}\n{why}"));
                 let next = format!("read its log, {}", log.display());
@@ -91,9 +115,17 @@ impl From<ClusterError> for Failure {
                 let next = format!("read its log, {}", log.display());
                 failed.at(process).because(reason).next(next)
             }
+            ClusterError::Capacity { join, .. } => {
+                Failure::new(Exit::Capacity, "the run did not start in time").because(words).next(
+                    format!(
+                        "start it again, with a longer --wait if need be; while it waits, others \
+                         join it as they could have joined this one:\n{join}"
+                    ),
+                )
+            }
             ClusterError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
-            ClusterError::Terminated => Failure::new(Exit::Drained, "terminated"),
-            other => failed.because(other),
+            ClusterError::Terminated => Failure::new(Exit::Terminated, "terminated"),
+            _ => failed.because(words),
         }
     }
 }

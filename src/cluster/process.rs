@@ -7,21 +7,22 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::NodeName;
+use everstep_transport::protocol::{NodeName, WorkerId};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
 use super::error::ClusterError;
+use super::naming::Naming;
 use super::{Directory, executable};
 
 /// A daemon that listens. Dropped, it is killed.
 pub struct Process {
     child: Killed,
-    label: String,
+    naming: Naming,
     log: PathBuf,
-    name: NodeName,
     address: SocketAddr,
 }
 
@@ -58,6 +59,10 @@ fn coordinator() -> String {
 
 /// How long a daemon may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a daemon may take to end when it is asked to.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// The signal that cannot be caught.
+const KILL: i32 = 9;
 /// How much of a log's end is shown.
 const TAIL: u64 = 2048;
 
@@ -91,19 +96,19 @@ impl Process {
         self.address
     }
 
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.0.id()
+    /// What it is called.
+    pub fn naming(&self) -> &Naming {
+        &self.naming
     }
 
-    /// The name in its certificate.
-    pub fn name(&self) -> &NodeName {
-        &self.name
+    /// Takes note of the id that it was registered under.
+    pub fn registered(&mut self, id: WorkerId) {
+        self.naming.id = Some(id);
     }
 
     /// What the user calls it, and its log.
-    pub fn label(&self) -> (String, PathBuf) {
-        (format!("{} (pid {})", self.label, self.pid()), self.log.clone())
+    pub fn place(&self) -> (String, PathBuf) {
+        (self.naming.to_string(), self.log.clone())
     }
 
     /// Whether it has not ended.
@@ -117,9 +122,20 @@ impl Process {
         if status.success() {
             return None;
         }
-        let (process, log) = self.label();
-        let why = tail(&self.log);
+        let (process, log) = self.place();
+        // One that was killed had no time to say why.
+        let why = tail(&self.log).filter(|_| status.signal() != Some(KILL));
         Some(ClusterError::Process { process, how: describe(status), why, log })
+    }
+
+    /// Asks it to end, and waits a moment, so that its log has its last lines.
+    pub async fn end(mut self) {
+        // An error means that it has ended.
+        let _ = kill_process(Pid::from_child(&self.child.0), Signal::TERM);
+        let deadline = Instant::now() + FAREWELL;
+        while self.is_alive() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 
@@ -132,14 +148,15 @@ impl Starting {
         let named = ready.and_then(|ready| Some((NodeName::parse(&ready.name)?, ready.address)));
         let Some((name, address)) = named else { return Err(self.failure()) };
         let Self { child, label, log, .. } = self;
-        Ok(Process { child, label, log, name, address })
+        let naming = Naming { label, pid: child.0.id(), name, id: None };
+        Ok(Process { child, naming, log, address })
     }
 
     fn failure(&mut self) -> ClusterError {
         // Its output has ended, so the process is about to.
-        let deadline = std::time::Instant::now() + Duration::from_secs(1);
+        let deadline = Instant::now() + Duration::from_secs(1);
         let mut status = None;
-        while status.is_none() && std::time::Instant::now() < deadline {
+        while status.is_none() && Instant::now() < deadline {
             status = self.child.0.try_wait().ok().flatten();
             thread::sleep(Duration::from_millis(5));
         }
@@ -183,7 +200,7 @@ fn start(
 
 fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (_, Some(9)) => "was killed (signal 9)".into(),
+        (_, Some(KILL)) => format!("was killed (signal {KILL})"),
         (_, Some(signal)) => format!("ended by signal {signal}"),
         (Some(code), _) => format!("ended with exit code {code}"),
         _ => "ended".into(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{EventKind, WorkerResult, state_hash};
+use everstep_transport::protocol::step::Decision;
 use everstep_transport::protocol::{Cause, Generation, RunSpec, Step, WorkerId};
 use serde::Serialize;
 
@@ -20,6 +21,8 @@ pub struct Report {
     pub steps_redone: u64,
     /// Steps of the run that no metrics line tells of.
     pub steps_lost: u64,
+    /// Committed steps that changed nothing, since their gradient was not finite.
+    pub steps_skipped: u64,
     /// Samples of the plan that no committed partial sum contains.
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than planned.
@@ -114,6 +117,8 @@ impl Report {
             steps: lines.len() as u64,
             steps_redone: results.iter().map(|result| result.steps_redone).max().unwrap_or(0),
             steps_lost: run.steps.saturating_sub(lines.len() as u64),
+            steps_skipped: lines.iter().filter(|line| line.decision == Decision::Skip).count()
+                as u64,
             samples_lost: lines.iter().map(|line| line.samples_lost).sum(),
             samples_repeated: lines.iter().map(|line| line.samples_repeated).sum(),
             loss: Losses {

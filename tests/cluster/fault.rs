@@ -13,7 +13,7 @@ fn endless() -> World {
 fn assert_names(block: &str, node: &Node, why: &str) {
     assert!(block.starts_with("error: the run failed\n  where: "), "{block}");
     let pid = node.pid.expect("the launcher started it");
-    for words in [format!(" (pid {pid})"), why.into(), "read its log, /".into()] {
+    for words in [format!("pid {pid})"), why.into(), "read its log, /".into()] {
         assert!(block.contains(&words), "no \"{words}\" in:\n{block}");
     }
     assert!(!block.contains(" INFO "), "a line of the log is no reason:\n{block}");

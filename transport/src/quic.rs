@@ -27,11 +27,11 @@ mod tls;
 mod wire;
 
 pub use bulk::{BulkReceiver, BulkSender};
-pub use endpoint::{BindError, Endpoint, EndpointStats, Expected};
+pub use endpoint::{BindError, Endpoint, Expected};
 pub use enrol::{EnrolError, enrol};
 pub use error::{ConnectError, LinkError};
 pub use link::{Link, LinkStats};
-pub use links::Links;
+pub use links::EndpointStats;
 pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 

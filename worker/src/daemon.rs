@@ -107,8 +107,8 @@ async fn work(
     }
     let token: JoinToken = options.token.parse()?;
     let incarnation = random();
-    let name = NodeName::parse(&format!("worker-{incarnation:016x}")).expect("hex is a name");
-    let (credentials, coordinator) = enrol_anywhere(&options.coordinators, &token, &name).await?;
+    let (credentials, coordinator) = enrol_anywhere(&options.coordinators, &token).await?;
+    let name = credentials.identity().name.clone();
     let settings = Settings::for_address(options.listen.ip());
     let endpoint = Arc::new(Endpoint::bind(options.listen, &credentials, settings, None)?);
     let address = endpoint.local_address();
@@ -153,13 +153,12 @@ async fn attend(
 async fn enrol_anywhere(
     coordinators: &[SocketAddr],
     token: &JoinToken,
-    name: &NodeName,
 ) -> Result<(everstep_transport::identity::Credentials, SocketAddr), WorkerError> {
     let began = Instant::now();
     let mut last = WorkerError::Failed("no coordinator was named".into());
     loop {
         for address in coordinators {
-            match enrol(*address, token, name).await {
+            match enrol(*address, token).await {
                 Ok(credentials) => return Ok((credentials, *address)),
                 Err(error) => last = error.into(),
             }

@@ -172,6 +172,7 @@ impl Device {
         port: &mut dyn Port,
     ) -> Result<(), String> {
         let began = port.now();
+        #[cfg(not(feature = "planted"))]
         let sampled = data_shard;
         #[cfg(feature = "planted")]
         let sampled = self.sampled_as(data_shard);

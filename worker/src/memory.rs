@@ -27,7 +27,7 @@ impl Memory {
     ///
     /// - device: parameters, gradient and activations;
     /// - optimizer: `C N / W` times master weights and moments;
-    /// - partials: `4 N` for each subtree that is complete, and for each level of the one under way;
+    /// - partials: `4 N` for each complete subtree, and for each level of the one under way;
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
     ///   each partial of its own shards that can wait for its sibling: one of every two that come.
     ///   A worker that is alone keeps its one partial, which is the sum.

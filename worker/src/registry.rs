@@ -14,7 +14,8 @@ type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + S
 
 /// The models and data sets that a program can train.
 ///
-/// Every process of a cluster runs the same program, so all of them know the same names.
+/// Every process of a cluster runs the same program, so all of them know the same names. One that
+/// begins with a dot is the program's own, and not offered to users.
 #[derive(Default)]
 pub struct Registry {
     models: BTreeMap<String, BuildModel>,
@@ -97,7 +98,8 @@ fn build<'a, F, T>(
 ) -> Result<T, RegistryError> {
     let name = name.to_string();
     let Some(found) = found else {
-        let known = known.map(String::as_str).collect::<Vec<_>>().join(", ");
+        let offered = known.map(String::as_str).filter(|name| !name.starts_with('.'));
+        let known = offered.collect::<Vec<_>>().join(", ");
         return Err(RegistryError::Unknown { what, name, known });
     };
     make(found).map_err(|reason| RegistryError::Build { what, name, reason })
@@ -109,5 +111,18 @@ impl fmt::Debug for Registry {
             .field("models", &self.models.keys())
             .field("datasets", &self.datasets.keys())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_answered_with_those_that_are_for_users() {
+        let models = [".measure", "gpt", "mlp"].map(String::from);
+        let error = build("model", "gtp", None::<&()>, models.iter(), |()| Ok(()));
+        let error = error.expect_err("it is unknown").to_string();
+        assert_eq!(error, "there is no model named \"gtp\"; this program has gpt, mlp");
     }
 }

@@ -137,7 +137,10 @@ fn changes() -> impl Strategy<Value = (Vec<Candidate>, Vec<Candidate>)> {
 
 proptest! {
     #[test]
-    fn every_assignment_is_valid_balanced_and_deterministic((before, after) in changes(), demand in demands()) {
+    fn every_assignment_is_valid_balanced_and_deterministic(
+        (before, after) in changes(),
+        demand in demands(),
+    ) {
         let first = record(&before, &assign(demand, &before, None));
         let second = record(&after, &assign(demand, &after, Some(&first)));
         for record in [&first, &second] {

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType,
 };
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
@@ -68,21 +68,11 @@ impl Authority {
         Credentials::new(self.certificate.clone(), vec![certificate], key)
     }
 
-    /// A certificate for the key in a signing request. Of the request nothing but the key counts.
+    /// A certificate that says that whoever has this key is this node.
     ///
     /// # Errors
-    /// [`IdentityError::Certificate`] when the request is malformed or not signed by its own key.
-    pub(super) fn sign(
-        &self,
-        request: &[u8],
-        identity: &Identity,
-        lifetime: Duration,
-    ) -> Result<CertificateDer<'static>, IdentityError> {
-        let request = CertificateSigningRequestParams::from_der(&request.into())?;
-        self.certify(identity, &request.public_key, lifetime)
-    }
-
-    fn certify(
+    /// [`IdentityError::Certificate`] when it cannot be signed.
+    pub(super) fn certify(
         &self,
         identity: &Identity,
         key: &impl PublicKeyData,

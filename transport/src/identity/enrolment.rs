@@ -5,12 +5,14 @@
 //! secret, over keying material exported from this very TLS session and the request: neither the
 //! secret nor anything that could be replayed crosses the wire.
 //!
+//! A worker's name follows from its key, so a token's holder cannot take the name of another node.
+//!
 //! Pure: `quic::enrol` carries the bytes. Expiry and use counts of tokens are not known here; the
 //! owner of the accepted tokens leaves out those that are spent.
 
 use std::sync::Arc;
 
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{CertificateParams, CertificateSigningRequestParams, KeyPair, PublicKeyData};
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
@@ -19,7 +21,7 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use super::token::TokenId;
 use super::{
     AcceptedToken, Authority, Credentials, Identity, IdentityError, JoinToken, NODE_LIFETIME, Role,
-    public_key_digest,
+    public_key_digest, sha256,
 };
 use crate::protocol::NodeName;
 
@@ -63,28 +65,27 @@ impl Enrolment {
         if !token.is_some_and(|token| token.verify(&statement(session, bytes), proof)) {
             return Err("the join token is not valid here; ask for a new one".into());
         }
-        let name = NodeName::parse(&request.name)
-            .ok_or("a name has 1 to 64 characters of a-z, 0-9 and -")?;
-        let identity = Identity { role: Role::Worker, name };
-        let certificate = self
-            .authority
-            .sign(&request.signing_request, &identity, NODE_LIFETIME)
-            .map_err(|error| format!("the signing request is not valid: {error}"))?;
+        // Of the signing request only the key counts, which must have signed it.
+        let invalid = |error| format!("the signing request is not valid: {error}");
+        let signing_request = request.signing_request.into();
+        let key = CertificateSigningRequestParams::from_der(&signing_request).map_err(invalid)?;
+        let identity = worker_with(&key.public_key);
+        let certificate = self.authority.certify(&identity, &key.public_key, NODE_LIFETIME);
+        let certificate = certificate.map_err(|error| error.to_string())?;
         let authority = self.authority.certificate().to_vec();
         Ok((Answer::Granted { certificate: certificate.to_vec(), authority }, identity))
     }
 }
 
-/// The joining side: a name, and a key that never leaves this process.
+/// The joining side: a token, and a key that never leaves this process.
 pub(crate) struct Application<'a> {
     token: &'a JoinToken,
-    name: &'a NodeName,
     key: KeyPair,
 }
 
 impl<'a> Application<'a> {
-    pub(crate) fn new(token: &'a JoinToken, name: &'a NodeName) -> Result<Self, EnrolmentError> {
-        Ok(Self { token, name, key: KeyPair::generate().map_err(IdentityError::from)? })
+    pub(crate) fn new(token: &'a JoinToken) -> Result<Self, EnrolmentError> {
+        Ok(Self { token, key: KeyPair::generate().map_err(IdentityError::from)? })
     }
 
     /// The request's bytes, for the TLS session with this exported keying material.
@@ -94,8 +95,7 @@ impl<'a> Application<'a> {
             .map_err(IdentityError::from)?
             .der()
             .to_vec();
-        let name = self.name.to_string();
-        let request = Request { token: self.token.id(), name, signing_request };
+        let request = Request { token: self.token.id(), signing_request };
         let bytes = rkyv::to_bytes::<Failure>(&request).expect("a request is plain data");
         let proof = self.token.prove(&statement(session, &bytes));
         Ok([&proof[..], &bytes].concat())
@@ -115,8 +115,7 @@ impl<'a> Application<'a> {
         }
         let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
         let credentials = Credentials::new(authority, vec![certificate.into()], key)?;
-        let asked = Identity { role: Role::Worker, name: self.name.clone() };
-        if *credentials.identity() != asked {
+        if *credentials.identity() != worker_with(&self.key) {
             return Err(EnrolmentError::Garbled("its certificate is for another node"));
         }
         Ok(credentials)
@@ -143,7 +142,6 @@ pub enum EnrolmentError {
 #[derive(Archive, Serialize, Deserialize)]
 struct Request {
     token: TokenId,
-    name: String,
     signing_request: Vec<u8>,
 }
 
@@ -151,6 +149,15 @@ struct Request {
 enum Answer {
     Granted { certificate: Vec<u8>, authority: Vec<u8> },
     Refused { reason: String },
+}
+
+/// The worker that has this key: `worker-` and the first 64 bits of the SHA-256 of its
+/// SubjectPublicKeyInfo.
+fn worker_with(key: &impl PublicKeyData) -> Identity {
+    let digest = sha256(&key.subject_public_key_info());
+    let number = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
+    let name = NodeName::parse(&format!("worker-{number:016x}")).expect("hex is a name");
+    Identity { role: Role::Worker, name }
 }
 
 /// What a proof is over. The session's part has a fixed length, so the two cannot be confused.

@@ -117,6 +117,9 @@ impl Chunk {
     }
 
     /// A message chunk of `bytes` bytes.
+    ///
+    /// # Panics
+    /// If there are 4 GiB or more: no message is nearly as large.
     pub fn message(generation: Generation, step: Step, bytes: usize) -> Self {
         Self {
             kind: ChunkKind::Message,
@@ -125,7 +128,7 @@ impl Chunk {
             shard: Shard(0),
             level: 0,
             index: 0,
-            count: bytes as u32,
+            count: bytes.try_into().expect("a message is smaller than 4 GiB"),
             encoding: Encoding::Bytes,
         }
     }

@@ -1,5 +1,7 @@
 //! Messages to bytes and back. Bytes from a peer are hostile: validated, bounded, never a panic.
 
+use std::sync::OnceLock;
+
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
@@ -74,10 +76,14 @@ fn names(message: &Message) -> Vec<&NodeName> {
 /// A digest of the vocabulary's layout, stated in Hello: two builds whose messages are laid out
 /// differently refuse each other in words instead of failing to decode.
 pub fn schema() -> u64 {
-    let mut hasher = blake3::Hasher::new();
-    for message in super::exemplars::all() {
-        hasher.update(&encode(&message));
-    }
-    hasher.update(&size_of::<ArchivedMessage>().to_le_bytes());
-    u64::from_le_bytes(hasher.finalize().as_bytes()[..8].try_into().expect("eight bytes"))
+    static SCHEMA: OnceLock<u64> = OnceLock::new();
+    *SCHEMA.get_or_init(|| {
+        let mut hasher = blake3::Hasher::new();
+        for message in super::exemplars::all() {
+            hasher.update(&encode(&message));
+        }
+        hasher.update(&size_of::<ArchivedMessage>().to_le_bytes());
+        let digest = hasher.finalize();
+        u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
+    })
 }

@@ -106,7 +106,8 @@ impl Record {
 
     /// How many parameter shards.
     pub fn shards(&self) -> u32 {
-        self.owners.iter().map(|ownership| ownership.count).sum()
+        // A record that was not validated may claim more than there can be.
+        self.owners.iter().fold(0, |shards, ownership| shards.saturating_add(ownership.count))
     }
 
     /// The owners of a parameter shard, primary first.
@@ -115,7 +116,9 @@ impl Record {
     /// If the shard is not part of the record.
     pub fn owners_of(&self, shard: Shard) -> &[Rank] {
         let after = self.owners.partition_point(|ownership| ownership.first <= shard);
-        &self.owners[after - 1].owners
+        let ownership = self.owners[..after].last();
+        let ownership = ownership.filter(|known| shard.0 - known.first.0 < known.count);
+        &ownership.expect("a shard of the record").owners
     }
 
     /// The parameter shards that `rank` owns, ascending, each with whether it is primary.
@@ -124,7 +127,7 @@ impl Record {
         mine.flat_map(|ownership| {
             let primary = ownership.owners[0] == rank;
             let first = ownership.first.0;
-            (first..first + ownership.count).map(move |shard| (Shard(shard), primary))
+            (first..first.saturating_add(ownership.count)).map(move |shard| (Shard(shard), primary))
         })
         .collect()
     }
@@ -148,7 +151,10 @@ impl Record {
         if !self.waiting && !assigned.iter().map(|shard| shard.0).eq(0..data_shards) {
             return Some(format!("it does not assign each of {data_shards} data shards once"));
         }
-        let mut next = 0;
+        if self.number.0 == u64::MAX || self.resume.0 == u64::MAX {
+            return Some("nothing can follow it".into());
+        }
+        let mut next = 0_u32;
         for ownership in &self.owners {
             let distinct: BTreeSet<_> = ownership.owners.iter().collect();
             let known = ownership.owners.iter().all(|rank| rank.0 < self.world_size());
@@ -158,7 +164,10 @@ impl Record {
             if ownership.first.0 != next || ownership.count == 0 {
                 return Some(format!("ownership has a gap at parameter shard {next}"));
             }
-            next = next.saturating_add(ownership.count);
+            let Some(after) = next.checked_add(ownership.count) else {
+                return Some(format!("ownership goes on without end at parameter shard {next}"));
+            };
+            next = after;
         }
         (next != shards).then(|| format!("it owns {next} of {shards} parameter shards"))
     }

@@ -74,9 +74,9 @@ impl BatchSpec {
         u64::from(self.accumulate) * u64::from(self.micro_batch)
     }
 
-    /// Samples in one step.
+    /// Samples in one step; `u64::MAX` where a batch that was not validated asks for more.
     pub fn samples(&self) -> u64 {
-        u64::from(self.data_shards) * self.shard_samples()
+        u64::from(self.data_shards).saturating_mul(self.shard_samples())
     }
 }
 
@@ -133,6 +133,8 @@ pub struct SpecError {
 
 /// Most data shards, workers and micro-batch rows that a specification may ask for.
 pub const MAX_COUNT: u32 = 65_536;
+/// Most samples in one step: the vote that lists them must fit a message.
+pub const MAX_SAMPLES: u64 = 1 << 20;
 
 impl RunSpec {
     /// Checks every value; the first that cannot be is named.
@@ -172,8 +174,15 @@ impl RunSpec {
                 format!("is {min}, more than the {start} workers that the run starts with");
             return refuse("run.min_workers", problem);
         }
-        if batch.samples() > 1 << 24 {
-            let problem = format!("asks for {} samples a step; at most 2^24", batch.samples());
+        if self.all_gather == Encoding::Bytes {
+            return refuse("wire.all_gather", "is bytes; it must be f32 or bf16".into());
+        }
+        if batch.samples() > MAX_SAMPLES {
+            let problem = format!(
+                "asks with batch.micro_batch and batch.accumulate for {} samples a step; lower one \
+                 of the three: their product must be at most {MAX_SAMPLES}",
+                batch.samples()
+            );
             return refuse("batch.data_shards", problem);
         }
         Ok(())

@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use quinn::{ReadExactError, RecvStream, SendStream};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::bulk::{BulkReceiver, BulkSender};
 use super::error::LinkError;
@@ -27,8 +27,8 @@ pub(super) const PRIORITY: i32 = 1;
 
 /// What waits for the writer.
 pub(super) enum Outgoing {
-    /// An encoded message.
-    Message(Bytes),
+    /// An encoded message, and the room that it takes in the queue until it is written.
+    Message(Bytes, OwnedSemaphorePermit),
     /// Nothing comes after this.
     End,
 }
@@ -39,7 +39,7 @@ pub(super) async fn write(
     mut lane: SendStream,
     mut queue: mpsc::Receiver<Outgoing>,
 ) -> Result<(), LinkError> {
-    while let Some(Outgoing::Message(message)) = queue.recv().await {
+    while let Some(Outgoing::Message(message, _room)) = queue.recv().await {
         let inline = message.len() <= MAX_CONTROL;
         let length = if inline { message.len() as u32 } else { ELSEWHERE };
         let length = Bytes::copy_from_slice(&length.to_le_bytes());

@@ -17,9 +17,10 @@ use tokio::time::timeout;
 
 use super::error::{CLOSED, ConnectError, NO_CERTIFICATE, NOT_ADMITTED};
 use super::link::Link;
+use super::links::{EndpointStats, Links};
 use super::settings::{Settings, SettingsError};
 use super::socket::{self, SocketBuffers};
-use super::wire::{Counters, Wire};
+use super::wire::Wire;
 use super::{ENROL_ALPN, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
@@ -36,7 +37,7 @@ pub struct Endpoint {
     quinn: quinn::Endpoint,
     client: ClientConfig,
     settings: Settings,
-    counters: Arc<Counters>,
+    links: Arc<Links>,
     buffers: SocketBuffers,
     local_address: SocketAddr,
     arrivals: Mutex<mpsc::Receiver<Link>>,
@@ -51,15 +52,6 @@ pub enum Expected {
     Role(Role),
     /// This node.
     Node(Identity),
-}
-
-/// An endpoint's counters since it was bound.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndpointStats {
-    /// Handshakes from outside that failed, enrolments that were refused among them.
-    pub failed_handshakes: u64,
-    /// Peers cut off because they sent what no honest node sends.
-    pub refused_peers: u64,
 }
 
 /// Why an endpoint could not be bound.
@@ -111,12 +103,11 @@ impl Endpoint {
         let quinn = quinn::Endpoint::new(settings.endpoint(), Some(server), socket, runtime)
             .map_err(failed)?;
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
-        let counters = Arc::<Counters>::default();
-        let door =
-            Door { settings: settings.clone(), enrolment, counters: counters.clone(), deliver };
+        let links = Arc::<Links>::default();
+        let door = Door { settings: settings.clone(), enrolment, links: links.clone(), deliver };
         tokio::spawn(Arc::new(door).attend(quinn.clone()));
         let arrivals = Mutex::new(arrivals);
-        Ok(Self { quinn, client, settings, counters, buffers, local_address, arrivals })
+        Ok(Self { quinn, client, settings, links, buffers, local_address, arrivals })
     }
 
     /// Connects to a node; returns when both have let each other in.
@@ -151,7 +142,7 @@ impl Endpoint {
         // In TLS 1.3 a client is done before the server has seen its certificate: only the lane,
         // which the server opens, tells that it was let in.
         let lane = connection.accept_bi().await.map_err(handshake)?;
-        let wire = Wire::new(connection, self.counters.clone());
+        let wire = Wire::new(connection, self.links.clone());
         Ok(Link::start(wire, met, lane, self.settings.control_queue))
     }
 
@@ -170,12 +161,9 @@ impl Endpoint {
         self.buffers
     }
 
-    /// What the endpoint has counted.
+    /// What the endpoint and its links have counted.
     pub fn stats(&self) -> EndpointStats {
-        EndpointStats {
-            failed_handshakes: self.counters.failed_handshakes.load(Ordering::Relaxed),
-            refused_peers: self.counters.refused_peers.load(Ordering::Relaxed),
-        }
+        self.links.stats()
     }
 
     /// Closes all links and waits, a second at most, until the peers can have heard of it: what a
@@ -216,7 +204,7 @@ impl fmt::Display for Expected {
 struct Door {
     settings: Settings,
     enrolment: Option<Enrolment>,
-    counters: Arc<Counters>,
+    links: Arc<Links>,
     deliver: mpsc::Sender<Link>,
 }
 
@@ -272,13 +260,13 @@ impl Door {
             connection.open_bi().await.map_err(|error| error.to_string())?;
         let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
         written.map_err(|error| error.to_string())?;
-        let wire = Wire::new(connection, self.counters.clone());
+        let wire = Wire::new(connection, self.links.clone());
         let queue = self.settings.control_queue;
         Ok(Some(Link::start(wire, identity, (sender, receiver), queue)))
     }
 
     fn failed(&self, reason: &str) {
-        self.counters.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        self.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(reason, "a handshake failed");
     }
 }

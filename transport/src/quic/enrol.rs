@@ -14,24 +14,20 @@ use super::{ENROL_ALPN, socket, tls};
 use crate::identity::{
     Application, Credentials, Enrolment, EnrolmentError, Identity, JoinToken, MAX_ENROLMENT, Role,
 };
-use crate::protocol::NodeName;
 
 /// Binds the proof to one TLS session (RFC 8446, section 7.5).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
 
-/// Exchanges a join token for the credentials of the worker `name`, at the coordinator that listens
-/// on `address`.
+/// Exchanges a join token for the credentials of a worker, at the coordinator that listens on
+/// `address`. The worker's key is made here; its name follows from the key, and the credentials'
+/// identity says it.
 ///
 /// # Errors
 /// [`EnrolError`], in words for the user.
-pub async fn enrol(
-    address: SocketAddr,
-    token: &JoinToken,
-    name: &NodeName,
-) -> Result<Credentials, EnrolError> {
+pub async fn enrol(address: SocketAddr, token: &JoinToken) -> Result<Credentials, EnrolError> {
     let settings = Settings::for_address(address.ip());
     let endpoint = client(address, token, &settings)?;
-    let application = Application::new(token, name)?;
+    let application = Application::new(token)?;
     let attempt = async {
         let connecting = endpoint.connect(address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(address, error))?;

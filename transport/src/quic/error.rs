@@ -49,7 +49,7 @@ pub enum LinkError {
     /// The other end gave up this one stream; the link lives.
     #[error("the peer gave up this stream")]
     Abandoned,
-    /// More messages wait for the peer than may wait; it does not read. Drop it.
+    /// More messages or bytes wait for the peer than may wait; it does not read. Drop it.
     #[error("too many messages wait for the peer")]
     Full,
     /// A message is larger than any message may be; the link lives, the sender is at fault.

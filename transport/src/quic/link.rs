@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{RecvStream, SendStream};
-use tokio::sync::{Mutex, mpsc};
+use quinn::{Connection, RecvStream, SendStream};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::bulk::{BulkReceiver, BulkSender};
@@ -20,6 +20,8 @@ use crate::protocol::{Message, codec};
 
 /// Messages that were read and that nobody has asked for; beyond, the peer is held back.
 const ARRIVALS: usize = 16;
+/// Bytes of messages that may wait for the peer: the largest message, or many small ones.
+const QUEUE_BYTES: usize = MAX_MESSAGE_CHUNK as usize;
 /// How long [`Link::finish`] waits for the peer to have read everything.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -34,6 +36,8 @@ struct Inner {
     wire: Wire,
     identity: Identity,
     queue: mpsc::Sender<Outgoing>,
+    /// What is left of [`QUEUE_BYTES`]; a message gives its part back when it is written.
+    room: Arc<Semaphore>,
     arrivals: Mutex<mpsc::Receiver<Message>>,
 }
 
@@ -71,7 +75,8 @@ impl Link {
         // Their errors are the connection's, which whoever uses the link next will meet.
         tokio::spawn(control::write(wire.clone(), sender, outgoing));
         tokio::spawn(control::read(wire.clone(), receiver, deliver));
-        Self { inner: Arc::new(Inner { wire, identity, queue, arrivals: Mutex::new(arrivals) }) }
+        let (room, arrivals) = (Arc::new(Semaphore::new(QUEUE_BYTES)), Mutex::new(arrivals));
+        Self { inner: Arc::new(Inner { wire, identity, queue, room, arrivals }) }
     }
 
     /// Who the peer has proved to be.
@@ -87,14 +92,16 @@ impl Link {
     /// Queues a message; never waits. Messages arrive in the order in which they were queued.
     ///
     /// # Errors
-    /// [`LinkError::Full`] when `Settings::control_queue` messages wait already;
-    /// [`LinkError::TooLarge`]; else the link is gone.
+    /// [`LinkError::Full`] when `Settings::control_queue` messages wait already, or when more than
+    /// 64 MiB would wait with this one; [`LinkError::TooLarge`]; else the link is gone.
     pub fn send(&self, message: Message) -> Result<(), LinkError> {
         let bytes = codec::encode(&message);
         if bytes.len() > MAX_MESSAGE_CHUNK as usize {
             return Err(LinkError::TooLarge { name: message.name(), bytes: bytes.len() });
         }
-        let queued = self.inner.queue.try_send(Outgoing::Message(Bytes::from_owner(bytes)));
+        let room = self.inner.room.clone().try_acquire_many_owned(bytes.len() as u32);
+        let room = room.map_err(|_| LinkError::Full)?;
+        let queued = self.inner.queue.try_send(Outgoing::Message(Bytes::from_owner(bytes), room));
         queued.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => LinkError::Full,
             mpsc::error::TrySendError::Closed(_) => self.inner.wire.failure(),
@@ -156,8 +163,14 @@ impl Link {
 
     /// What the link has counted.
     pub fn stats(&self) -> LinkStats {
-        let stats = self.inner.wire.connection.stats();
-        LinkStats {
+        LinkStats::of(&self.inner.wire.connection)
+    }
+}
+
+impl LinkStats {
+    pub(super) fn of(connection: &Connection) -> Self {
+        let stats = connection.stats();
+        Self {
             path_mtu: stats.path.current_mtu,
             rtt: stats.path.rtt,
             lost_packets: stats.path.lost_packets,
@@ -166,11 +179,6 @@ impl Link {
             received_bytes: stats.udp_rx.bytes,
             black_holes: stats.path.black_holes_detected,
         }
-    }
-
-    /// Whether both are handles on the same link.
-    pub(super) fn is(&self, other: &Link) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 

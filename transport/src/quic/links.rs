@@ -1,46 +1,99 @@
-//! Who is connected: a node's links, by the peer's identity.
+//! The table of an endpoint's links, and what all of them have counted together.
+//!
+//! In: each link's connection, when the link comes up. Out: [`EndpointStats`]. The table holds
+//! connections and not links, and only until they have ended: it neither keeps a link alive nor
+//! ends one. Who the peers are is not known here.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
+use quinn::Connection;
 
-use super::Link;
-use crate::identity::Identity;
+use super::link::LinkStats;
 
-/// A table of links, one for each peer; shared by the tasks that serve them.
+/// What an endpoint and all its links, also those that have ended, have counted since it was bound.
+/// Handshakes and enrolments are not among the packets and bytes, except those of links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointStats {
+    /// Handshakes from outside that failed, enrolments that were refused among them.
+    pub failed_handshakes: u64,
+    /// Peers cut off because they sent what no honest node sends.
+    pub refused_peers: u64,
+    /// Links that live now.
+    pub links: u64,
+    /// The smallest UDP payload that the path of a living link carries, bytes; 0 without links.
+    pub path_mtu: u16,
+    /// The largest smoothed round trip of a living link; 0 without links.
+    pub rtt: Duration,
+    /// Packets sent and lost.
+    pub lost_packets: u64,
+    /// Packets sent.
+    pub sent_packets: u64,
+    /// Bytes sent, packet headers included.
+    pub sent_bytes: u64,
+    /// Bytes received, packet headers included.
+    pub received_bytes: u64,
+    /// How often a path seemed to swallow large packets, and its MTU fell back.
+    pub black_holes: u64,
+}
+
+/// The table; shared by the endpoint, its door and its links.
 #[derive(Default)]
-pub struct Links {
-    by_peer: DashMap<Identity, Link>,
+pub(super) struct Links {
+    pub(super) failed_handshakes: AtomicU64,
+    pub(super) refused_peers: AtomicU64,
+    /// By the connection's stable id, which is its own while the table holds it.
+    live: DashMap<usize, Connection>,
+    /// The sums of links that have left the table. Locked while a link moves from there to here, so
+    /// that none is counted twice or not at all.
+    ended: Mutex<EndpointStats>,
 }
 
 impl Links {
-    /// Enters a link. An older one to the same peer is closed: that node has restarted, or connects
-    /// twice.
-    pub fn insert(&self, link: Link) {
-        if let Some(older) = self.by_peer.insert(link.identity().clone(), link) {
-            older.close("replaced by a newer link of the same node");
-        }
+    /// Enters a link's connection; takes it out when it has ended, and keeps what it has counted.
+    pub(super) fn enter(self: &Arc<Self>, connection: &Connection) {
+        self.live.insert(connection.stable_id(), connection.clone());
+        let (links, connection) = (self.clone(), connection.clone());
+        tokio::spawn(async move {
+            connection.closed().await;
+            let mut ended = links.ended.lock().expect(NO_PANIC);
+            ended.add(&LinkStats::of(&connection));
+            links.live.remove(&connection.stable_id());
+        });
     }
 
-    /// The link to a peer.
-    pub fn to(&self, peer: &Identity) -> Option<Link> {
-        self.by_peer.get(peer).map(|link| link.clone())
-    }
-
-    /// Takes a link out, unless a newer one has replaced it. Says whether it was there.
-    pub fn remove(&self, link: &Link) -> bool {
-        match self.by_peer.entry(link.identity().clone()) {
-            Entry::Occupied(entry) if entry.get().is(link) => {
-                entry.remove();
-                true
+    pub(super) fn stats(&self) -> EndpointStats {
+        let ended = self.ended.lock().expect(NO_PANIC);
+        let mut stats = EndpointStats {
+            failed_handshakes: self.failed_handshakes.load(Ordering::Relaxed),
+            refused_peers: self.refused_peers.load(Ordering::Relaxed),
+            ..*ended
+        };
+        for connection in &self.live {
+            let link = LinkStats::of(&connection);
+            stats.add(&link);
+            // One that has just ended may not have been taken out yet.
+            if connection.close_reason().is_none() {
+                let smallest = if stats.links == 0 { u16::MAX } else { stats.path_mtu };
+                stats.path_mtu = smallest.min(link.path_mtu);
+                stats.rtt = stats.rtt.max(link.rtt);
+                stats.links += 1;
             }
-            _ => false,
         }
+        stats
     }
+}
 
-    /// Every link, in the order of identities.
-    pub fn all(&self) -> Vec<Link> {
-        let mut links: Vec<_> = self.by_peer.iter().map(|link| link.clone()).collect();
-        links.sort_by(|a, b| a.identity().cmp(b.identity()));
-        links
+const NO_PANIC: &str = "adding numbers up does not panic";
+
+impl EndpointStats {
+    fn add(&mut self, link: &LinkStats) {
+        self.lost_packets += link.lost_packets;
+        self.sent_packets += link.sent_packets;
+        self.sent_bytes += link.sent_bytes;
+        self.received_bytes += link.received_bytes;
+        self.black_holes += link.black_holes;
     }
 }

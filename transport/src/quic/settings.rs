@@ -64,7 +64,8 @@ pub struct Settings {
     pub max_handshakes: usize,
     /// A handshake or an enrolment that takes longer has failed.
     pub handshake_timeout: Duration,
-    /// Control messages that may wait for one peer; one more, and `send` fails.
+    /// Control messages that may wait for one peer, of 64 MiB together at most; one more, and
+    /// `send` fails.
     pub control_queue: usize,
 }
 

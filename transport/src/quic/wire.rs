@@ -1,18 +1,12 @@
 //! One connection, shared by everything that speaks on it: how it ends, and why.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use quinn::{Connection, ConnectionError, ReadError, VarInt, WriteError};
 
 use super::error::{ABANDONED, CLOSED, LinkError, REFUSED};
-
-/// What an endpoint counts over all its links.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) failed_handshakes: AtomicU64,
-    pub(super) refused_peers: AtomicU64,
-}
+use super::links::Links;
 
 /// A handle on one connection.
 #[derive(Clone)]
@@ -20,12 +14,14 @@ pub(super) struct Wire {
     pub(super) connection: Connection,
     /// Why this side closed, once it has.
     ended: Arc<OnceLock<LinkError>>,
-    counters: Arc<Counters>,
+    links: Arc<Links>,
 }
 
 impl Wire {
-    pub(super) fn new(connection: Connection, counters: Arc<Counters>) -> Self {
-        Self { connection, ended: Arc::default(), counters }
+    /// For the connection of a link that has come up: it enters the endpoint's table here.
+    pub(super) fn new(connection: Connection, links: Arc<Links>) -> Self {
+        links.enter(&connection);
+        Self { connection, ended: Arc::default(), links }
     }
 
     /// Closes because this side has no more use for it.
@@ -44,7 +40,7 @@ impl Wire {
         let error = LinkError::Refused { what: what.into() };
         tracing::warn!(peer = %self.connection.remote_address(), %error, "link closed");
         if self.end(REFUSED, &error.to_string(), error.clone()) {
-            self.counters.refused_peers.fetch_add(1, Ordering::Relaxed);
+            self.links.refused_peers.fetch_add(1, Ordering::Relaxed);
         }
         error
     }

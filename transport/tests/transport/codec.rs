@@ -150,7 +150,7 @@ fn record() -> Record {
 #[test]
 fn a_record_that_contradicts_itself_is_refused() {
     type Change = fn(&mut Record);
-    let table: [(Change, &str); 8] = [
+    let table: [(Change, &str); 10] = [
         (|r| r.members.clear(), "no members"),
         (|r| r.members.push(r.members[0].clone()), "listed twice"),
         (|r| r.members[0].data_shards.clear(), "data shards"),
@@ -159,6 +159,8 @@ fn a_record_that_contradicts_itself_is_refused() {
         (|r| r.owners[0].owners = vec![Rank(0), Rank(0)], "owners of parameter shard 0"),
         (|r| r.owners[0].owners = vec![Rank(1)], "owners of parameter shard 0"),
         (|r| r.owners[0].first = Shard(1), "gap"),
+        (|r| r.number = Generation(u64::MAX), "nothing can follow"),
+        (|r| r.resume = Step(u64::MAX), "nothing can follow"),
     ];
     assert_eq!(record().validate(1, 2), Ok(()));
     for (change, problem) in table {
@@ -180,7 +182,7 @@ fn a_waiting_record_need_not_assign_data_shards() {
 #[test]
 fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
     type Change = fn(&mut RunSpec);
-    let table: [(Change, &str); 16] = [
+    let table: [(Change, &str); 17] = [
         (|r| r.name.clear(), "run.name"),
         (|r| r.name = "n".repeat(257), "run.name"),
         (|r| r.steps = 0, "run.steps"),
@@ -197,6 +199,7 @@ fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
         (|r| r.optimizer.weight_decay = -0.1, "optimizer.weight_decay"),
         (|r| r.optimizer.clip_norm = Some(0.0), "optimizer.clip_norm"),
         (|r| r.copies = 0, "redundancy.copies"),
+        (|r| r.all_gather = Encoding::Bytes, "wire.all_gather"),
     ];
     assert_eq!(exemplars::run().validate(), Ok(()));
     for (change, key) in table {

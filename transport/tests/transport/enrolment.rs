@@ -1,13 +1,12 @@
 //! A node without a certificate becomes a worker of the cluster, if its token is good.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use everstep_transport::identity::{
-    Authority, Enrolment, EnrolmentError, Identity, JoinToken, Role,
-};
+use everstep_transport::identity::{Authority, Enrolment, EnrolmentError, JoinToken, Role};
 use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol};
 
-use crate::support::{RawPeer, World, loopback, name, settings};
+use crate::support::{RawPeer, World, loopback, settings};
 
 /// A coordinator that admits whoever has the token.
 fn coordinator(world: &World, token: &JoinToken) -> Endpoint {
@@ -24,9 +23,9 @@ async fn a_good_token_makes_a_worker_that_others_let_in() {
     let address = coordinator.local_address();
     let token = token.to_string().parse().unwrap();
 
-    let credentials = enrol(address, &token, &name("new")).await.unwrap();
-    let identity = Identity { role: Role::Worker, name: name("new") };
-    assert_eq!(*credentials.identity(), identity);
+    let credentials = enrol(address, &token).await.unwrap();
+    let identity = credentials.identity().clone();
+    assert_eq!(identity.role, Role::Worker);
 
     let node = Endpoint::bind(loopback(), &credentials, settings(), None).unwrap();
     let expected = Expected::Role(Role::Coordinator);
@@ -36,9 +35,28 @@ async fn a_good_token_makes_a_worker_that_others_let_in() {
     assert_eq!(coordinator.stats().failed_handshakes, 0);
 }
 
+#[tokio::test]
+async fn a_name_follows_from_the_key_and_cannot_be_chosen() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let coordinator = coordinator(&world, &token);
+    let mut names = BTreeSet::new();
+    for _ in 0..3 {
+        let credentials = enrol(coordinator.local_address(), &token).await.unwrap();
+        let chain = credentials.chain();
+        let (_, certificate) = x509_parser::parse_x509_certificate(&chain[0]).unwrap();
+        let key = certificate.public_key().raw;
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, key);
+        let hex: String = digest.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(credentials.identity().name.as_str(), format!("worker-{hex}"));
+        names.insert(credentials.identity().name.clone());
+    }
+    assert_eq!(names.len(), 3);
+}
+
 /// Why a coordinator that knows one token does not admit a node with another.
 async fn refusal(coordinator: &Endpoint, token: &JoinToken) -> EnrolError {
-    enrol(coordinator.local_address(), token, &name("new")).await.unwrap_err()
+    enrol(coordinator.local_address(), token).await.unwrap_err()
 }
 
 #[tokio::test]
@@ -120,5 +138,5 @@ async fn a_garbled_request_is_refused_and_a_good_one_still_served() {
         let refused = answer.is_ok_and(|answer| !answer.is_empty());
         assert!(refused || connection.closed().await.to_string().contains("request"));
     }
-    enrol(coordinator.local_address(), &token, &name("new")).await.unwrap();
+    enrol(coordinator.local_address(), &token).await.unwrap();
 }

@@ -7,10 +7,10 @@ use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::chunk::MAX_ELEMENTS;
 use everstep_transport::protocol::generation::Ownership;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Encoding, Generation, Message, Rank, Record, Shard, Step, exemplars,
+    Chunk, ChunkKind, Encoding, Generation, Message, Rank, Record, Shard, Step, codec, exemplars,
 };
 use everstep_transport::quic::{
-    BulkReceiver, ConnectError, Endpoint, Expected, LinkError, Links, Settings,
+    BulkReceiver, ConnectError, Endpoint, EndpointStats, Expected, LinkError, MAX_MTU, Settings,
 };
 
 use crate::support::{World, link, loopback, name, settings};
@@ -77,6 +77,25 @@ async fn a_full_queue_is_an_error_and_never_a_wait() {
     let sent = (0..5).map(|_| here.send(Message::FetchRecord)).collect::<Vec<_>>();
     assert_eq!(sent[4], Err(LinkError::Full));
     assert!(sent[..4].iter().all(Result::is_ok));
+}
+
+/// Invariant I10.
+#[tokio::test]
+async fn a_queue_is_bounded_by_bytes_too_and_takes_more_when_they_are_gone() {
+    let pair = World::new().pair().await;
+    let large = large_record(2 << 20);
+    let fit = (64 << 20) / codec::encode(&large).len();
+    assert!(fit < settings().control_queue);
+    for _ in 0..fit {
+        pair.here.send(large.clone()).unwrap();
+    }
+    assert_eq!(pair.here.send(large.clone()), Err(LinkError::Full));
+    for _ in 0..fit {
+        assert!(pair.there.receive().await.unwrap() == large);
+    }
+    for _ in 0..fit {
+        pair.here.send(large.clone()).unwrap();
+    }
 }
 
 fn noise(bytes: usize, seed: u8) -> Vec<u8> {
@@ -375,23 +394,47 @@ async fn settings_that_cannot_be_are_refused() {
     }
 }
 
+/// What the endpoint's links have counted: what must never fall.
+fn sums(stats: &EndpointStats) -> [u64; 5] {
+    let EndpointStats {
+        lost_packets, sent_packets, sent_bytes, received_bytes, black_holes, ..
+    } = *stats;
+    [lost_packets, sent_packets, sent_bytes, received_bytes, black_holes]
+}
+
 #[tokio::test]
-async fn a_table_of_links_holds_the_newest_of_each_name() {
+async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     let world = World::new();
     let (one, two, centre) = (world.worker("a"), world.worker("b"), world.worker("centre"));
-    let links = Links::default();
-    let (_, older) = link(&two, &centre).await;
-    let (_kept, other) = link(&one, &centre).await;
-    let (_held, newer) = link(&two, &centre).await;
-    for link in [&older, &other, &newer] {
-        links.insert(link.clone());
-    }
-    assert!(matches!(
-        older.receive().await,
-        Err(LinkError::Ended { .. } | LinkError::Closed { .. })
-    ));
-    let names: Vec<_> = links.all().iter().map(|l| l.identity().name.to_string()).collect();
-    assert_eq!(names, ["a", "b"]);
-    assert!(!links.remove(&older) && links.to(newer.identity()).is_some());
-    assert!(links.remove(&newer) && links.to(newer.identity()).is_none());
+    assert_eq!(centre.stats(), EndpointStats::default());
+    let (outgoing, _there) = link(&centre, &one).await;
+    let (peer, incoming) = link(&two, &centre).await;
+    peer.send(large_record(1 << 20)).unwrap();
+    incoming.receive().await.unwrap();
+
+    let stats = centre.stats();
+    let each = [outgoing.stats(), incoming.stats()];
+    assert_eq!(stats.links, 2);
+    assert_eq!(stats.path_mtu, MAX_MTU);
+    assert!(stats.rtt > Duration::ZERO && each.iter().any(|link| link.rtt == stats.rtt));
+    assert!(stats.received_bytes > 1 << 20, "{stats:?}");
+    assert_eq!(stats.sent_bytes, each.iter().map(|link| link.sent_bytes).sum::<u64>());
+    assert_eq!((one.stats().links, two.stats().links), (1, 1));
+
+    // One link is ended by this side, the other by the peer.
+    outgoing.close("enough");
+    assert_eq!(centre.stats().links, 1);
+    drop(peer);
+    incoming.closed().await;
+    let ended = centre.stats();
+    assert_eq!((ended.links, ended.path_mtu, ended.rtt), (0, 0, Duration::ZERO));
+    assert!(sums(&ended).iter().zip(sums(&stats)).all(|(after, before)| *after >= before));
+
+    // Also when nobody holds on to them any more and others follow, and once only.
+    drop((outgoing, incoming));
+    let (_again, _accepted) = link(&centre, &one).await;
+    let later = centre.stats();
+    assert_eq!(later.links, 1);
+    assert!(later.received_bytes < 2 << 20, "{later:?}");
+    assert!(sums(&later).iter().zip(sums(&ended)).all(|(after, before)| *after >= before));
 }

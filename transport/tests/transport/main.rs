@@ -1,5 +1,6 @@
 //! What nodes say to each other, who may say it, and what becomes of those who may not.
 
+mod bounds;
 mod codec;
 mod enrolment;
 mod hostile;

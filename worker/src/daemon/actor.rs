@@ -148,16 +148,14 @@ impl WorkerActor {
 
     /// Adds what only the shell has measured.
     fn complete(&self, mut result: WorkerResult) -> WorkerResult {
-        let stats: Vec<_> =
-            self.peers.values().filter_map(|peer| peer.link().map(Link::stats)).collect();
+        let endpoint = self.shell.endpoint.stats();
         let buffers = self.shell.endpoint.socket_buffers();
         (result.bytes_sent, result.bytes_received) = self.traffic.totals();
         result.cpu_seconds = traffic::cpu_seconds() - self.cpu_before;
         result.peak_rss_bytes = traffic::peak_rss_bytes();
-        let endpoint = self.shell.endpoint.stats();
         result.refused += endpoint.refused_peers + endpoint.failed_handshakes;
-        result.path_mtu = stats.iter().map(|link| u64::from(link.path_mtu)).min().unwrap_or(0);
-        result.lost_packets = stats.iter().map(|link| link.lost_packets).sum();
+        result.path_mtu = u64::from(endpoint.path_mtu);
+        result.lost_packets = endpoint.lost_packets;
         result.socket_buffers = (buffers.receive as u64, buffers.send as u64);
         result
     }

@@ -70,17 +70,9 @@ impl Peer {
         Self { state: State::Awaited { messages: Vec::new(), queues }, lanes }
     }
 
-    /// The link, once it is up.
-    pub fn link(&self) -> Option<&Link> {
-        match &self.state {
-            State::Linked(link) => Some(link),
-            State::Awaited { .. } => None,
-        }
-    }
-
     /// The link is up: starts its tasks. A second link is closed.
     pub fn attach(&mut self, link: Link, wiring: &Wiring) {
-        if self.link().is_some() {
+        if matches!(self.state, State::Linked(_)) {
             return link.close("this pair of workers is connected already");
         }
         let before = std::mem::replace(&mut self.state, State::Linked(link.clone()));
@@ -221,7 +213,7 @@ async fn receive_chunks(
                 let _ = wiring.events.send(Event(input)).await;
             }
             Admission::Wait | Admission::Drop => {
-                tracing::debug!(worker = %wiring.worker, ?chunk, "refused a chunk outside the plan");
+                tracing::debug!(worker = %wiring.worker, ?chunk, "a chunk outside the plan");
                 let _ = wiring.events.send(Event(Input::Refused)).await;
                 stream.skip(&chunk).await?;
             }

@@ -55,7 +55,7 @@ impl Member {
     }
 
     /// The last step is committed; the vote for the one after it is empty.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.round.step.0 > self.setup.run.steps
     }
 

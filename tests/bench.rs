@@ -1,0 +1,58 @@
+//! The benchmarks, each so small that it takes a moment: which figures they give.
+
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[test]
+fn the_all_reduce_has_its_figures() {
+    let folder = TempDir::new().unwrap();
+    let flags = ["all-reduce", "--workers", "2", "--mb", "1", "--iterations", "3"];
+    let result = bench(&folder, &flags);
+    assert_eq!((&result["workers"], &result["mb"]), (&2.into(), &1.into()), "{result}");
+    assert_eq!(result["iterations"], 3);
+    for figure in ["median_ms", "p99_ms", "gib_per_s", "cpu_seconds_per_gb"] {
+        assert_positive(&result, figure);
+    }
+}
+
+#[test]
+fn the_overlap_has_its_figures_whatever_the_file_says_of_workers() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("text.txt"), "the worker owns the shard\n".repeat(200))
+        .unwrap();
+    let config = "[run]\nstart_workers = 1\n[model]\nlayers = 1\nheads = 2\nwidth = 16\n\
+                  context = 16\n[data]\npath = \"text.txt\"\n[batch]\ndata_shards = 2";
+    std::fs::write(folder.path().join("run.toml"), config).unwrap();
+    let flags = ["overlap", "--config", "run.toml", "--workers", "2", "--steps", "3"];
+    let result = bench(&folder, &[&flags[..], &["--pairs", "1"]].concat());
+    assert_eq!((&result["workers"], &result["pairs"]), (&2.into(), &1.into()), "{result}");
+    assert_positive(&result, "step_ratio");
+    for run in ["overlapped", "not_overlapped"] {
+        assert_positive(&result[run], "step_ms");
+        assert!(result[run]["exposed_ms"].as_f64().is_some_and(|ms| ms >= 0.0), "{result}");
+    }
+}
+
+/// Runs the benchmark in the folder, where it must leave nothing that it did not find there.
+fn bench(folder: &TempDir, flags: &[&str]) -> Value {
+    let scratch = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("EVERSTEP_") {
+            command.env_remove(name);
+        }
+    }
+    let command = command.arg("bench").args(flags).arg("--json");
+    let output = command.current_dir(folder).env("TMPDIR", scratch.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0, "something is left behind");
+    assert!(!folder.path().join("runs").exists());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn assert_positive(result: &Value, figure: &str) {
+    let value = result[figure].as_f64();
+    assert!(value.is_some_and(|value| value > 0.0 && value.is_finite()), "{figure} in {result}");
+}

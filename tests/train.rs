@@ -1,0 +1,150 @@
+//! What `everstep train` does around the training itself: what it waits for, says and leaves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder with a small text and `run.toml`, which trains a small model on it.
+fn folder(settings: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("text.txt"), "the worker owns the shard\n".repeat(200)).unwrap();
+    let config = format!(
+        "[model]\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n[data]\npath = \"text.txt\"\n\
+         [batch]\ndata_shards = 2\n{settings}"
+    );
+    fs::write(folder.path().join("run.toml"), config).unwrap();
+    folder
+}
+
+/// The program, to be started in the folder.
+fn everstep(folder: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("EVERSTEP_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+fn train(folder: &TempDir, flags: &[&str]) -> Output {
+    let train = ["train", "--config", "run.toml", "--dir", "run", "--report", "report.json"];
+    everstep(folder, &[&train, flags].concat()).output().unwrap()
+}
+
+/// Runs the program with a stdout that nobody reads.
+fn unread(mut command: Command) -> Output {
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    child.wait_with_output().unwrap()
+}
+
+fn json(path: PathBuf) -> Value {
+    serde_json::from_slice(&fs::read(&path).unwrap()).unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_run_whose_workers_do_not_come_says_what_it_waits_for_and_gives_up() {
+    let folder = folder("[run]\nstart_workers = 2");
+    let output = train(&folder, &["--workers", "1", "--wait", "5"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    let (waiting, block) = said.split_once("error: the run did not start in time\n").expect(&said);
+    assert!(waiting.contains("\nwaiting: 1 of 2 workers have registered\n"), "{said}");
+    let join = "everstep worker --coordinators 127.0.0.1:";
+    assert!(waiting.contains(&format!("\nothers join with: {join}")), "{said}");
+    assert!(block.contains("why: 1 of 2 workers had registered after 5 s\n"), "{said}");
+    assert!(block.contains(join) && block.contains("/run/join.token"), "{said}");
+    assert!(!folder.path().join("report.json").exists(), "there is nothing to report");
+}
+
+#[test]
+fn a_closed_stdout_costs_neither_the_report_nor_the_exit_code() {
+    let folder = folder("[run]\nsteps = 3");
+    let train = ["train", "--config", "run.toml", "--dir", "run", "--report", "report.json"];
+    for arguments in [
+        &train[..],
+        &["train", "--config", "run.toml", "--dry-run"],
+        &["generate", "--model", "run/model.safetensors", "--prompt", "the ", "--bytes", "9"],
+    ] {
+        let output = unread(everstep(&folder, arguments));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}");
+    }
+    assert_eq!(json(folder.path().join("report.json"))["steps"], 3);
+}
+
+#[test]
+fn a_refused_start_leaves_nothing() {
+    let folder = folder("");
+    let before = names(folder.path());
+    fs::write(folder.path().join("short.txt"), "short").unwrap();
+    for (flags, words) in [
+        (&["--data", "short.txt"][..], "--data"),
+        (&["--report", "no/such/report.json"], "no/such/report.json"),
+        (&["--report", "."], "the report cannot be written"),
+    ] {
+        let flags = [&["train", "--config", "run.toml", "--dir", "run"], flags].concat();
+        let output = everstep(&folder, &flags).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    fs::remove_file(folder.path().join("short.txt")).unwrap();
+    assert_eq!(names(folder.path()), before);
+}
+
+#[test]
+fn a_dry_run_of_the_default_text_leaves_nothing() {
+    let folder = folder("");
+    let scratch = TempDir::new().unwrap();
+    let mut command = everstep(&folder, &["train", "--dry-run"]);
+    let output = command.env("TMPDIR", scratch.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("\nparameters      "));
+    assert_eq!(names(scratch.path()), [""; 0]);
+    assert_eq!(names(folder.path()), ["run.toml", "text.txt"]);
+}
+
+#[test]
+fn a_runs_files_state_its_data_its_workers_and_the_coordinators_last_words() {
+    let folder = folder("[run]\nsteps = 3");
+    let output = train(&folder, &["--workers", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let run = folder.path().join("run");
+    let text = fs::canonicalize(folder.path().join("text.txt")).unwrap();
+    let stated = json(run.join("run.json"))["data"]["path"].as_str().map(PathBuf::from).unwrap();
+    assert_eq!(fs::canonicalize(stated).unwrap(), text);
+    let workers = &json(run.join("cluster.json"))["workers"];
+    let mut labels = [&workers[0]["label"], &workers[1]["label"]];
+    labels.sort_by_key(|label| label.to_string());
+    assert_eq!(labels, ["worker-1", "worker-2"]);
+    let log = fs::read_to_string(run.join("logs/coordinator-1.log")).unwrap();
+    assert!(log.contains("the coordinator stops"), "{log}");
+}
+
+#[test]
+fn steps_that_changed_nothing_are_counted_and_warned_of() {
+    let settings = "[run]\nsteps = 8\n[optimizer]\nkind = \"sgd\"\nlearning_rate = 1e3\n\
+                    warmup_steps = 0\nclip_norm = \"none\"\nschedule = \"constant\"";
+    let folder = folder(settings);
+    let output = train(&folder, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let skipped = json(folder.path().join("report.json"))["steps_skipped"].as_u64().unwrap();
+    assert!(skipped > 0);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.contains(&format!("{skipped} of 8 steps were skipped: ")), "{printed}");
+}
