@@ -48,6 +48,9 @@ pub enum Verb {
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),
+    /// Let things go wrong, and prove that every promise holds
+    #[command(subcommand)]
+    Chaos(Chaos),
     /// Train with a live view and faults on demand (comes with a later version)
     Demo {
         /// Whatever `train` takes.
@@ -245,6 +248,44 @@ pub struct OverlapFlags {
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
+}
+
+/// What `everstep chaos` does.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Chaos {
+    /// Run small clusters on virtual time, with other faults for every seed
+    ///
+    /// Processes crash, stand still and come back; connections are lost, slow, clogged or cut; things
+    /// arrive late or twice; clocks drift. A run that fails is started again, and when nothing goes
+    /// wrong any more it must become complete with the same hash as without faults. The same seed
+    /// gives the same history.
+    Simulate(SimulateFlags),
+}
+
+/// The flags of `everstep chaos simulate`.
+#[derive(Args, Clone, Debug)]
+pub struct SimulateFlags {
+    /// How many seeds to simulate
+    #[arg(long, value_name = "N", env = "EVERSTEP_SEEDS", default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "SEED", env = "EVERSTEP_FROM", default_value_t = 0)]
+    pub from: u64,
+    /// How many workers a cluster has
+    #[arg(long, value_name = "W", env = "EVERSTEP_WORKERS", default_value_t = 4,
+        value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: u32,
+    /// For how many virtual minutes things go wrong
+    #[arg(long, value_name = "M", env = "EVERSTEP_MINUTES", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1440))]
+    pub minutes: u32,
+    /// Print the summary as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+    /// Write every event to this file, a line each, on one core
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
+    pub trace: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failur
     ];
     let megabytes = |what, bytes| format!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6);
     lines.extend(memory.parts().into_iter().map(|(what, bytes)| megabytes(what, bytes)));
-    lines.push(megabytes("together, at most", memory.total()));
+    lines.push(megabytes("together, about", memory.total()));
     output::print(lines.join("\n"))
 }
 

@@ -16,6 +16,7 @@ use cli::{Cli, Verb};
 use failure::{Exit, Failure};
 
 mod bench;
+mod chaos;
 pub mod cli;
 pub mod cluster;
 pub mod config;
@@ -74,6 +75,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Worker(flags) => worker::run(flags, registry),
         Verb::Generate(flags) => generate::run(&flags, &registry),
         Verb::Bench(bench) => bench::run(&bench, &registry),
+        Verb::Chaos(chaos) => chaos::run(&chaos),
         Verb::Demo { .. } => Err(later("everstep demo")),
     }
 }

@@ -1,0 +1,286 @@
+//! `everstep chaos`: proves the promises, or says which did not hold.
+//!
+//! `simulate` runs small clusters on virtual time, one for each seed, on all cores. The first broken
+//! promise ends it: with the seed that repeats it, and the few faults that it takes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use everstep_chaos::fault::{Rates, Schedule};
+use everstep_chaos::simulate::{Simulated, Simulation};
+use everstep_chaos::world;
+use serde_json::{Value, json};
+
+use crate::cli::{Chaos, SimulateFlags};
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+/// How often progress is told.
+const PACE: Duration = Duration::from_secs(2);
+
+pub(crate) fn run(chaos: &Chaos) -> Result<(), Failure> {
+    match chaos {
+        Chaos::Simulate(flags) => simulate(flags),
+    }
+}
+
+fn simulate(flags: &SimulateFlags) -> Result<(), Failure> {
+    if flags.from.checked_add(flags.seeds - 1).is_none() {
+        return Err(Failure::new(Exit::Usage, "there are not so many seeds")
+            .at("--from")
+            .because(format!("{} seeds from {} on exceed 64 bits", flags.seeds, flags.from))
+            .next("begin with a smaller seed"));
+    }
+    let mut trace = flags.trace.as_deref().map(TraceFile::create).transpose()?;
+    let span = Duration::from_secs(60 * u64::from(flags.minutes));
+    let simulation = Simulation::new(flags.workers, span, Rates::default()).map_err(|failure| {
+        Failure::new(Exit::Failed, "the run fails without any fault").because(failure)
+    })?;
+    // Lines are written in the order of the seeds: one thread makes them.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = if trace.is_some() { 1 } else { cores };
+    let share = Share {
+        simulation: &simulation,
+        from: flags.from,
+        seeds: flags.seeds,
+        taken: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        record: trace.is_some(),
+    };
+    let tally = thread::scope(|scope| {
+        let (results, seeds) = channel();
+        for _ in 0..threads {
+            let (share, results) = (&share, results.clone());
+            scope.spawn(move || share.work(&results));
+        }
+        drop(results);
+        let collected = Tally::collect(flags.seeds, &seeds, trace.as_mut());
+        share.stop.store(true, Ordering::Relaxed);
+        collected
+    })?;
+    conclude(flags, &simulation, &tally)
+}
+
+/// What the threads share: they take one seed after the other.
+struct Share<'a> {
+    simulation: &'a Simulation,
+    from: u64,
+    seeds: u64,
+    /// How many seeds somebody simulates, or has.
+    taken: AtomicU64,
+    stop: AtomicBool,
+    record: bool,
+}
+
+impl Share<'_> {
+    /// Simulates until no seed is left, or one has failed: then all below it have been taken.
+    fn work(&self, results: &Sender<(u64, Simulated)>) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let place = self.taken.fetch_add(1, Ordering::Relaxed);
+            if place >= self.seeds {
+                return;
+            }
+            let (simulation, seed) = (self.simulation, self.from + place);
+            let simulated =
+                if self.record { simulation.record(seed) } else { simulation.simulate(seed) };
+            if simulated.result.is_err() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+            if results.send((seed, simulated)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What all seeds together have endured.
+#[derive(Default)]
+struct Tally {
+    seeds: u64,
+    simulated: Duration,
+    faults: BTreeMap<&'static str, u64>,
+    steps: u64,
+    completed: u64,
+    failed: u64,
+    events: u64,
+    longest: Duration,
+    /// The sum of the traces' digests: equal for equal histories, whatever the order.
+    digest: u64,
+    wall: Duration,
+    /// CPU time of all threads.
+    cpu: Duration,
+    /// The failing seed, the smallest if there are several.
+    broken: Option<(u64, world::Failure)>,
+}
+
+impl Tally {
+    fn collect(
+        seeds: u64,
+        results: &Receiver<(u64, Simulated)>,
+        mut trace: Option<&mut TraceFile>,
+    ) -> Result<Self, Failure> {
+        let (began, cpu, mut told) = (Instant::now(), cpu_time(), Instant::now());
+        let mut tally = Self::default();
+        for (seed, simulated) in results {
+            if let Some(trace) = &mut trace {
+                trace.write(seed, &simulated)?;
+            }
+            tally.add(seed, simulated);
+            if told.elapsed() >= PACE {
+                told = Instant::now();
+                let Self { seeds: done, steps, completed, .. } = tally;
+                output::say(format_args!(
+                    "{done} of {seeds} seeds, {steps} steps committed, {completed} runs complete"
+                ));
+            }
+        }
+        if let Some(trace) = trace {
+            trace.finish()?;
+        }
+        (tally.wall, tally.cpu) = (began.elapsed(), cpu_time().saturating_sub(cpu));
+        Ok(tally)
+    }
+
+    fn add(&mut self, seed: u64, simulated: Simulated) {
+        self.seeds += 1;
+        self.events += simulated.events;
+        self.digest = self.digest.wrapping_add(simulated.digest);
+        match simulated.result {
+            Ok(endured) => {
+                for (kind, count) in endured.faults {
+                    *self.faults.entry(kind).or_default() += count;
+                }
+                self.simulated += Duration::from_nanos(endured.at.0);
+                self.steps += endured.steps;
+                self.completed += endured.completed;
+                self.failed += endured.failed;
+                self.longest = self.longest.max(endured.longest);
+            }
+            Err(failure) => {
+                if self.broken.as_ref().is_none_or(|(other, _)| seed < *other) {
+                    self.broken = Some((seed, failure));
+                }
+            }
+        }
+    }
+
+    fn seeds_per_core_second(&self) -> f64 {
+        self.seeds as f64 / self.cpu.as_secs_f64()
+    }
+
+    fn print(&self) -> Result<(), Failure> {
+        let Self { seeds, steps, completed, failed, events, digest, .. } = self;
+        let (simulated, wall) = (self.simulated.as_secs_f64() / 60.0, self.wall.as_secs_f64());
+        output::print(format_args!("simulated {seeds} seeds, {simulated:.0} virtual minutes"))?;
+        for (kind, count) in &self.faults {
+            output::print(format_args!("  {kind:<26}{count}"))?;
+        }
+        output::print(format_args!(
+            "  runs        {completed} complete with the same hash, {failed} failed as they \
+             should\n  \
+             steps       {steps} committed, {events} events\n  \
+             longest     {:.2} s without progress\n  \
+             histories   {digest:016x}\n  \
+             speed       {wall:.1} s, {:.1} seeds a core-second",
+            self.longest.as_secs_f64(),
+            self.seeds_per_core_second()
+        ))
+    }
+
+    fn json(&self, flags: &SimulateFlags, violation: Value) -> Value {
+        json!({
+            "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
+            "minutes": flags.minutes, "virtual_seconds": self.simulated.as_secs_f64(),
+            "faults": self.faults, "steps": self.steps, "runs_completed": self.completed,
+            "runs_failed": self.failed, "events": self.events,
+            "longest_ms": self.longest.as_secs_f64() * 1e3,
+            "histories": format!("{:016x}", self.digest),
+            "wall_seconds": self.wall.as_secs_f64(),
+            "seeds_per_core_second": self.seeds_per_core_second(), "violation": violation,
+        })
+    }
+}
+
+/// Prints the summary, and what did not hold.
+fn conclude(flags: &SimulateFlags, simulation: &Simulation, tally: &Tally) -> Result<(), Failure> {
+    let Some((seed, failure)) = &tally.broken else {
+        return if flags.json {
+            output::print(tally.json(flags, Value::Null))
+        } else {
+            tally.print()
+        };
+    };
+    output::say(format_args!("seed {seed} has failed; looking for the faults that it takes"));
+    let faults = shrink(simulation, *seed, failure);
+    let (workers, minutes) = (flags.workers, flags.minutes);
+    let again = format!(
+        "everstep chaos simulate --seeds 1 --from {seed} --workers {workers} --minutes {minutes}"
+    );
+    let invariant = failure.invariant().map(|invariant| format!("{invariant:?}"));
+    if flags.json {
+        let violation = json!({
+            "seed": seed, "invariant": invariant, "seen": failure.to_string(),
+            "faults": faults.to_string().lines().map(str::trim).collect::<Vec<_>>(),
+            "repeat": again,
+        });
+        output::print(tally.json(flags, violation))?;
+    }
+    let found = invariant.unwrap_or_else(|| "an assertion".into());
+    let words = if faults.0.is_empty() { "no faults at all\n".into() } else { faults.to_string() };
+    Err(Failure::new(Exit::Failed, format!("a promise did not hold: {found}"))
+        .at(format_args!("seed {seed}"))
+        .because(format_args!("{failure}\nit takes these faults:\n{}", words.trim_end()))
+        .next(format!("repeat it: {again} --trace FILE")))
+}
+
+/// A core that stops at an assertion says so once, not at every attempt.
+fn shrink(simulation: &Simulation, seed: u64, failure: &world::Failure) -> Schedule {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let faults = simulation.shrink(seed, failure);
+    std::panic::set_hook(hook);
+    faults
+}
+
+fn cpu_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32)
+}
+
+/// Where every event goes, a line each.
+struct TraceFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl TraceFile {
+    fn create(path: &Path) -> Result<Self, Failure> {
+        let file = File::create(path).map_err(|error| unwritable(path, error))?;
+        Ok(Self { path: path.to_path_buf(), file: BufWriter::new(file) })
+    }
+
+    fn write(&mut self, seed: u64, simulated: &Simulated) -> Result<(), Failure> {
+        let mut write = || {
+            writeln!(self.file, "seed {seed}")?;
+            simulated.lines.iter().try_for_each(|line| writeln!(self.file, "{line}"))
+        };
+        write().map_err(|error| unwritable(&self.path, error))
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        self.file.flush().map_err(|error| unwritable(&self.path, error))
+    }
+}
+
+fn unwritable(path: &Path, error: std::io::Error) -> Failure {
+    Failure::new(Exit::Failed, "the trace cannot be written")
+        .at(path.display())
+        .because(error)
+        .next("name a file in a directory that is there and has room")
+}
