@@ -1,7 +1,7 @@
 //! The worker from its first word to its last, as a plain state machine.
 //!
 //! Inputs: what the coordinator, other members and the device say, and time. Outputs: messages,
-//! pieces and jobs. The phases are those of [`Phase`]; the step itself is [`Member`]'s. The core
+//! pieces and jobs. The phases are those of `Phase`; the step itself is [`Member`]'s. The core
 //! does not know sockets, threads or files.
 //!
 //! Until shards survive their owners, whatever ends a member's connection ends the run: the core

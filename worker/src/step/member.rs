@@ -1,6 +1,6 @@
 //! A member's part in one generation: reduce, vote, commit, gather.
 //!
-//! Everything a member knows of the step under way is its [`Round`]; a commit ends the round and
+//! Everything a member knows of the step under way is its `Round`; a commit ends the round and
 //! begins the next. Pieces and messages outside the plan are refused, counted, and change nothing.
 //! What is early is not taken: its sender keeps it ([`Member::admit`]).
 
