@@ -1,7 +1,7 @@
 //! `everstep chaos`: proves the promises, or says which did not hold.
 //!
-//! `simulate` runs small clusters on virtual time, one for each seed, on all cores. The first broken
-//! promise ends it: with the seed that repeats it, and the few faults that it takes.
+//! `simulate` runs small clusters on virtual time, one for each seed, on all cores. The first
+//! broken promise ends it: with the seed that repeats it, and the few faults that it takes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -283,4 +283,63 @@ fn unwritable(path: &Path, error: std::io::Error) -> Failure {
         .at(path.display())
         .because(error)
         .next("name a file in a directory that is there and has room")
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_chaos::check::{Invariant, Violation};
+    use everstep_transport::time::Time;
+
+    use super::*;
+
+    fn flags() -> SimulateFlags {
+        SimulateFlags { seeds: 9, from: 3, workers: 1, minutes: 1, json: false, trace: None }
+    }
+
+    fn broken(at: u64) -> Simulated {
+        let invariant = Invariant::I2;
+        let violation = Violation { invariant, at: Time(at), seen: "two commits".into() };
+        let result = Err(world::Failure::Violation(violation));
+        Simulated { result, digest: 1, events: 1, lines: Vec::new() }
+    }
+
+    #[test]
+    fn a_broken_promise_is_told_with_its_time_its_faults_and_how_to_repeat_it() {
+        let mut tally = Tally::default();
+        for (seed, at) in [(7, 9), (5, 1_234_567), (8, 9)] {
+            tally.add(seed, broken(at));
+        }
+        let second = Duration::from_secs(1);
+        let simulation = Simulation::new(1, second, Rates::none()).expect("no fault");
+        let failure = conclude(&flags(), &simulation, &tally).expect_err("seed 5 has failed");
+        assert_eq!(failure.exit, Exit::Failed);
+        let words = failure.to_string();
+        for said in [
+            "a promise did not hold: I2",
+            "seed 5",
+            "after 1.235 ms: two commits",
+            "no faults at all",
+            "everstep chaos simulate --seeds 1 --from 5 --workers 1 --minutes 1 --trace FILE",
+        ] {
+            assert!(words.contains(said), "{said:?} in {words}");
+        }
+    }
+
+    #[test]
+    fn seeds_are_taken_once_each_up_to_the_last_there_is() {
+        let second = Duration::from_secs(1);
+        let simulation = Simulation::new(1, second, Rates::none()).expect("no fault");
+        let (from, seeds) = (u64::MAX - 1, 2);
+        let (taken, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let share = Share { simulation: &simulation, from, seeds, taken, stop, record: false };
+        let (results, done) = channel();
+        thread::scope(|scope| {
+            scope.spawn(|| share.work(&results));
+            share.work(&results);
+        });
+        drop(results);
+        let mut done: Vec<u64> = done.iter().map(|(seed, _)| seed).collect();
+        done.sort_unstable();
+        assert_eq!(done, [u64::MAX - 1, u64::MAX]);
+    }
 }

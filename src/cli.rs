@@ -255,10 +255,10 @@ pub struct OverlapFlags {
 pub enum Chaos {
     /// Run small clusters on virtual time, with other faults for every seed
     ///
-    /// Processes crash, stand still and come back; connections are lost, slow, clogged or cut; things
-    /// arrive late or twice; clocks drift. A run that fails is started again, and when nothing goes
-    /// wrong any more it must become complete with the same hash as without faults. The same seed
-    /// gives the same history.
+    /// Processes crash, stand still and come back; connections are lost, slow, clogged or cut;
+    /// things arrive late or twice; clocks drift. A run that fails is started again, and when
+    /// nothing goes wrong any more it must become complete with the same hash as without faults.
+    /// The same seed gives the same history.
     Simulate(SimulateFlags),
 }
 

@@ -6,12 +6,14 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod bounds;
 mod commits;
 mod copies;
 mod lines;
 mod parameters;
 mod records;
 mod samples;
+mod stale;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,11 +21,12 @@ use std::sync::Arc;
 
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Commit, Decision, MetricsLine, Record, RunSpec, Shard, Step, WorkerId,
+    Chunk, Commit, Decision, Generation, MetricsLine, Record, RunSpec, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
+use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
 use lines::Lines;
@@ -45,6 +48,15 @@ pub enum Invariant {
     I4,
     /// Commits come one by one, and settled steps never go backwards.
     I5,
+    /// Nothing of an older generation, nor of a step that is over, is taken.
+    I7,
+    /// No worker is lost, and no run fails, without a fault that explains it.
+    I8,
+    /// Queues are bounded.
+    I10,
+    /// Whatever goes wrong, the run has failed or goes on within a stated time; and once nothing
+    /// goes wrong any more, it becomes complete.
+    I11,
     /// Metrics are those of one history: each settled step once, in order.
     I13,
     /// Each partial is added exactly once: where nothing is sent twice, nothing is refused.
@@ -86,6 +98,12 @@ pub enum Observation<'a> {
     Written(&'a MetricsLine),
     /// Somebody refused something.
     Refused(fmt::Arguments<'a>),
+    /// A member whose generation and last commit these are takes a chunk.
+    Admitted(&'a Chunk, (Generation, Step)),
+    /// So many wait in a queue of this kind.
+    Queued(&'static str, usize),
+    /// The memory of a worker is not what it should be: its copies may differ from now on.
+    Corrupted(WorkerId),
 }
 
 /// One version of one parameter shard.
@@ -135,6 +153,7 @@ type Found = (Invariant, String);
 #[derive(Debug)]
 pub struct Checks {
     steps: u64,
+    bounds: Bounds,
     /// Nobody meddles with what is sent: whatever is refused was sent in error.
     honest: bool,
     records: Records,
@@ -151,6 +170,7 @@ impl Checks {
     pub fn new(run: &RunSpec, samples: u64, reference: Option<Arc<Chronicle>>) -> Self {
         Self {
             steps: run.steps,
+            bounds: Bounds::new(run.batch.data_shards),
             honest: true,
             records: Records::default(),
             commits: Commits::new(reference.clone()),
@@ -174,25 +194,39 @@ impl Checks {
         let found = match seen {
             Observation::Entered(_, record) => {
                 self.commits.entered(record);
+                self.bounds.entered(record);
                 self.records.entered(record)
             }
             Observation::Began(worker, step) => self.commits.began(worker, step),
             Observation::Computed(step, contribution) => self.samples.computed(step, contribution),
             Observation::Committed(worker, commit) => {
-                let known = self.commits.committed(worker, commit);
+                let agreed = self.copies.committed(commit.step);
+                let known = agreed.and_then(|()| self.commits.committed(worker, commit));
                 known.and_then(|()| self.samples.committed(commit.step))
             }
             Observation::Settled(worker, step) => self.commits.settled(worker, step),
             Observation::Updated(worker, copy) => {
-                let same = self.copies.updated(worker, copy);
+                let committed = self.commits.updated(worker, copy.version);
+                let same = committed.and_then(|()| self.copies.updated(worker, copy));
                 same.map(|()| self.parameters.announced(copy))
             }
             Observation::Loaded(worker, copy) => self.parameters.loaded(worker, copy),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),
             Observation::Refused(_) => Ok(()),
+            Observation::Admitted(chunk, standing) => stale::admitted(chunk, standing),
+            Observation::Queued(kind, waiting) => self.bounds.queued(kind, waiting),
+            Observation::Corrupted(worker) => {
+                self.copies.corrupted(worker);
+                Ok(())
+            }
         };
         found.map_err(|found| violation(now, found))
+    }
+
+    /// The last step that anyone has committed.
+    pub fn committed(&self) -> Step {
+        self.commits.newest()
     }
 
     /// Looks at the whole of a complete run.

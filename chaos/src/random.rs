@@ -7,6 +7,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
+const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
 /// The shortest delay, nanoseconds.
 const SHORTEST_NS: u64 = 20_000;
 /// A delay's scale is doubled up to this many times.
@@ -20,10 +21,8 @@ impl Random {
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(INCREMENT);
+        finish(self.0)
     }
 
     /// A number below `limit`, which is not 0. Its bias is far below what a schedule could show.
@@ -37,4 +36,15 @@ impl Random {
         let scale = 1 << self.below(DOUBLINGS);
         Duration::from_nanos(SHORTEST_NS + self.below(SHORTEST_NS * scale))
     }
+}
+
+/// Bits that depend on every bit of `word`.
+pub fn mix(word: u64) -> u64 {
+    finish(word.wrapping_add(INCREMENT))
+}
+
+fn finish(word: u64) -> u64 {
+    let z = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }

@@ -1,9 +1,10 @@
-//! A run so small that a simulation takes milliseconds: an MLP of seven parameter shards that
-//! learns to add two digits.
+//! Runs so small that a simulation takes milliseconds: a model learns to add two digits. [`run`]
+//! trains an MLP of seven parameter shards, [`long_run`] a [`Line`] of four.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use everstep_kernels::compute::Batch;
+use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
+use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::protocol::Encoding;
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
@@ -12,14 +13,20 @@ use everstep_worker::builtin;
 use everstep_worker::data::Dataset;
 use everstep_worker::registry::Registry;
 
+use crate::random::mix;
+
 /// The data set's name in [`registry`].
 pub const DATASET: &str = "sums";
 /// Samples to train on: all sums of two numbers below ten.
 pub const SAMPLES: u64 = 100;
 
-/// What every program has, and [`Sums`].
+/// The model's name in [`registry`].
+pub const MODEL: &str = "line";
+
+/// What every program has, [`Sums`] and [`Line`].
 pub fn registry() -> Registry {
-    builtin::registry().dataset(DATASET, |_| Ok(Arc::new(Sums)))
+    let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(Sums)));
+    registry.model(MODEL, |_| Ok(Box::new(OnHost::new(Line))))
 }
 
 /// Six steps of eight data shards, two samples each: almost an epoch.
@@ -43,6 +50,82 @@ pub fn run() -> RunSpec {
         },
         all_gather: Encoding::F32,
         copies: 2,
+    }
+}
+
+/// The same, of twenty steps: a run that takes some seconds of virtual time, so that faults meet
+/// its beginning, its middle and its end.
+pub fn long_run() -> RunSpec {
+    let mut run = RunSpec { steps: 20, ..run() };
+    run.model.kind = MODEL.into();
+    run
+}
+
+/// A line through the origin of many dimensions, in which each sum has its own direction: cheap,
+/// and every parameter matters to every sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Line;
+
+/// The parameters of a [`Line`]: three parameter shards and a part of one.
+const PARAMETERS: usize = 3_500;
+/// Sums that are made side by side, so that a compiler may.
+const LANES: usize = 8;
+
+/// Numbers between -0.02 and 0.02; a sample's direction is a window of them.
+static NUMBERS: LazyLock<Vec<f32>> = LazyLock::new(|| {
+    let number = |index: u64| (mix(index) >> 40) as f32 / (1u64 << 24) as f32;
+    (0..2 * PARAMETERS as u64).map(|index| (number(index) - 0.5) / 25.0).collect()
+});
+
+impl Line {
+    fn direction(batch: &Batch, row: usize) -> &'static [f32] {
+        let (a, b) = (batch.tokens[2 * row] as usize, batch.tokens[2 * row + 1] as usize);
+        &NUMBERS[17 * a + 311 * b..][..PARAMETERS]
+    }
+
+    /// What the line says beyond the truth.
+    fn error(parameters: &[f32], batch: &Batch, row: usize) -> f32 {
+        let mut sums = [0.0f32; LANES];
+        let direction = Self::direction(batch, row).chunks(LANES);
+        for (weights, numbers) in parameters.chunks(LANES).zip(direction) {
+            for ((sum, weight), number) in sums.iter_mut().zip(weights).zip(numbers) {
+                *sum += weight * number;
+            }
+        }
+        sums.iter().sum::<f32>() - batch.targets[row] as f32
+    }
+}
+
+impl HostModel for Line {
+    fn layout(&self) -> Layout {
+        let mut layout = Layout::new();
+        layout.push("slope", &[PARAMETERS], Init::Constant(0.1));
+        layout
+    }
+
+    fn gradient(
+        &mut self,
+        parameters: &[f32],
+        batch: &Batch,
+        scale: f32,
+        gradient: &mut [f32],
+    ) -> f64 {
+        let mut loss = 0.0;
+        for row in 0..batch.rows {
+            let error = Self::error(parameters, batch, row);
+            loss += f64::from(error * error) / batch.rows as f64;
+            let slope = 2.0 * error * scale / batch.rows as f32;
+            for (sum, number) in gradient.iter_mut().zip(Self::direction(batch, row)) {
+                *sum += slope * number;
+            }
+        }
+        loss
+    }
+
+    fn evaluate(&mut self, parameters: &[f32], batch: &Batch) -> Evaluation {
+        let squares = (0..batch.rows).map(|row| Self::error(parameters, batch, row).powi(2));
+        let loss = squares.map(f64::from).sum::<f64>() / batch.rows as f64;
+        Evaluation { loss, metric: None }
     }
 }
 

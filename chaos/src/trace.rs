@@ -1,53 +1,60 @@
-//! What happened in a simulation, in words: every event with its time, one line each.
+//! What happened in a simulation: a number that stands for all of it, and, if asked for, words.
 //!
-//! All lines go into a digest, so that two runs can be compared; the newest are kept, so that a
-//! failed one can be read.
+//! Every event goes into the number as a few words of 64 bits, so that two runs can be compared at
+//! no cost. Text is made only of a simulation that [`records`](Trace::record): a line an event.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use everstep_transport::time::Time;
 
-/// The lines that are kept.
-const KEPT: usize = 100;
+use crate::random::mix;
 
 /// The history of one simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    lines: u64,
-    hasher: blake3::Hasher,
-    newest: VecDeque<String>,
+    events: u64,
+    digest: u64,
+    lines: Option<Vec<String>>,
 }
 
 impl Trace {
-    /// Adds a line.
-    pub fn note(&mut self, now: Time, what: fmt::Arguments<'_>) {
-        let line = format!("{:>12.3} ms  {what}", now.0 as f64 / 1e6);
-        self.hasher.update(line.as_bytes()).update(b"\n");
-        self.lines += 1;
-        if self.newest.len() == KEPT {
-            self.newest.pop_front();
+    /// From now on what happens is also put into words.
+    pub fn record(&mut self) {
+        self.lines.get_or_insert_default();
+    }
+
+    /// Counts an event.
+    pub fn mark(&mut self, now: Time, what: [u64; 3]) {
+        self.events += 1;
+        for word in [now.0, what[0], what[1], what[2]] {
+            self.digest = mix(self.digest ^ word);
         }
-        self.newest.push_back(line);
     }
 
-    /// How many lines there are.
-    pub fn len(&self) -> u64 {
-        self.lines
+    /// Adds a line, if lines are kept.
+    pub fn note(&mut self, now: Time, what: fmt::Arguments<'_>) {
+        if let Some(lines) = &mut self.lines {
+            lines.push(format!("{:>12.3} ms  {what}", now.0 as f64 / 1e6));
+        }
     }
 
-    /// Whether nothing has happened yet.
-    pub fn is_empty(&self) -> bool {
-        self.lines == 0
+    /// Whether lines are kept.
+    pub fn is_recorded(&self) -> bool {
+        self.lines.is_some()
     }
 
-    /// BLAKE3 of all lines: equal for equal histories.
-    pub fn digest(&self) -> [u8; 32] {
-        *self.hasher.finalize().as_bytes()
+    /// How many events there were.
+    pub fn events(&self) -> u64 {
+        self.events
     }
 
-    /// The newest lines, oldest first; at most 100.
-    pub fn newest(&self) -> impl Iterator<Item = &str> {
-        self.newest.iter().map(String::as_str)
+    /// Equal for equal histories.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// All lines, oldest first; none without [`Trace::record`].
+    pub fn lines(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.lines.iter().flatten().map(String::as_str)
     }
 }

@@ -1,10 +1,10 @@
 //! A cluster in one thread: the cores and the devices of production, on virtual time.
 //!
-//! In goes a [`Scenario`]. Out comes what the run ended with ([`Finished`]), or why it did not
-//! ([`Failure`]). Whatever takes time takes a random one, drawn from the scenario's seed: messages,
-//! pieces, jobs of devices, entries of the log. A control lane keeps its order, and so does a bulk
-//! stream; between lanes, streams and links there is none. All numbers are real: the simulation
-//! computes what a cluster would.
+//! In goes a [`Scenario`], and with [`World::endure`] a schedule of faults. Out comes what the run
+//! ended with ([`Finished`], [`Endured`]), or why it did not ([`Failure`]). Whatever takes time
+//! takes a random one, drawn from the scenario's seed: messages, pieces, jobs of devices, entries
+//! of the log. A control lane keeps its order, and so does a bulk stream; between lanes, streams
+//! and links there is none. All numbers are real: the simulation computes what a cluster would.
 //!
 //! The world does not know what a message means. It carries what cores say, as their shells do, and
 //! shows it to the [`check`](crate::check)ers.
@@ -12,162 +12,73 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod bench;
+mod clock;
 mod coordinator;
+mod course;
+mod endure;
+mod fault;
+mod link;
 mod operator;
 mod queue;
+mod road;
+mod types;
 mod wire;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_coordinator::core as coordination;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult, state_hash};
-use everstep_transport::protocol::{Message, MetricsLine, RunSpec, WorkerId, codec};
+use everstep_transport::protocol::{Message, WorkerId, codec};
 use everstep_transport::time::Time;
-use everstep_worker::registry::{Registry, RegistryError};
-use everstep_worker::step::event::{Input, Lane, Parcel};
+use everstep_worker::registry::RegistryError;
+use everstep_worker::step::event::Input;
 
-use crate::check::{Checks, Chronicle, Invariant, Observation, Violation};
+use crate::check::{Checks, Invariant, Observation, Violation};
 use crate::random::Random;
 use crate::trace::Trace;
 use coordinator::Coordinator;
+use course::Course;
+use fault::{Armed, Pause};
+use link::Links;
 use operator::Operator;
 use queue::Queue;
-use wire::{StreamId, Wire};
+use road::Roads;
+use types::{Happening, Stray};
+use wire::Wire;
 use worker::Worker;
 
-/// What is simulated.
-#[derive(Clone, Debug)]
-pub struct Scenario {
-    /// The run. It starts with all workers, whatever its `start_workers` says.
-    pub run: RunSpec,
-    /// What its model and data set are.
-    pub registry: Arc<Registry>,
-    /// How many workers there are.
-    pub workers: u32,
-    /// The schedule follows from it.
-    pub seed: u64,
-    /// The same run without faults, to compare every step with.
-    pub reference: Option<Arc<Chronicle>>,
-}
-
-/// A process of the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Node {
-    /// The one coordinator.
-    Coordinator,
-    /// Who submits the run and watches it.
-    Operator,
-    /// A worker, by its place among the processes; its rank is the coordinator's to say.
-    Worker(usize),
-}
-
-/// Something on its way: a list of one. Who meddles may empty the list, change what is in it, or
-/// add to it.
-#[derive(Debug)]
-pub enum Passing<'a> {
-    /// On a control lane.
-    Messages {
-        /// Who says it.
-        from: Node,
-        /// To whom.
-        to: Node,
-        /// What.
-        messages: &'a mut Vec<Message>,
-    },
-    /// On a bulk stream; what is added gets a stream of its own, so that it holds up nothing.
-    Parcels {
-        /// The sending worker.
-        from: Node,
-        /// The receiving worker.
-        to: Node,
-        /// The lane.
-        lane: Lane,
-        /// What.
-        parcels: &'a mut Vec<Parcel>,
-    },
-}
-
-/// Stands between the cores and the wire, to prove that the cores or the checkers notice.
-pub type Meddler = Box<dyn FnMut(Passing<'_>)>;
-
-/// A complete run.
-#[derive(Clone, Debug)]
-pub struct Finished {
-    /// Of the parameters and the optimizer's state; see [`state_hash`].
-    pub state_hash: [u8; 32],
-    /// The metrics, as a watcher was told them.
-    pub lines: Vec<MetricsLine>,
-    /// What the members reported.
-    pub results: Vec<WorkerResult>,
-    /// Every step of it, for comparison.
-    pub chronicle: Chronicle,
-    /// Messages and pieces that workers took and refused, or dropped at their header.
-    pub refused: u64,
-    /// How long it took, in virtual time.
-    pub at: Time,
-}
-
-/// A run that did not become complete.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Failure {
-    /// An invariant did not hold.
-    #[error(transparent)]
-    Violation(#[from] Violation),
-    /// The cluster itself says that the run has failed.
-    #[error("the run failed: {0}")]
-    Run(String),
-    /// It was not complete in time (invariant I11).
-    #[error("not complete after {:?}; commits: {committed}", .limit)]
-    Stuck {
-        /// The time that there was.
-        limit: Duration,
-        /// Each worker's last commit, in words.
-        committed: String,
-    },
-}
-
-/// What is going to happen.
-#[derive(Debug)]
-enum Happening {
-    /// A worker's link to the coordinator comes up.
-    Connected(usize),
-    /// A message arrives.
-    Message { from: Node, to: Node, message: Message },
-    /// Anything else happens to the coordinator.
-    Coordinator(coordination::Input),
-    /// Anything else happens to a worker.
-    Worker(usize, Input),
-    /// The operator asks what is new.
-    Watch,
-    /// The header of a stream's next parcel is there to be admitted.
-    Header(StreamId),
-    /// The rest of it has arrived.
-    Body(StreamId),
-    /// A worker's device has done its job.
-    Free(usize),
-    /// A worker looks at the clock.
-    WorkerTick(usize),
-    /// The coordinator does.
-    CoordinatorTick,
-}
+pub use endure::{DECLARED, Endured, RECOVERY};
+pub use types::{Failure, Finished, Meddler, Node, Passing, Prepare, Scenario};
 
 /// The simulation.
 pub struct World {
     scenario: Scenario,
+    /// How many samples the data set has.
+    samples: u64,
     now: Time,
     random: Random,
     queue: Queue<Happening>,
+    roads: Roads,
+    links: Links,
     wire: Wire,
     coordinator: Coordinator,
     operator: Operator,
     workers: Vec<Worker>,
+    /// The place of the process that is in each slot.
+    slots: Vec<usize>,
     /// The members' places, by the ids that the coordinator gave them.
     places: BTreeMap<WorkerId, usize>,
+    paused: BTreeMap<Node, Pause>,
+    /// How fast each machine's clock runs, thousandths.
+    drifts: BTreeMap<Node, u32>,
+    armed: Armed,
+    /// When faults end.
+    calm: Time,
     meddler: Option<Meddler>,
     checks: Checks,
+    course: Course,
     refused: u64,
     trace: Trace,
 }
@@ -176,8 +87,8 @@ pub struct World {
 const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
 /// How often a worker's shell tells its core the time.
 const WORKER_TICK: Duration = Duration::from_millis(50);
-/// Messages that come again and again, and would fill the trace of a cluster that is stuck.
-const ROUTINE: [&str; 4] = ["heartbeat", "heartbeat_answer", "watch", "update"];
+/// How soon a worker that reaches no coordinator tries again.
+const CONNECT_AGAIN: Duration = Duration::from_millis(100);
 
 impl World {
     /// The world of `scenario`, before anything has happened.
@@ -187,18 +98,26 @@ impl World {
     pub fn new(mut scenario: Scenario) -> Result<Self, RegistryError> {
         scenario.run.start_workers = scenario.workers;
         let samples = scenario.registry.build_dataset(&scenario.run)?.len();
-        let checks = Checks::new(&scenario.run, samples, scenario.reference.clone());
         let mut world = Self {
+            samples,
             now: Time(0),
             random: Random::new(scenario.seed),
             queue: Queue::new(),
+            roads: Roads::default(),
+            links: Links::default(),
             wire: Wire::default(),
-            coordinator: Coordinator::new(UNIX_MS_AT_ZERO),
+            coordinator: Coordinator::new(Time(0), 1000, UNIX_MS_AT_ZERO),
             operator: Operator::default(),
-            workers: (0..scenario.workers as usize).map(Worker::new).collect(),
+            workers: Vec::new(),
+            slots: Vec::new(),
             places: BTreeMap::new(),
+            paused: BTreeMap::new(),
+            drifts: BTreeMap::new(),
+            armed: Armed::default(),
+            calm: Time(u64::MAX),
             meddler: None,
-            checks,
+            checks: Checks::new(&scenario.run, samples, scenario.reference.clone()),
+            course: Course::default(),
             refused: 0,
             trace: Trace::default(),
             scenario,
@@ -213,6 +132,11 @@ impl World {
         self.meddler = Some(Box::new(meddler));
     }
 
+    /// From now on every event leaves a line in the [`World::trace`].
+    pub fn record(&mut self) {
+        self.trace.record();
+    }
+
     /// Lets things happen until the run is complete and every worker has been dismissed.
     ///
     /// # Errors
@@ -221,26 +145,38 @@ impl World {
     /// # Panics
     /// Where a core meets a broken invariant itself.
     pub fn run(&mut self, limit: Duration) -> Result<Finished, Failure> {
-        while let Some((now, happening)) = self.queue.pop() {
-            if now > Time(0) + limit {
-                break;
-            }
-            self.now = now;
-            self.happen(happening)?;
+        while self.advance(Time(0) + limit)? {
             match self.operator.outcome() {
-                Outcome::Running => {}
                 Outcome::Failed { reason, .. } => return Err(Failure::Run(reason.clone())),
-                Outcome::Complete(_) if self.workers.iter().any(|worker| !worker.ended()) => {}
-                Outcome::Complete(results) => return Ok(self.finish(results.clone())?),
+                Outcome::Complete(results) if self.all_ended() => {
+                    return Ok(self.finish(results.clone())?);
+                }
+                Outcome::Running | Outcome::Complete(_) => {}
             }
         }
-        let committed = self.workers.iter().map(Worker::standing).collect::<Vec<_>>().join(", ");
-        Err(Failure::Stuck { limit, committed })
+        Err(self.stuck(limit))
     }
 
     /// What has happened.
     pub fn trace(&self) -> &Trace {
         &self.trace
+    }
+
+    /// Lets the next thing happen; false if there is none until `end`.
+    fn advance(&mut self, end: Time) -> Result<bool, Violation> {
+        let Some((now, happening)) = self.queue.pop() else { return Ok(false) };
+        if now > end {
+            return Ok(false);
+        }
+        // Fate may have struck while there was no cluster.
+        self.now = now.max(self.now);
+        self.trace.mark(self.now, happening.words());
+        self.happen(happening)?;
+        Ok(true)
+    }
+
+    fn all_ended(&self) -> bool {
+        self.workers.iter().all(Worker::ended)
     }
 
     fn finish(&self, results: Vec<WorkerResult>) -> Result<Finished, Violation> {
@@ -257,42 +193,70 @@ impl World {
         })
     }
 
-    // Events.
+    fn stuck(&self, limit: Duration) -> Failure {
+        let place = |place: usize| self.waits_for(place);
+        let waiting = (0..self.workers.len()).map(place).collect::<Vec<_>>().join(", ");
+        Failure::Stuck { at: self.now, limit, waiting }
+    }
 
+    // The cluster.
+
+    /// Starts all processes, none of which knows anything.
     fn begin(&mut self) {
+        let run = &self.scenario.run;
+        self.checks = Checks::new(run, self.samples, self.scenario.reference.clone());
+        if self.meddler.is_some() {
+            self.checks.expect_refusals();
+        }
+        (self.links, self.wire, self.armed) = Default::default();
+        (self.operator, self.workers, self.places) = Default::default();
+        (self.slots, self.paused) = Default::default();
+        self.start_coordinator();
+        self.links.open(Node::Operator, Node::Coordinator);
+        self.links.open(Node::Coordinator, Node::Operator);
         self.connect_operator();
         self.queue.put(self.now, Happening::Watch);
-        self.queue.put(self.now, Happening::CoordinatorTick);
-        for place in 0..self.workers.len() {
-            let at = self.now + self.random.delay();
-            self.queue.put(at, Happening::Connected(place));
-            self.queue.put(at, Happening::WorkerTick(place));
+        for slot in 0..self.scenario.workers as usize {
+            self.slots.push(slot);
+            self.start_worker(slot);
         }
     }
 
     fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
+        let owner = happening.owner();
+        if let Some(pause) = owner.and_then(|node| self.paused.get_mut(&node)) {
+            pause.hold(happening);
+            return Ok(());
+        }
+        if let Some((from, to)) = happening.path()
+            && let Some(until) = self.shut_until(from, to)
+        {
+            self.queue.put(until, happening);
+            return Ok(());
+        }
         match happening {
-            Happening::Connected(place) => self.connect_worker(place),
-            Happening::Message { from, to, message } => return self.hear(from, to, message),
-            Happening::Coordinator(input) => self.coordinate(input),
+            Happening::Connect(place) => return self.connect_worker(place),
+            Happening::Deliver(from, to) => return self.deliver(from, to),
+            Happening::Stray(stray) => return self.deliver_stray(*stray),
+            Happening::Coordinator(input) => return self.coordinate(input),
             Happening::Worker(place, input) => return self.feed(place, input),
             Happening::Watch => self.watch(),
             Happening::Header(stream) => return self.header(stream),
             Happening::Body(stream) => return self.body(stream),
             Happening::Free(place) => return self.free(place),
-            Happening::WorkerTick(place) => {
-                self.queue.put(self.now + WORKER_TICK, Happening::WorkerTick(place));
-                return self.feed(place, Input::Tick);
-            }
-            Happening::CoordinatorTick => {
-                self.queue.put(self.now + coordination::TICK, Happening::CoordinatorTick);
-                self.coordinate(coordination::Input::Tick);
-            }
+            Happening::WorkerTick(place) => return self.tick_worker(place),
+            Happening::CoordinatorTick => return self.tick_coordinator(),
+            Happening::Idle { owner, peer, since } => return self.idle(owner, peer, since),
+            Happening::Fault(fault) => return self.inflict(&fault),
+            Happening::Resume(node, until) => return self.resume(node, until),
+            Happening::Reopen => self.review_all(),
+            Happening::Restart(node) => self.start_again(node),
+            Happening::Calm => self.calm_down(),
         }
         Ok(())
     }
 
-    // Control lanes.
+    // Messages.
 
     /// Puts a message on the control lane between two nodes.
     fn say(&mut self, from: Node, to: Node, message: Message) {
@@ -302,31 +266,33 @@ impl World {
         }
         for message in messages {
             let message = over_the_wire(&message);
-            self.arrive((from, to), Happening::Message { from, to, message });
+            self.repeat_message(from, to, &message);
+            self.put_on_lane(from, to, link::Item::Message(message.into()));
         }
-    }
-
-    /// Lets something happen at the end of a lane, after all that was put on it before.
-    fn arrive(&mut self, lane: (Node, Node), happening: Happening) {
-        let at = self.wire.arrival(lane, self.now + self.random.delay());
-        self.queue.put(at, happening);
     }
 
     fn hear(&mut self, from: Node, to: Node, message: Message) -> Result<(), Violation> {
-        if !ROUTINE.contains(&message.name()) {
-            self.note(format_args!("{to:?} hears {} of {from:?}", message.name()));
-        }
+        self.note(format_args!("{to} hears {} of {from}", message.name()));
         match (from, to) {
             (_, Node::Operator) => self.told(message),
             (_, Node::Coordinator) => {
-                self.coordinate(coordination::Input::Message { from: from.link(), message });
-                Ok(())
+                self.coordinate(coordination::Input::Message { from: from.link(), message })
             }
             (Node::Worker(sender), Node::Worker(place)) => {
                 let from = self.workers[sender].id();
                 self.feed(place, Input::Peer { from, message })
             }
             (_, Node::Worker(place)) => self.feed(place, Input::Coordinator(message)),
+        }
+    }
+
+    fn deliver_stray(&mut self, stray: Stray) -> Result<(), Violation> {
+        match stray {
+            Stray::Message { from, to, message } if self.links.is_open(to, from) => {
+                self.hear(from, to, message)
+            }
+            Stray::Message { .. } => Ok(()),
+            Stray::Parcel { from, to, parcel } => self.add_stray(from, to, parcel),
         }
     }
 
@@ -342,20 +308,19 @@ impl World {
         }
         self.checks.observe(self.now, seen)
     }
-}
 
-impl Node {
-    /// The coordinator's number for its link to this node.
-    fn link(self) -> coordination::LinkId {
-        coordination::LinkId(match self {
-            Self::Coordinator => u64::MAX,
-            Self::Operator => 0,
-            Self::Worker(place) => place as u64 + 1,
-        })
+    /// Lets something happen after a delay of its own.
+    fn later(&mut self, happening: Happening) {
+        let at = self.now + self.random.delay();
+        self.queue.put(at, happening);
     }
 
-    fn at(link: coordination::LinkId) -> Self {
-        link.0.checked_sub(1).map_or(Self::Operator, |place| Self::Worker(place as usize))
+    fn is_alive(&self, node: Node) -> bool {
+        match node {
+            Node::Operator => true,
+            Node::Coordinator => !self.coordinator.is_down(),
+            Node::Worker(place) => self.workers.get(place).is_some_and(|worker| !worker.ended()),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! I2, I5, and I19 as far as it is about when a member computes.
+//! I2, I5, and I3 and I19 as far as they are about when a member computes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,6 +61,17 @@ impl Commits {
         Ok(())
     }
 
+    /// A version is made by its commit.
+    pub(super) fn updated(&self, worker: WorkerId, version: Step) -> Result<(), Found> {
+        let last = self.last_of(worker);
+        if version <= last {
+            return Ok(());
+        }
+        let seen =
+            format!("worker {worker} updates to version {version}; its last commit is {last}");
+        Err((Invariant::I3, seen))
+    }
+
     /// A settled step has the votes of all members for the next one, so all know its commit.
     pub(super) fn settled(&mut self, worker: WorkerId, step: Step) -> Result<(), Found> {
         let before = self.settled.insert(worker, step).unwrap_or_default();
@@ -85,6 +96,10 @@ impl Commits {
 
     pub(super) fn verdict(&self, step: Step) -> Option<Verdict> {
         self.verdicts.get(&step).copied()
+    }
+
+    pub(super) fn newest(&self) -> Step {
+        self.verdicts.last_key_value().map_or(Step(0), |(step, _)| *step)
     }
 
     pub(super) fn verdicts(&self) -> BTreeMap<Step, Verdict> {

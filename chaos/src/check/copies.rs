@@ -1,6 +1,6 @@
 //! I3: every copy of a parameter shard at one version has the same bits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use everstep_transport::protocol::{Shard, Step, WorkerId};
@@ -12,11 +12,27 @@ pub(super) struct Copies {
     reference: Option<Arc<Chronicle>>,
     /// Of each version of each shard, the first digest, and whose it was.
     first: BTreeMap<(Step, Shard), (WorkerId, u64)>,
+    /// Workers whose memory was corrupted.
+    corrupted: BTreeSet<WorkerId>,
+    /// The first version at which their copies differ.
+    diverged: Option<Step>,
 }
 
 impl Copies {
     pub(super) fn new(reference: Option<Arc<Chronicle>>) -> Self {
-        Self { reference, first: BTreeMap::new() }
+        let (first, corrupted, diverged) = Default::default();
+        Self { reference, first, corrupted, diverged }
+    }
+
+    /// From now on the worker's copies may differ; nobody may commit on top of that.
+    pub(super) fn corrupted(&mut self, worker: WorkerId) {
+        self.corrupted.insert(worker);
+    }
+
+    pub(super) fn committed(&self, step: Step) -> Result<(), Found> {
+        let Some(version) = self.diverged.filter(|version| *version < step) else { return Ok(()) };
+        let seen = format!("step {step} is committed, and copies of version {version} differ");
+        Err((Invariant::I19, seen))
     }
 
     pub(super) fn updated(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
@@ -29,6 +45,10 @@ impl Copies {
             (_, Some(known)) if known != digest => format!("the reference has {known:016x}"),
             _ => return Ok(()),
         };
+        if self.corrupted.contains(&worker) || self.corrupted.contains(&owner) {
+            self.diverged.get_or_insert(version);
+            return Ok(());
+        }
         let seen = format!(
             "worker {worker} has {digest:016x} of shard {shard} at version {version}, {other}"
         );

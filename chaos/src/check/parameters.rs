@@ -8,21 +8,25 @@ use super::{Copy, Found, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
-    /// What the primary made of each version of each shard.
-    made: BTreeMap<(Step, Shard), [u8; 32]>,
+    /// What the primary made of the newest versions of each shard.
+    made: BTreeMap<(Shard, Step), Vec<f32>>,
 }
+
+/// Versions that anyone may still load.
+const KEPT: u64 = 2;
 
 impl Parameters {
     pub(super) fn announced(&mut self, copy: Copy<'_>) {
-        if let Some(values) = copy.parameters {
-            self.made.insert((copy.version, copy.shard), digest(values));
-        }
+        let Some(values) = copy.parameters else { return };
+        self.made.insert((copy.shard, copy.version), values.to_vec());
+        let oldest = Step(copy.version.0.saturating_sub(KEPT));
+        self.made.remove(&(copy.shard, oldest));
     }
 
     pub(super) fn loaded(&self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
         let (version, shard) = (copy.version, copy.shard);
-        let found = copy.parameters.map(digest);
-        if found.as_ref() == self.made.get(&(version, shard)) {
+        let made = self.made.get(&(shard, version));
+        if made.zip(copy.parameters).is_some_and(|(made, loaded)| same_bits(made, loaded)) {
             return Ok(());
         }
         let seen = format!(
@@ -33,10 +37,6 @@ impl Parameters {
     }
 }
 
-fn digest(values: &[f32]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    for value in values {
-        hasher.update(&value.to_le_bytes());
-    }
-    *hasher.finalize().as_bytes()
+fn same_bits(one: &[f32], other: &[f32]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.to_bits() == b.to_bits())
 }

@@ -1,7 +1,7 @@
 //! Each checker finds what breaks its invariant, and nothing else.
 
 use everstep_transport::protocol::exemplars;
-use everstep_transport::protocol::{DataShard, Generation, Message};
+use everstep_transport::protocol::{ChunkKind, DataShard, Message};
 
 use super::*;
 
@@ -111,6 +111,11 @@ fn i2_members_or_runs_that_commit_differently() {
 #[test]
 fn i3_copies_that_differ() {
     let mut checks = checks(None);
+    compute(&mut checks, |_| {}).expect("as planned");
+    for worker in [FIRST, SECOND] {
+        let committed = Observation::Committed(worker, &commit(1));
+        assert_eq!(see(&mut checks, committed), Ok(()));
+    }
     assert_eq!(see(&mut checks, Observation::Updated(FIRST, copy(9, &[]))), Ok(()));
     let seen = see(&mut checks, Observation::Updated(SECOND, copy(8, &[])));
     assert_eq!(seen, Err(Invariant::I3));
@@ -150,6 +155,63 @@ fn i5_commits_that_leave_one_out_and_settled_steps_that_are_not() {
 }
 
 #[test]
+fn i3_a_version_that_nobody_has_committed() {
+    let mut checks = checks(None);
+    let early = see(&mut checks, Observation::Updated(FIRST, copy(9, &[])));
+    assert_eq!(early, Err(Invariant::I3));
+}
+
+#[test]
+fn i7_chunks_of_a_generation_or_a_step_that_is_over() {
+    let chunk = |kind, generation, step| {
+        let mut chunk = Chunk::message(Generation(generation), Step(step), 8);
+        chunk.kind = kind;
+        chunk
+    };
+    let cases = [
+        (chunk(ChunkKind::Partial, 3, 5), Ok(())),
+        (chunk(ChunkKind::Parameters, 3, 4), Ok(())),
+        (chunk(ChunkKind::Message, 3, 2), Ok(())),
+        (chunk(ChunkKind::Partial, 2, 5), Err(Invariant::I7)),
+        (chunk(ChunkKind::Reduced, 3, 4), Err(Invariant::I7)),
+        (chunk(ChunkKind::Parameters, 3, 3), Err(Invariant::I7)),
+    ];
+    for (chunk, expected) in cases {
+        let admitted = Observation::Admitted(&chunk, (Generation(3), Step(4)));
+        assert_eq!(see(&mut checks(None), admitted), expected, "{chunk:?}");
+    }
+}
+
+#[test]
+fn i10_queues_that_grow() {
+    let mut checks = checks(None);
+    for kind in ["control lane", "device", "pair of workers"] {
+        assert_eq!(see(&mut checks, Observation::Queued(kind, 5)), Ok(()));
+        let grown = see(&mut checks, Observation::Queued(kind, 10_000));
+        assert_eq!(grown, Err(Invariant::I10), "{kind}");
+    }
+}
+
+#[test]
+fn i19_a_commit_on_top_of_corrupted_memory() {
+    let mut checks = checks(None);
+    complete_with(&mut checks, 8).expect("its memory is known to be corrupted");
+    let next = see(&mut checks, Observation::Committed(FIRST, &commit(2)));
+    assert_eq!(next, Err(Invariant::I19));
+}
+
+/// The first step, of which a corrupted copy has another digest.
+fn complete_with(checks: &mut Checks, digest: u64) -> Result<(), Invariant> {
+    compute(checks, |_| {})?;
+    for worker in [FIRST, SECOND] {
+        see(checks, Observation::Committed(worker, &commit(1)))?;
+    }
+    see(checks, Observation::Corrupted(SECOND))?;
+    see(checks, Observation::Updated(FIRST, copy(9, &[])))?;
+    see(checks, Observation::Updated(SECOND, copy(digest, &[])))
+}
+
+#[test]
 fn i13_lines_that_are_not_those_of_the_settled_steps() {
     let line = commit(1).line;
     assert_eq!(see(&mut checks(None), Observation::Written(&line)), Err(Invariant::I13));
@@ -181,6 +243,8 @@ fn i19_computing_too_early_or_with_other_parameters() {
     assert_eq!(see(&mut checks, Observation::Began(FIRST, Step(2))), Err(Invariant::I19));
     let unknown = see(&mut checks, Observation::Loaded(SECOND, copy(9, &[1.0])));
     assert_eq!(unknown, Err(Invariant::I19));
+    compute(&mut checks, |_| {}).expect("as planned");
+    assert_eq!(see(&mut checks, Observation::Committed(FIRST, &commit(1))), Ok(()));
     assert_eq!(see(&mut checks, Observation::Updated(FIRST, copy(9, &[1.0]))), Ok(()));
     assert_eq!(see(&mut checks, Observation::Loaded(SECOND, copy(9, &[1.0]))), Ok(()));
     let other = see(&mut checks, Observation::Loaded(SECOND, copy(9, &[2.0])));

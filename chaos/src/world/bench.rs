@@ -5,6 +5,7 @@
 //! gradient is begun only when all of them have been delivered.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use everstep_transport::protocol::Step;
 use everstep_transport::time::Time;
@@ -12,6 +13,10 @@ use everstep_worker::device::{Device, Port};
 use everstep_worker::step::event::{Job, Report};
 
 use crate::random::Random;
+
+/// A gradient takes this long, and up to twice as long again.
+const COMPUTE: Duration = Duration::from_millis(80);
+const SPREAD_NS: u64 = 160_000_000;
 
 /// A device and its jobs.
 pub struct Bench {
@@ -40,6 +45,11 @@ impl Bench {
         Self { device, jobs: VecDeque::new(), versions, busy: false }
     }
 
+    /// How many jobs are to be done.
+    pub fn waiting(&self) -> usize {
+        self.jobs.len()
+    }
+
     /// Delivers a job.
     pub fn push(&mut self, job: Job) {
         self.jobs.push_back(job);
@@ -64,6 +74,10 @@ impl Bench {
         self.note_versions(&job);
         let Self { device, jobs, versions, .. } = self;
         let mut port = Delivered { jobs, versions, random, now, reports: Vec::new() };
+        if gradient.is_some() {
+            // All of it at once: what is sent meanwhile comes a little later than it would.
+            port.now = port.now + COMPUTE + Duration::from_nanos(port.random.below(SPREAD_NS));
+        }
         if let Err(reason) = device.handle(job, &mut port) {
             port.report(Report::Failed(reason));
         }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{Message, MetricsLine, Step};
 
-use super::{Happening, Node, World};
+use super::types::Happening;
+use super::{Node, World};
 use crate::check::{Observation, Violation};
 
 /// Between an answer and the next question.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a watcher knows.
 #[derive(Debug)]
@@ -37,6 +38,13 @@ impl Operator {
     pub fn lines(&self) -> &[MetricsLine] {
         &self.lines
     }
+
+    /// The run has failed, whatever the coordinator says; a complete one stays complete.
+    pub fn give_up(&mut self, reason: String) {
+        if self.outcome == Outcome::Running {
+            self.outcome = Outcome::Failed { name: None, reason };
+        }
+    }
 }
 
 impl World {
@@ -62,9 +70,7 @@ impl World {
                 self.operator.outcome = update.outcome;
                 self.queue.put(self.now + PAUSE, Happening::Watch);
             }
-            Message::Refused { reason } => {
-                self.operator.outcome = Outcome::Failed { name: None, reason };
-            }
+            Message::Refused { reason } => self.operator.give_up(reason),
             _ => {}
         }
         Ok(())

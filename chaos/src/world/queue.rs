@@ -1,30 +1,55 @@
 //! What is going to happen, in the order of virtual time.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use everstep_transport::time::Time;
 
 /// Happenings to come. Of those at one moment, the first that was put in comes out first.
 #[derive(Debug)]
 pub struct Queue<T> {
-    sequence: u64,
-    to_come: BTreeMap<(Time, u64), T>,
+    order: BinaryHeap<Reverse<(Time, u64, u32)>>,
+    /// What is to come, by its seat; seats are used again.
+    seats: Vec<Option<T>>,
+    free: Vec<u32>,
+    count: u64,
 }
 
 impl<T> Queue<T> {
     /// Nothing is going to happen.
     pub fn new() -> Self {
-        Self { sequence: 0, to_come: BTreeMap::new() }
+        let (order, seats, free) = Default::default();
+        Self { order, seats, free, count: 0 }
     }
 
     /// At `at`, this will happen.
     pub fn put(&mut self, at: Time, what: T) {
-        self.sequence += 1;
-        self.to_come.insert((at, self.sequence), what);
+        let seat = self.free.pop().unwrap_or_else(|| {
+            self.seats.push(None);
+            self.seats.len() as u32 - 1
+        });
+        self.seats[seat as usize] = Some(what);
+        self.count += 1;
+        self.order.push(Reverse((at, self.count, seat)));
     }
 
     /// What happens next, and when.
     pub fn pop(&mut self) -> Option<(Time, T)> {
-        self.to_come.pop_first().map(|((at, _), what)| (at, what))
+        while let Some(Reverse((at, _, seat))) = self.order.pop() {
+            self.free.push(seat);
+            if let Some(what) = self.seats[seat as usize].take() {
+                return Some((at, what));
+            }
+        }
+        None
+    }
+
+    /// Only what `keep` says will happen.
+    pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        for seat in &mut self.seats {
+            if seat.as_ref().is_some_and(|what| !keep(what)) {
+                *seat = None;
+            }
+        }
     }
 }

@@ -1,20 +1,21 @@
-//! How messages and pieces travel: what keeps its order, and what waits for admission.
+//! How pieces travel: what keeps its order, and what waits for admission.
 //!
-//! As in the shells, a control lane keeps its order; so does each bulk stream, and there is one for
-//! each pair of workers, lane and step. A piece's header comes first. Its receiver takes the piece,
-//! drops it, or lets it wait, and then is asked again when it has moved on.
+//! As in the shells, a bulk stream keeps its order, and there is one for each pair of workers, lane
+//! and step. A piece's header comes first. Its receiver takes the piece, drops it, or lets it wait,
+//! and then is asked again when it has moved on.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use everstep_kernels::buffer::{Buffer, Pool};
 use everstep_kernels::reduce;
-use everstep_transport::protocol::{Chunk, Encoding, Message, Step, WorkerId, codec};
-use everstep_transport::time::Time;
+use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Message, Step, WorkerId, codec};
 use everstep_worker::step::event::{Admission, Input, Lane, Parcel};
 
-use super::{Happening, Node, Passing, World, over_the_wire};
+use super::types::Happening;
+use super::{Node, Passing, World, over_the_wire};
 use crate::check::{Observation, Violation};
+use crate::random::mix;
 
 /// A bulk stream between two workers, by their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,8 +24,21 @@ pub struct StreamId {
     to: usize,
     lane: Lane,
     step: Step,
-    /// 0, or the number of something that a meddler added.
+    /// 0, or the number of something that was added.
     stray: u64,
+}
+
+impl StreamId {
+    /// The sender and the receiver.
+    pub fn ends(self) -> (Node, Node) {
+        (Node::Worker(self.from), Node::Worker(self.to))
+    }
+
+    /// A number that stands for it.
+    pub fn word(self) -> u64 {
+        let ends = (self.from as u64) << 32 | (self.to as u64) << 8 | self.lane as u64;
+        mix(ends) ^ mix(self.step.0 << 32 | self.stray)
+    }
 }
 
 impl fmt::Display for StreamId {
@@ -37,25 +51,19 @@ impl fmt::Display for StreamId {
 /// What is on its way.
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// When the last that was put on a control lane arrives.
-    arrivals: BTreeMap<(Node, Node), Time>,
-    /// What has not arrived, by stream.
+    /// What has not arrived, by stream; none is empty.
     streams: BTreeMap<StreamId, VecDeque<Parcel>>,
+    /// How many parcels that is for each pair.
+    pending: BTreeMap<(usize, usize), usize>,
     strays: u64,
 }
 
 impl Wire {
-    /// When something arrives that would like to at `soonest`.
-    pub fn arrival(&mut self, lane: (Node, Node), soonest: Time) -> Time {
-        let last = self.arrivals.entry(lane).or_default();
-        *last = soonest.max(*last);
-        *last
-    }
-
     /// Queues a parcel; true if it is the first of its stream.
     fn push(&mut self, stream: StreamId, parcel: Parcel) -> bool {
         let queue = self.streams.entry(stream).or_default();
         queue.push_back(parcel);
+        *self.pending.entry((stream.from, stream.to)).or_default() += 1;
         queue.len() == 1
     }
 
@@ -63,46 +71,102 @@ impl Wire {
         self.streams.get(&stream)?.front()
     }
 
-    fn pop(&mut self, stream: StreamId) -> Option<Parcel> {
-        self.streams.get_mut(&stream)?.pop_front()
+    /// Takes the front off, and says whether there is another behind it.
+    fn pop(&mut self, stream: StreamId) -> Option<(Parcel, bool)> {
+        let queue = self.streams.get_mut(&stream)?;
+        let parcel = queue.pop_front()?;
+        let more = !queue.is_empty();
+        if !more {
+            self.streams.remove(&stream);
+        }
+        *self.pending.entry((stream.from, stream.to)).or_default() -= 1;
+        Some((parcel, more))
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(StreamId) -> bool) {
+        let Self { streams, pending, .. } = self;
+        streams.retain(|stream, queue| {
+            let kept = keep(*stream);
+            if !kept {
+                *pending.entry((stream.from, stream.to)).or_default() -= queue.len();
+            }
+            kept
+        });
     }
 }
 
 impl World {
     /// Puts a parcel on the stream of its lane and step.
-    pub(super) fn stream(&mut self, from: usize, to: WorkerId, parcel: (Lane, Step, Parcel)) {
-        let Some(&to) = self.places.get(&to) else { return };
-        let (lane, step, parcel) = parcel;
+    pub(super) fn stream(
+        &mut self,
+        from: usize,
+        to: WorkerId,
+        (lane, step, parcel): (Lane, Step, Parcel),
+    ) -> Result<(), Violation> {
+        let Some(&to) = self.places.get(&to) else { return Ok(()) };
+        let (sender, receiver) = (Node::Worker(from), Node::Worker(to));
+        if !self.links.is_open(sender, receiver) {
+            return Ok(());
+        }
+        self.repeat_parcel((from, to), (lane, step, &parcel));
         let mut parcels = vec![parcel];
         if let Some(meddler) = &mut self.meddler {
-            let (from, to) = (Node::Worker(from), Node::Worker(to));
-            meddler(Passing::Parcels { from, to, lane, parcels: &mut parcels });
+            let parcels = &mut parcels;
+            meddler(Passing::Parcels { from: sender, to: receiver, lane, parcels });
         }
         for (position, parcel) in parcels.into_iter().enumerate() {
-            let added = position > 0;
-            self.wire.strays += u64::from(added);
-            let stray = if added { self.wire.strays } else { 0 };
-            let stream = StreamId { from, to, lane, step, stray };
-            if self.wire.push(stream, parcel) {
-                self.later(Happening::Header(stream));
+            if position > 0 {
+                self.add_stray(from, to, (lane, step, parcel))?;
+                continue;
             }
+            let stream = StreamId { from, to, lane, step, stray: 0 };
+            if self.wire.push(stream, parcel) {
+                self.travel(Happening::Header(stream), stream);
+            }
+            let pending = self.wire.pending.get(&(from, to)).copied().unwrap_or(0);
+            self.observe(Observation::Queued("pair of workers", pending))?;
         }
+        Ok(())
+    }
+
+    /// Puts a parcel on a stream of its own.
+    pub(super) fn add_stray(
+        &mut self,
+        from: usize,
+        to: usize,
+        (lane, step, parcel): (Lane, Step, Parcel),
+    ) -> Result<(), Violation> {
+        if !self.links.is_open(Node::Worker(to), Node::Worker(from)) {
+            return Ok(());
+        }
+        self.wire.strays += 1;
+        let stream = StreamId { from, to, lane, step, stray: self.wire.strays };
+        self.wire.push(stream, parcel);
+        self.travel(Happening::Header(stream), stream);
+        Ok(())
     }
 
     /// A header has arrived, or has waited long enough to ask again.
     pub(super) fn header(&mut self, stream: StreamId) -> Result<(), Violation> {
+        let (sender, receiver) = stream.ends();
+        if !self.links.is_open(receiver, sender) {
+            self.next(stream);
+            return Ok(());
+        }
         let Some(parcel) = self.wire.front(stream) else { return Ok(()) };
         let (chunk, from) = (header_of(parcel), self.workers[stream.from].id());
         let answer = self.workers[stream.to].admit(from, &chunk);
         self.note(format_args!("{stream} with {chunk:?}: {answer:?}"));
         match answer {
-            Admission::Take => self.later(Happening::Body(stream)),
+            Admission::Take => {
+                let standing = self.workers[stream.to].current();
+                self.observe(Observation::Admitted(&chunk, standing))?;
+                self.travel(Happening::Body(stream), stream);
+            }
             Admission::Wait => self.workers[stream.to].wait_with(stream),
             Admission::Drop => {
                 self.next(stream);
-                if !self.workers[stream.to].ended() {
-                    return self.observe(Observation::Refused(format_args!("{chunk:?}")));
-                }
+                return self.observe(Observation::Refused(format_args!("{chunk:?}")));
             }
         }
         Ok(())
@@ -117,25 +181,44 @@ impl World {
                 Input::Peer { from, message: over_the_wire(&Message::Commit(commit)) }
             }
             Parcel::Tensor { chunk, values } => {
-                let values = receive(&chunk, &values, self.workers[stream.to].pool());
+                let mut values = receive(&chunk, &values, self.workers[stream.to].pool());
+                if chunk.kind == ChunkKind::Reduced {
+                    self.flip(stream.to, &mut values)?;
+                }
                 Input::Piece { from, chunk, values }
             }
         };
         self.feed(stream.to, input)
     }
 
-    /// Takes the front of a stream off; what is behind it comes next.
-    fn next(&mut self, stream: StreamId) -> Option<Parcel> {
-        let parcel = self.wire.pop(stream);
-        if self.wire.front(stream).is_some() {
-            self.later(Happening::Header(stream));
-        }
-        parcel
+    /// Nothing more arrives of this sender.
+    pub(super) fn drop_streams(&mut self, from: Node, to: Node) {
+        self.wire.retain(|stream| stream.ends() != (from, to));
     }
 
-    /// Lets something happen after a delay of its own.
-    pub(super) fn later(&mut self, happening: Happening) {
-        let at = self.now + self.random.delay();
+    /// Of the streams between a process that is gone and another, some are lost.
+    pub(super) fn cut_streams(&mut self, gone: Node, peer: Node) {
+        let Self { wire, random, .. } = self;
+        wire.retain(|stream| {
+            let (from, to) = stream.ends();
+            let incoming = (from, to) == (peer, gone);
+            let lost = (from, to) == (gone, peer) && random.below(2) == 0;
+            !incoming && !lost
+        });
+    }
+
+    /// Takes the front of a stream off; what is behind it comes next.
+    fn next(&mut self, stream: StreamId) -> Option<Parcel> {
+        let (parcel, more) = self.wire.pop(stream)?;
+        if more {
+            self.travel(Happening::Header(stream), stream);
+        }
+        Some(parcel)
+    }
+
+    fn travel(&mut self, happening: Happening, stream: StreamId) {
+        let (from, to) = stream.ends();
+        let at = self.now + self.delay(from, to, Some(stream.lane));
         self.queue.put(at, happening);
     }
 }

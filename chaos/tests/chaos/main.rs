@@ -2,5 +2,7 @@
 
 mod honest;
 mod meddled;
+mod planted;
+mod simulated;
 mod skipped;
 mod support;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use everstep_chaos::check::Chronicle;
 use everstep_chaos::toy;
-use everstep_chaos::world::{Failure, Finished, Passing, Scenario, World};
+use everstep_chaos::world::{Failure, Finished, Passing, Prepare, Scenario, World};
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
@@ -45,7 +45,9 @@ impl Toy {
 
     pub fn world(&self, workers: u32, seed: u64) -> World {
         let Self { run, registry, reference } = self.clone();
-        World::new(Scenario { run, registry, workers, seed, reference }).expect("the toy is there")
+        let prepare = Prepare::default();
+        let scenario = Scenario { run, registry, workers, seed, reference, prepare };
+        World::new(scenario).expect("the toy is there")
     }
 
     /// Runs to the end, or shows what came before.
@@ -53,7 +55,10 @@ impl Toy {
         let mut world = self.world(workers, seed);
         let finished = world.run(LIMIT);
         finished.unwrap_or_else(|failure| {
-            let trace: Vec<&str> = world.trace().newest().collect();
+            let mut again = self.world(workers, seed);
+            again.record();
+            let _ = again.run(LIMIT); // the same, in words
+            let trace: Vec<&str> = again.trace().lines().rev().take(100).collect();
             panic!("{workers} workers, seed {seed}: {failure}\n{}", trace.join("\n"))
         })
     }

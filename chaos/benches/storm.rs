@@ -1,0 +1,74 @@
+//! What a storm of workers costs the coordinator's core: `cargo bench -p everstep-chaos`.
+//!
+//! A table for each number of workers: CPU time of the core by kind of input, and the longest input
+//! (all others wait for it); then the whole, beside the virtual time in which it happened.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use everstep_chaos::light::{Crowd, Scenario};
+use everstep_coordinator::core::{Core, Input};
+use everstep_transport::time::Time;
+use rustix::time::{ClockId, clock_gettime};
+
+const WORKERS: [u32; 3] = [100, 1_000, 10_000];
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What inputs of one kind cost.
+#[derive(Default)]
+struct Cost {
+    inputs: u32,
+    cpu: Duration,
+    longest: Duration,
+}
+
+fn main() {
+    WORKERS.into_iter().for_each(storm);
+}
+
+fn storm(workers: u32) {
+    let mut costs = BTreeMap::<&str, Cost>::new();
+    let measured = |core: &mut Core, now: Time, input: Input| {
+        let cost = costs.entry(kind(&input)).or_default();
+        let before = cpu_time();
+        core.handle(now, input);
+        let spent = cpu_time().saturating_sub(before);
+        cost.inputs += 1;
+        cost.cpu += spent;
+        cost.longest = cost.longest.max(spent);
+    };
+    let before = cpu_time();
+    let report =
+        Crowd::new(Scenario::storm(1, workers)).run(LIMIT, measured).expect("it is complete");
+    let whole = cpu_time().saturating_sub(before);
+    println!("\n{workers} workers: inputs, CPU ms in the core, longest ms");
+    for (kind, Cost { inputs, cpu, longest }) in &costs {
+        println!("  {kind:16} {inputs:8} {:10.1} {:8.2}", ms(*cpu), ms(*longest));
+    }
+    let core: Duration = costs.values().map(|cost| cost.cpu).sum();
+    let [announced, finished] =
+        [report.announced_at, report.finished_at].map(|at| ms(at.since(Time(0))) / 1e3);
+    println!("  announced after {announced:.3} s, finished after {finished:.3} s (virtual)");
+    println!("  CPU s: {:.3} in the core, {:.3} in all", ms(core) / 1e3, ms(whole) / 1e3);
+    println!("  {report:?}");
+}
+
+fn kind(input: &Input) -> &'static str {
+    match input {
+        Input::Connected { .. } => "connected",
+        Input::Disconnected { .. } => "disconnected",
+        Input::Message { message, .. } => message.name(),
+        Input::Applied { .. } => "applied",
+        Input::Tick => "tick",
+    }
+}
+
+/// CPU time of this thread: on a shared machine the clock on the wall measures the others, too.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn ms(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e3
+}

@@ -1,0 +1,294 @@
+//! A disk that fails as disks do: storage for one redb database, deterministic, on virtual time.
+//!
+//! In go a seed, [`Faults`] and what a process does with its [`File`]; out come errors, delays
+//! ([`Disk::take_delay`]: redb calls are synchronous, so the driver waits afterwards) and, after a
+//! [`Disk::crash`], what a machine finds when it is back. The same seed and the same operations
+//! give the same bytes. The disk does not know what is stored on it.
+//!
+//! Intuition: a write goes to a cache, a sync brings the cache to the platter, a crash loses the
+//! cache, but not neatly. Every write that was not synced has a fate of its own, so that the
+//! platter may hold the last one and not the first, or every other sector of one.
+//!
+//! What redb 4 makes of it is tested in `tests/disk.rs`: a commit that returned is there after any
+//! crash, a commit that did not is there whole or not at all. Of a bit that flips on the platter,
+//! redb promises nothing. It checks its checksums when it recovers from a crash, not after a clean
+//! stop and not when it reads; so a flipped bit may be an error or a panic at opening, a key or
+//! value that is silently wrong, or one commit less than there was. A log on top therefore carries
+//! a checksum over place and content in every row, and one over which rows there are; what it has
+//! lost without a trace only other replicas can tell it.
+
+// redb's backends are shared between threads, hence the mutex; it is never contended here.
+
+mod platter;
+
+use std::fmt;
+use std::io::{Error, ErrorKind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redb::StorageBackend;
+
+use crate::random::Random;
+use platter::Platter;
+
+/// What a platter takes whole or not at all, bytes.
+pub const SECTOR: usize = 512;
+
+/// What goes wrong, and how often: chances are in parts of a million.
+///
+/// Without any (the default) a sync takes a while and a crash loses nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// **Stall**: an operation takes up to [`Faults::longest_stall`] of virtual time.
+    pub stall_ppm: u32,
+    /// The longest stall.
+    pub longest_stall: Duration,
+    /// **Error**: an operation fails. It changes nothing, with one exception: after a failed sync
+    /// the cache counts as clean, and what it held has the fate that it would have in a crash.
+    pub error_ppm: u32,
+    /// **Full**: the file cannot become longer than this, bytes.
+    pub capacity_bytes: u64,
+    /// **Lost write**: at a crash, a write that was not synced is not there.
+    pub lost_ppm: u32,
+    /// **Reordered write**: at a crash, a write that was not synced came before another one that
+    /// was done earlier.
+    pub reordered_ppm: u32,
+    /// **Torn write**: at a crash, of a write that was not synced each [`SECTOR`] is there or not.
+    pub torn_ppm: u32,
+    /// **Flipped bit**: at a crash, one bit of what is stored changes, synced or not.
+    pub flipped_ppm: u32,
+    /// **Wiped**: at a crash, everything is gone, synced or not.
+    pub wiped_ppm: u32,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            stall_ppm: 0,
+            longest_stall: Duration::from_secs(1),
+            error_ppm: 0,
+            capacity_bytes: u64::MAX,
+            lost_ppm: 0,
+            reordered_ppm: 0,
+            torn_ppm: 0,
+            flipped_ppm: 0,
+            wiped_ppm: 0,
+        }
+    }
+}
+
+impl Faults {
+    /// A disk that keeps its word: it may be slow, and a crash loses, reorders and tears what was
+    /// not synced, as any disk does; what was synced stays.
+    pub fn of_an_honest_disk() -> Self {
+        Self {
+            stall_ppm: 1_000,
+            lost_ppm: 300_000,
+            reordered_ppm: 200_000,
+            torn_ppm: 200_000,
+            ..Self::default()
+        }
+    }
+}
+
+/// What survived a crash, counted: writes since the last sync, and what befell the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survival {
+    /// Writes and changes of length that are there whole.
+    pub kept: u32,
+    /// Writes that are there in part.
+    pub torn: u32,
+    /// Writes and changes of length that are not there.
+    pub lost: u32,
+    /// Bits that changed on the platter.
+    pub flipped: u32,
+    /// Everything is gone.
+    pub wiped: bool,
+}
+
+/// A disk with one file on it. Clones are the same disk.
+#[derive(Clone, Debug)]
+pub struct Disk(Arc<Mutex<Drive>>);
+
+#[derive(Debug)]
+struct Drive {
+    platter: Platter,
+    faults: Faults,
+    random: Random,
+    delay: Duration,
+    /// How many have opened it: only the last of them may use it.
+    openings: u64,
+    /// Operations until the power fails; none while it does not.
+    operations_left: Option<u64>,
+}
+
+impl Disk {
+    /// An empty disk, whose luck follows from `seed`.
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        Self(Arc::new(Mutex::new(Drive {
+            platter: Platter::default(),
+            faults,
+            random: Random::new(seed),
+            delay: Duration::ZERO,
+            openings: 0,
+            operations_left: None,
+        })))
+    }
+
+    /// The file for a new process. Whoever had it open is dead: all that they still do fails, but
+    /// what they have written is there, synced or not, unless the disk [crashed](Disk::crash).
+    pub fn open(&self) -> File {
+        let mut drive = self.drive();
+        drive.openings += 1;
+        File { opening: drive.openings, disk: self.clone() }
+    }
+
+    /// The power fails now, or has failed; returns what survived. Whoever has the file open is
+    /// dead.
+    pub fn crash(&self) -> Survival {
+        let mut drive = self.drive();
+        drive.openings += 1;
+        drive.operations_left = None;
+        let Drive { platter, faults, random, .. } = &mut *drive;
+        platter.crash(faults, random)
+    }
+
+    /// The power fails after so many more operations: those that follow fail and change nothing.
+    /// A [`Disk::crash`] has to follow.
+    pub fn cut_power_after(&self, operations: u64) {
+        self.drive().operations_left = Some(operations);
+    }
+
+    /// From now on, other things go wrong.
+    pub fn suffer(&self, faults: Faults) {
+        self.drive().faults = faults;
+    }
+
+    /// The virtual time that operations have taken since this was asked last. The driver lets it
+    /// pass before it looks at what they returned.
+    pub fn take_delay(&self) -> Duration {
+        std::mem::take(&mut self.drive().delay)
+    }
+
+    /// BLAKE3 of what a reader would find.
+    pub fn digest(&self) -> [u8; 32] {
+        *blake3::hash(self.drive().platter.cached()).as_bytes()
+    }
+
+    /// A drive is sound between two operations even if its user panicked in one.
+    fn drive(&self) -> MutexGuard<'_, Drive> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The file as one process has it open.
+pub struct File {
+    disk: Disk,
+    opening: u64,
+}
+
+/// Operations, by what they do to the cache. Every one may stall or fail.
+impl StorageBackend for File {
+    fn len(&self) -> Result<u64, Error> {
+        Ok(self.operate()?.platter.cached().len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let drive = self.operate()?;
+        let start = index(offset)?;
+        let end = start.checked_add(out.len());
+        let stored = end.and_then(|end| drive.platter.cached().get(start..end));
+        out.copy_from_slice(stored.ok_or(ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), Error> {
+        let mut drive = self.operate()?;
+        drive.make_room(len)?;
+        drive.platter.resize(index(len)?);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> Result<(), Error> {
+        let mut drive = self.begin()?;
+        let failed = drive.fail();
+        let Drive { platter, faults, random, delay, .. } = &mut *drive;
+        *delay += random.delay();
+        match &failed {
+            Ok(()) => platter.sync(),
+            Err(_) => _ = platter.forget(faults, random),
+        }
+        failed
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let mut drive = self.operate()?;
+        let end = offset.checked_add(data.len() as u64).ok_or(ErrorKind::InvalidInput)?;
+        if end > drive.platter.cached().len() as u64 {
+            drive.make_room(end)?;
+            drive.platter.resize(index(end)?);
+        }
+        drive.platter.write(index(offset)?, data);
+        Ok(())
+    }
+}
+
+impl File {
+    /// Begins an operation that may fail like any other.
+    fn operate(&self) -> Result<MutexGuard<'_, Drive>, Error> {
+        let mut drive = self.begin()?;
+        drive.fail()?;
+        Ok(drive)
+    }
+
+    /// Begins an operation, if this process is alive and there is power.
+    fn begin(&self) -> Result<MutexGuard<'_, Drive>, Error> {
+        let mut drive = self.disk.drive();
+        if drive.openings != self.opening {
+            return Err(Error::other("the process that opened this file is dead"));
+        }
+        if let Some(left) = &mut drive.operations_left {
+            *left = left.checked_sub(1).ok_or_else(|| Error::other("the power has failed"))?;
+        }
+        drive.stall();
+        Ok(drive)
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File(opening {})", self.opening)
+    }
+}
+
+impl Drive {
+    fn stall(&mut self) {
+        if chance(&mut self.random, self.faults.stall_ppm) {
+            let longest = self.faults.longest_stall.as_nanos() as u64;
+            self.delay += Duration::from_nanos(self.random.below(longest.max(1)));
+        }
+    }
+
+    fn fail(&mut self) -> Result<(), Error> {
+        match chance(&mut self.random, self.faults.error_ppm) {
+            true => Err(Error::other("the disk reports an error")),
+            false => Ok(()),
+        }
+    }
+
+    fn make_room(&self, len: u64) -> Result<(), Error> {
+        match len > self.faults.capacity_bytes {
+            true => Err(ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+fn index(offset: u64) -> Result<usize, Error> {
+    usize::try_from(offset).map_err(|_| ErrorKind::InvalidInput.into())
+}
+
+/// Whether something happens whose chance is so many parts of a million.
+fn chance(random: &mut Random, parts: u32) -> bool {
+    random.below(1_000_000) < u64::from(parts)
+}

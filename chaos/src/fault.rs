@@ -1,0 +1,206 @@
+//! Faults: what may happen to a cluster, how often, and when.
+//!
+//! A [`Fault`] is a value: the [`world`](crate::world) makes it happen, a [`Schedule`] says when,
+//! [`Rates`] say how often. A schedule is a pure function of its seed. This module does not know
+//! how a cluster takes a fault.
+
+mod schedule;
+
+use std::fmt;
+use std::time::Duration;
+
+use everstep_worker::step::event::Lane;
+
+use crate::world::Node;
+
+pub use schedule::{Rates, Schedule};
+
+/// The longest interruption of a process or a path that a cluster must bear without noticing: less
+/// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
+pub const TOLERATED: Duration = Duration::from_millis(1_500);
+
+/// Something that goes wrong. Workers are named by their slot, `0..workers`: whatever process is
+/// there when it happens. The operator is beside the coordinator, and spared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A process ends without a word. Of what it has sent, some lanes arrive and some do not.
+    Crash {
+        /// Which.
+        node: Node,
+        /// When somebody starts it again, as a new process that knows nothing.
+        restart: Option<Duration>,
+    },
+    /// A process stands still (SIGSTOP): it handles nothing and its links hear nothing of it; then
+    /// it handles all that has come.
+    Pause {
+        /// Which.
+        node: Node,
+        /// For how long.
+        span: Duration,
+    },
+    /// From now on the clock of a process runs too fast or too slow.
+    Drift {
+        /// Whose.
+        node: Node,
+        /// Its seconds in a thousand true ones, 900 to 1,100.
+        permille: u32,
+    },
+    /// A connection is lost for both ends, and all that is on it.
+    Disconnect {
+        /// Between whom.
+        ends: (Node, Node),
+    },
+    /// All between two nodes takes longer.
+    Slow {
+        /// Which two.
+        ends: (Node, Node),
+        /// How much longer, at most.
+        extra: Duration,
+        /// For how long.
+        span: Duration,
+    },
+    /// Nothing arrives on one path; then all does, in order.
+    Clog {
+        /// Where the path begins.
+        from: Node,
+        /// Where it ends.
+        to: Node,
+        /// For how long.
+        span: Duration,
+    },
+    /// Nothing passes between these nodes and the others.
+    Partition {
+        /// One side.
+        side: Vec<Node>,
+        /// For how long.
+        span: Duration,
+    },
+    /// Nothing passes from these nodes to the others; the way back is free.
+    OneWay {
+        /// Who is not heard.
+        side: Vec<Node>,
+        /// For how long.
+        span: Duration,
+    },
+    /// Two nodes do not reach each other; both reach all the rest.
+    Bridge {
+        /// Which two.
+        ends: (Node, Node),
+        /// For how long.
+        span: Duration,
+    },
+    /// The next of its kind is delivered a second time, which the protocol must refuse.
+    Duplicate {
+        /// The sender.
+        from: Node,
+        /// The receiver.
+        to: Node,
+        /// The kind.
+        what: Twice,
+        /// How much later.
+        after: Duration,
+    },
+    /// One bulk lane falls behind all others.
+    Reorder {
+        /// The sender, a worker.
+        from: Node,
+        /// The receiver, a worker.
+        to: Node,
+        /// The lane.
+        lane: Lane,
+        /// How far, at most.
+        extra: Duration,
+        /// For how long.
+        span: Duration,
+    },
+    /// A bit of the next reduced gradient flips in the memory of a worker that backs it up.
+    Flip {
+        /// Whose memory.
+        node: Node,
+    },
+}
+
+/// What is delivered twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twice {
+    /// A control message.
+    Message,
+    /// A parcel of a bulk lane.
+    Parcel,
+    /// A tensor of a bulk lane, the second time as if of the generation before.
+    OlderParcel,
+}
+
+impl Fault {
+    /// One word for it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Crash { node: Node::Coordinator, .. } => "crash of the coordinator",
+            Self::Crash { .. } => "crash of a worker",
+            Self::Pause { .. } => "pause",
+            Self::Drift { .. } => "clock drift",
+            Self::Disconnect { .. } => "connection lost",
+            Self::Slow { .. } => "slow link",
+            Self::Clog { .. } => "clog",
+            Self::Partition { .. } => "partition",
+            Self::OneWay { .. } => "one-way partition",
+            Self::Bridge { .. } => "bridge",
+            Self::Duplicate { .. } => "duplicate",
+            Self::Reorder { .. } => "reorder",
+            Self::Flip { .. } => "flipped bit",
+        }
+    }
+
+    /// How long a process or a path is out of action; zero for faults of other kinds.
+    pub fn outage(&self) -> Duration {
+        match self {
+            Self::Pause { span, .. }
+            | Self::Clog { span, .. }
+            | Self::Partition { span, .. }
+            | Self::OneWay { span, .. }
+            | Self::Bridge { span, .. } => *span,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Whether it may end the run, whatever happens beside it.
+    pub fn is_fatal(&self) -> bool {
+        let ends = matches!(self, Self::Crash { .. } | Self::Disconnect { .. } | Self::Flip { .. });
+        ends || self.outage() > TOLERATED
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = |side: &[Node]| side.iter().map(Node::to_string).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Crash { node, restart: None } => write!(f, "{node} crashes"),
+            Self::Crash { node, restart: Some(after) } => {
+                write!(f, "{node} crashes, and is started again after {after:?}")
+            }
+            Self::Pause { node, span } => write!(f, "{node} is paused for {span:?}"),
+            Self::Drift { node, permille } => {
+                write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
+            }
+            Self::Disconnect { ends: (a, b) } => {
+                write!(f, "the connection of {a} and {b} is lost")
+            }
+            Self::Slow { ends: (a, b), extra, span } => {
+                write!(f, "{a} and {b} are up to {extra:?} slower for {span:?}")
+            }
+            Self::Clog { from, to, span } => write!(f, "{from} to {to} is clogged for {span:?}"),
+            Self::Partition { side, span } => write!(f, "{} cut off for {span:?}", all(side)),
+            Self::OneWay { side, span } => write!(f, "{} not heard for {span:?}", all(side)),
+            Self::Bridge { ends: (a, b), span } => {
+                write!(f, "{a} and {b} do not reach each other for {span:?}")
+            }
+            Self::Duplicate { from, to, what, after } => {
+                write!(f, "{what:?} of {from} to {to} twice, {after:?} later")
+            }
+            Self::Reorder { from, to, lane, extra, span } => {
+                write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
+            }
+            Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Which faults happen when: drawn from a seed, at given rates.
+
+use std::fmt;
+use std::time::Duration;
+
+use everstep_transport::time::Time;
+use everstep_worker::step::event::Lane;
+
+use super::{Fault, TOLERATED, Twice};
+use crate::random::Random;
+use crate::world::Node;
+
+/// How many of each fault happen in a virtual minute, on average, and how long they last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rates {
+    /// Workers that crash.
+    pub worker_crashes: f64,
+    /// Crashes of the coordinator.
+    pub coordinator_crashes: f64,
+    /// The share of crashed processes that are started again.
+    pub restarts: f64,
+    /// When those are, at most.
+    pub restart_within: Duration,
+    /// Processes that stand still.
+    pub pauses: f64,
+    /// Clocks that change their speed, by a tenth at most.
+    pub drifts: f64,
+    /// Connections that are lost.
+    pub disconnects: f64,
+    /// Links that become slow.
+    pub slow_links: f64,
+    /// Paths that deliver nothing for a while.
+    pub clogs: f64,
+    /// Groups of nodes that are cut off.
+    pub partitions: f64,
+    /// Groups of nodes that are not heard.
+    pub one_way_partitions: f64,
+    /// Pairs of nodes that do not reach each other.
+    pub bridges: f64,
+    /// Things that arrive twice.
+    pub duplicates: f64,
+    /// Lanes that fall behind.
+    pub reorders: f64,
+    /// Flipped bits.
+    pub flips: f64,
+    /// The share of interruptions that are longer than what must be borne ([`TOLERATED`]).
+    pub long: f64,
+    /// The longest interruption.
+    pub longest: Duration,
+    /// The most that a slow link or lane adds to a delay.
+    pub slowest: Duration,
+    /// How long links and lanes stay slow, at most.
+    pub slow_for: Duration,
+}
+
+impl Default for Rates {
+    /// A day at its worst: a fault every two seconds, a fifth of them fatal.
+    fn default() -> Self {
+        Self {
+            worker_crashes: 2.0,
+            coordinator_crashes: 0.7,
+            restarts: 0.5,
+            restart_within: Duration::from_secs(4),
+            pauses: 2.5,
+            drifts: 3.0,
+            disconnects: 1.0,
+            slow_links: 3.0,
+            clogs: 3.0,
+            partitions: 1.5,
+            one_way_partitions: 1.0,
+            bridges: 1.5,
+            duplicates: 8.0,
+            reorders: 4.0,
+            flips: 0.5,
+            long: 0.3,
+            longest: Duration::from_secs(10),
+            slowest: Duration::from_millis(60),
+            slow_for: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Rates {
+    /// Only what a cluster must bear without losing a run.
+    pub fn tolerated() -> Self {
+        Self {
+            worker_crashes: 0.0,
+            coordinator_crashes: 0.0,
+            disconnects: 0.0,
+            flips: 0.0,
+            long: 0.0,
+            ..Self::default()
+        }
+    }
+
+    /// Nothing goes wrong.
+    pub fn none() -> Self {
+        Self {
+            pauses: 0.0,
+            drifts: 0.0,
+            slow_links: 0.0,
+            clogs: 0.0,
+            partitions: 0.0,
+            one_way_partitions: 0.0,
+            bridges: 0.0,
+            duplicates: 0.0,
+            reorders: 0.0,
+            ..Self::tolerated()
+        }
+    }
+}
+
+/// Faults, each with its time, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule(pub Vec<(Time, Fault)>);
+
+impl Schedule {
+    /// The faults of `span` in a cluster of `workers`: a pure function.
+    pub fn draw(seed: u64, span: Duration, workers: u32, rates: &Rates) -> Self {
+        // Not the sequence of the world, which begins with the seed itself.
+        let random = Random::new(seed ^ 0x5C4E_D01E);
+        let mut draw = Draw { random, workers: u64::from(workers), rates };
+        let mut faults = Vec::new();
+        for (rate, make) in draw.kinds() {
+            for _ in 0..draw.count(rate * span.as_secs_f64() / 60.0) {
+                let at = Time(draw.random.below(span.as_nanos().max(1) as u64));
+                faults.push((at, make(&mut draw)));
+            }
+        }
+        // Stable: of two at one moment the order of the kinds decides.
+        faults.sort_by_key(|(at, _)| *at);
+        Self(faults)
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, fault) in &self.0 {
+            writeln!(f, "{:>12.3} ms  {fault}", at.0 as f64 / 1e6)?;
+        }
+        Ok(())
+    }
+}
+
+type Make = fn(&mut Draw<'_>) -> Fault;
+
+/// The choices of one schedule.
+struct Draw<'a> {
+    random: Random,
+    workers: u64,
+    rates: &'a Rates,
+}
+
+impl Draw<'_> {
+    fn kinds(&self) -> [(f64, Make); 13] {
+        let rates = self.rates;
+        [
+            (rates.worker_crashes, |draw| {
+                let node = draw.worker();
+                draw.crash(node)
+            }),
+            (rates.coordinator_crashes, |draw| draw.crash(Node::Coordinator)),
+            (rates.pauses, |draw| Fault::Pause { node: draw.node(), span: draw.interruption() }),
+            (rates.drifts, |draw| {
+                let permille = 900 + draw.random.below(201) as u32;
+                Fault::Drift { node: draw.node(), permille }
+            }),
+            (rates.disconnects, |draw| Fault::Disconnect { ends: draw.pair() }),
+            (rates.slow_links, |draw| {
+                let (extra, span) = draw.slowness();
+                Fault::Slow { ends: draw.pair(), extra, span }
+            }),
+            (rates.clogs, |draw| {
+                let (from, to) = draw.pair();
+                Fault::Clog { from, to, span: draw.interruption() }
+            }),
+            (rates.partitions, |draw| Fault::Partition {
+                side: draw.side(),
+                span: draw.interruption(),
+            }),
+            (rates.one_way_partitions, |draw| Fault::OneWay {
+                side: draw.side(),
+                span: draw.interruption(),
+            }),
+            (rates.bridges, |draw| Fault::Bridge { ends: draw.pair(), span: draw.interruption() }),
+            (rates.duplicates, |draw| draw.duplicate()),
+            (rates.reorders, |draw| draw.reorder()),
+            (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
+        ]
+    }
+
+    /// A whole number whose mean is `mean`.
+    fn count(&mut self, mean: f64) -> u64 {
+        mean.floor() as u64 + u64::from(self.chance(mean.fract()))
+    }
+
+    fn chance(&mut self, share: f64) -> bool {
+        share > (self.random.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn up_to(&mut self, most: Duration) -> Duration {
+        Duration::from_nanos(1 + self.random.below(most.as_nanos().max(1) as u64))
+    }
+
+    fn worker(&mut self) -> Node {
+        Node::Worker(self.random.below(self.workers) as usize)
+    }
+
+    fn node(&mut self) -> Node {
+        match self.random.below(self.workers + 1) {
+            0 => Node::Coordinator,
+            slot => Node::Worker(slot as usize - 1),
+        }
+    }
+
+    /// Two different nodes.
+    fn pair(&mut self) -> (Node, Node) {
+        let first = self.random.below(self.workers + 1);
+        let second = (first + 1 + self.random.below(self.workers)) % (self.workers + 1);
+        let node = |index: u64| match index {
+            0 => Node::Coordinator,
+            slot => Node::Worker(slot as usize - 1),
+        };
+        (node(first), node(second))
+    }
+
+    /// Some workers, not all; or all, which leaves the coordinator alone.
+    fn side(&mut self) -> Vec<Node> {
+        let chosen = 1 + self.random.below((1 << self.workers.min(63)) - 1);
+        let member = |slot: &usize| chosen >> slot & 1 == 1;
+        (0..self.workers as usize).filter(member).map(Node::Worker).collect()
+    }
+
+    fn interruption(&mut self) -> Duration {
+        if self.chance(self.rates.long) {
+            let more = self.rates.longest.saturating_sub(TOLERATED);
+            TOLERATED + self.up_to(more)
+        } else {
+            self.up_to(TOLERATED)
+        }
+    }
+
+    fn slowness(&mut self) -> (Duration, Duration) {
+        (self.up_to(self.rates.slowest), self.up_to(self.rates.slow_for))
+    }
+
+    fn crash(&mut self, node: Node) -> Fault {
+        let again = self.chance(self.rates.restarts);
+        let restart = again.then(|| self.up_to(self.rates.restart_within));
+        Fault::Crash { node, restart }
+    }
+
+    fn duplicate(&mut self) -> Fault {
+        let (from, to) = self.pair();
+        let kinds = [Twice::Message, Twice::Parcel, Twice::OlderParcel];
+        let bulk = from != Node::Coordinator && to != Node::Coordinator;
+        let what = if bulk { kinds[self.random.below(3) as usize] } else { Twice::Message };
+        Fault::Duplicate { from, to, what, after: self.up_to(Duration::from_millis(400)) }
+    }
+
+    fn reorder(&mut self) -> Fault {
+        let lane = Lane::ALL[self.random.below(Lane::ALL.len() as u64) as usize];
+        let (extra, span) = self.slowness();
+        let from = self.random.below(self.workers);
+        let to = (from + 1 + self.random.below((self.workers - 1).max(1))) % self.workers;
+        let (from, to) = (Node::Worker(from as usize), Node::Worker(to as usize));
+        Fault::Reorder { from, to, lane, extra, span }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_schedule_follows_from_its_seed_alone() {
+        let draw = |seed| Schedule::draw(seed, MINUTE, 4, &Rates::default());
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+        let times: Vec<Time> = draw(7).0.iter().map(|(at, _)| *at).collect();
+        assert!(times.is_sorted() && times.iter().all(|at| *at < Time(0) + MINUTE));
+    }
+
+    #[test]
+    fn every_kind_is_drawn_as_often_as_its_rate_says() {
+        let rates = Rates { duplicates: 0.25, ..Rates::none() };
+        let drawn: usize =
+            (0..4_000).map(|seed| Schedule::draw(seed, MINUTE, 3, &rates).0.len()).sum();
+        assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
+        let all = Schedule::draw(1, 60 * MINUTE, 3, &Rates::default());
+        let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
+        assert_eq!(kinds.len(), 13);
+    }
+
+    #[test]
+    fn tolerated_faults_are_never_fatal_and_none_are_none() {
+        let faults = Schedule::draw(3, 60 * MINUTE, 4, &Rates::tolerated());
+        assert!(faults.0.iter().all(|(_, fault)| !fault.is_fatal()) && !faults.0.is_empty());
+        assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, &Rates::none()), Schedule::default());
+    }
+
+    #[test]
+    fn one_worker_is_enough_to_draw_from() {
+        let faults = Schedule::draw(3, 10 * MINUTE, 1, &Rates::default());
+        assert!(faults.to_string().lines().count() == faults.0.len());
+    }
+}

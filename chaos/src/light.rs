@@ -1,0 +1,330 @@
+//! Thousands of workers as events only: the coordinator's core of production under a storm.
+//!
+//! In goes a [`Scenario`]; out comes a [`Report`] (how long it took in virtual time, how much was
+//! said, how long queues were), or the first promise that was [`Broken`]. A light worker registers,
+//! sends heartbeats and finishes as a real one does, but computes nothing, and steps have no
+//! contents. Nothing is encoded, except to see how large the largest messages are. The same
+//! scenario gives the same digest of all that happened.
+//!
+//! The coordinator takes its inputs one by one, each for [`Scenario::service`] of virtual time, so
+//! that a storm makes a queue. Its real cost the caller measures: the core is only ever touched by
+//! the function given to [`Crowd::run`].
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod checks;
+mod desk;
+mod operator;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_coordinator::core::{Core, Input, LinkId, TICK};
+use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::{Message, RunSpec, codec};
+use everstep_transport::time::Time;
+
+use crate::random::Random;
+use crate::toy;
+pub use checks::Broken;
+use checks::Checks;
+use desk::Desk;
+use operator::Operator;
+use worker::{Fault, Members, Worker};
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// The schedule follows from it.
+    pub seed: u64,
+    /// How many workers there are; the run starts with all of them. At most 65,536.
+    pub workers: u32,
+    /// All connect for the first time within this long.
+    pub storm: Duration,
+    /// How many fall silent when they are registered, until the coordinator closes their link. Then
+    /// they come again.
+    pub silent: u32,
+    /// How many lose their link once while the others join, and come again.
+    pub cut: u32,
+    /// Virtual time that the coordinator takes for one input.
+    pub service: Duration,
+    /// Steps of the run.
+    pub steps: u64,
+    /// How long they take together.
+    pub training: Duration,
+}
+
+impl Scenario {
+    /// Everybody joins within a second, nobody fails, and training takes two seconds.
+    pub fn storm(seed: u64, workers: u32) -> Self {
+        Self {
+            seed,
+            workers,
+            storm: Duration::from_secs(1),
+            silent: 0,
+            cut: 0,
+            service: Duration::from_micros(5),
+            steps: 20,
+            training: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// When the last member had heard of the generation.
+    pub announced_at: Time,
+    /// When everybody had been dismissed.
+    pub finished_at: Time,
+    /// Inputs that the coordinator took.
+    pub inputs: u64,
+    /// Heartbeats among them.
+    pub heartbeats: u64,
+    /// Messages that the coordinator sent.
+    pub sent: u64,
+    /// Workers that were lost, and came again.
+    pub lost: u64,
+    /// Most inputs that waited for the coordinator; each takes `size_of::<Input>()` bytes, and what
+    /// it points to.
+    pub longest_queue: u64,
+    /// Most happenings that were to come: messages on their way, and timers.
+    pub most_to_come: u64,
+    /// Most effects that one input had.
+    pub most_effects: u64,
+    /// The generation's record as a message, bytes.
+    pub record_bytes: u64,
+    /// The largest answer to the operator, bytes.
+    pub update_bytes: u64,
+    /// BLAKE3 of all that happened, in order: equal for equal histories.
+    pub digest: [u8; 32],
+}
+
+/// A run that did not become complete.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// A promise was broken.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// The coordinator says that the run has failed, or refuses somebody.
+    #[error("the run failed: {0}")]
+    Run(String),
+    /// It was not complete in time (I11).
+    #[error("not complete after {limit:?}; {present} workers are present")]
+    Stuck {
+        /// The time that there was.
+        limit: Duration,
+        /// Workers that are registered and send heartbeats.
+        present: usize,
+    },
+}
+
+/// What is going to happen.
+#[derive(Debug)]
+enum Happening {
+    /// To a worker, by its place; of another link than its current one it is too late.
+    Worker(usize, LinkId, worker::Event),
+    /// A worker connects.
+    Connect(usize),
+    /// Something reaches the coordinator, and waits.
+    Arrive(Input),
+    /// The coordinator takes what has waited longest.
+    Serve,
+    /// The coordinator looks at the clock.
+    Tick,
+    /// The operator asks what is new.
+    Watch,
+    /// The operator hears.
+    Told(Message),
+}
+
+/// Two ends of a control lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    /// From a peer to the coordinator.
+    Up(LinkId),
+    /// From the coordinator to a peer.
+    Down(LinkId),
+    /// The log: from the coordinator to itself.
+    Log,
+}
+
+/// The operator's link; workers' come after it.
+const OPERATOR: LinkId = LinkId(0);
+
+/// The simulation.
+pub struct Crowd {
+    scenario: Scenario,
+    now: Time,
+    random: Random,
+    /// By time; of one moment, in the order in which it was put in.
+    to_come: BTreeMap<(Time, u64), Happening>,
+    /// When the newest message of a lane arrives: those behind it come later.
+    lanes: BTreeMap<Lane, Time>,
+    sequence: u64,
+    desk: Desk,
+    operator: Operator,
+    workers: Vec<Worker>,
+    /// The place behind each link, by its number; place 0 for the operator's.
+    places: Vec<usize>,
+    /// Faulty workers that have not yet come again. The last worker waits for them, so that the run
+    /// cannot start without them.
+    to_come_again: u32,
+    members: Option<Members>,
+    schema: u64,
+    checks: Checks,
+    history: blake3::Hasher,
+    report: Report,
+}
+
+impl Crowd {
+    /// The crowd of `scenario`, before anything has happened.
+    ///
+    /// # Panics
+    /// Where all workers are silent or cut: the last one waits for those, and must be neither.
+    pub fn new(scenario: Scenario) -> Self {
+        let faulty = scenario.silent.saturating_add(scenario.cut);
+        assert!(faulty < scenario.workers, "one worker of {scenario:?} must be sound");
+        let mut faults = [(Fault::Silent, scenario.silent), (Fault::Cut, scenario.cut)]
+            .into_iter()
+            .flat_map(|(fault, count)| (0..count).map(move |_| fault));
+        let workers: Vec<_> = (0..scenario.workers).map(|_| Worker::new(faults.next())).collect();
+        let mut crowd = Self {
+            scenario,
+            now: Time(0),
+            random: Random::new(scenario.seed),
+            to_come: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            sequence: 0,
+            desk: Desk::new(),
+            operator: Operator::default(),
+            to_come_again: faulty,
+            workers,
+            places: vec![0],
+            members: None,
+            schema: codec::schema(),
+            checks: Checks::default(),
+            history: blake3::Hasher::new(),
+            report: Report::default(),
+        };
+        crowd.begin();
+        crowd
+    }
+
+    /// Lets things happen until the run is complete and everybody has been dismissed. `handle`
+    /// gives the core an input: [`Core::handle`], or that with a stopwatch around it.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn run(
+        &mut self,
+        limit: Duration,
+        mut handle: impl FnMut(&mut Core, Time, Input),
+    ) -> Result<Report, Failure> {
+        while let Some(((now, _), happening)) = self.to_come.pop_first() {
+            if now > Time(0) + limit {
+                break;
+            }
+            self.now = now;
+            self.happen(happening, &mut handle)?;
+            if let Outcome::Failed { reason, .. } = self.operator.outcome() {
+                return Err(Failure::Run(reason.clone()));
+            }
+            if self.is_over() {
+                self.checks.conclude(self.desk.core().state().events(), self.scenario.steps)?;
+                let (finished_at, digest) = (self.now, *self.history.finalize().as_bytes());
+                return Ok(Report { finished_at, digest, ..self.report });
+            }
+        }
+        Err(Failure::Stuck { limit, present: self.checks.present() })
+    }
+
+    /// The run: a toy's, with as many data shards as workers.
+    fn run_spec(&self) -> RunSpec {
+        let mut run = toy::run();
+        run.steps = self.scenario.steps;
+        run.start_workers = self.scenario.workers;
+        run.batch.data_shards = self.scenario.workers;
+        run
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.operator.outcome(), Outcome::Complete(_))
+            && self.workers.iter().all(Worker::is_gone)
+    }
+
+    // Events.
+
+    fn begin(&mut self) {
+        self.put(self.now, Happening::Tick);
+        self.connect_operator();
+        let (storm, last) = (self.scenario.storm, self.workers.len() - 1);
+        for place in 0..=last {
+            let at = self.now + self.up_to(storm);
+            if place != last || self.to_come_again == 0 {
+                self.put(at, Happening::Connect(place));
+            }
+        }
+    }
+
+    fn happen(
+        &mut self,
+        happening: Happening,
+        handle: &mut impl FnMut(&mut Core, Time, Input),
+    ) -> Result<(), Failure> {
+        match happening {
+            Happening::Worker(place, link, event) => return self.work(place, link, event),
+            Happening::Connect(place) => self.connect(place),
+            Happening::Arrive(input) => self.arrive(input)?,
+            Happening::Serve => self.serve(handle)?,
+            Happening::Tick => {
+                self.put(self.now + TICK, Happening::Tick);
+                self.arrive(Input::Tick)?;
+            }
+            Happening::Watch => self.watch(),
+            Happening::Told(message) => return self.told(message),
+        }
+        let to_come = self.to_come.len() as u64;
+        self.report.most_to_come = self.report.most_to_come.max(to_come);
+        Ok(())
+    }
+
+    // Lanes and time.
+
+    /// Lets a peer say something to the coordinator.
+    fn say(&mut self, from: LinkId, message: Message) {
+        self.bring(Lane::Up(from), Happening::Arrive(Input::Message { from, message }));
+    }
+
+    /// Lets the coordinator say something to a worker; a message to many is one.
+    fn tell(&mut self, to: LinkId, event: worker::Event) {
+        let place = self.places[to.0 as usize];
+        self.bring(Lane::Down(to), Happening::Worker(place, to, event));
+    }
+
+    /// Lets something happen at the end of a lane, after all that was put on it before.
+    fn bring(&mut self, lane: Lane, happening: Happening) {
+        let earliest = self.lanes.get(&lane).copied().unwrap_or_default();
+        let at = earliest.max(self.now + self.random.delay());
+        self.lanes.insert(lane, at);
+        self.put(at, happening);
+    }
+
+    fn put(&mut self, at: Time, happening: Happening) {
+        self.sequence += 1;
+        self.to_come.insert((at, self.sequence), happening);
+    }
+
+    /// A random time shorter than `most`.
+    fn up_to(&mut self, most: Duration) -> Duration {
+        Duration::from_nanos(self.random.below((most.as_nanos() as u64).max(1)))
+    }
+
+    /// What happens is part of the history: what, and to whom.
+    fn note(&mut self, what: &str, whom: u64) {
+        let Time(now) = self.now;
+        self.history.update(&now.to_le_bytes()).update(what.as_bytes()).update(&whom.to_le_bytes());
+    }
+}

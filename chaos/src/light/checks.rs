@@ -1,0 +1,258 @@
+//! What must hold for a crowd, too: those invariants that speak of coordinator and membership.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::chunk::MAX_MESSAGE_CHUNK;
+use everstep_transport::protocol::outcome::{Event, EventKind, Update};
+use everstep_transport::protocol::{Generation, Record, Step, WorkerId, codec};
+use everstep_transport::quic::Settings;
+
+use super::{Arc, LinkId, Message};
+
+/// Messages of one worker that may wait for the coordinator: beyond, its link holds it back, and
+/// its heartbeats would be late.
+const ARRIVALS: u32 = 16;
+
+/// A promise that did not hold, by its number in the design.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// A generation has two records.
+    #[error("I1: two records of generation {0}")]
+    TwoRecords(Generation),
+    /// A worker was taken for lost that was there.
+    #[error("I8: worker {worker} sent heartbeats and was lost: {reason}")]
+    LostAlive {
+        /// Who.
+        worker: WorkerId,
+        /// What the coordinator says.
+        reason: String,
+    },
+    /// A queue is longer than its bound.
+    #[error("I10: {0} messages wait on one lane")]
+    LongQueue(u32),
+    /// A message is larger than the wire carries.
+    #[error("I10: a message `{name}` of {bytes} bytes")]
+    LargeMessage {
+        /// Which.
+        name: &'static str,
+        /// How large.
+        bytes: u64,
+    },
+    /// What was told, or given, does not follow from what was before.
+    #[error("I13: {0}")]
+    OtherHistory(String),
+}
+
+/// All checkers of one crowd.
+#[derive(Default)]
+pub(super) struct Checks {
+    records: BTreeMap<Generation, Arc<Message>>,
+    /// Everybody's link who was ever told an id.
+    ids: BTreeMap<WorkerId, LinkId>,
+    /// Who sends heartbeats, by link.
+    present: BTreeMap<LinkId, WorkerId>,
+    /// Messages on their way up or waiting there, by link.
+    up: BTreeMap<LinkId, u32>,
+    /// Messages on their way down, by link.
+    down: BTreeMap<LinkId, u32>,
+    /// Events of the coordinator that were looked at.
+    events: usize,
+    /// What the operator was told.
+    line: Step,
+    told: Vec<Event>,
+}
+
+// I1.
+impl Checks {
+    /// A worker has heard of a record. Most hear the very same message.
+    pub(super) fn announced(
+        &mut self,
+        record: &Record,
+        message: &Arc<Message>,
+    ) -> Result<(), Broken> {
+        let first = self.records.entry(record.number).or_insert_with(|| message.clone());
+        let same = Arc::ptr_eq(first, message) || first == message;
+        if same { Ok(()) } else { Err(Broken::TwoRecords(record.number)) }
+    }
+}
+
+// I8.
+impl Checks {
+    /// A worker was told its id, and begins to send heartbeats.
+    pub(super) fn registered(&mut self, link: LinkId, worker: WorkerId) -> Result<(), Broken> {
+        self.present.insert(link, worker);
+        match self.ids.insert(worker, link) {
+            Some(other) if other != link => {
+                Err(Broken::OtherHistory(format!("worker id {worker} was given twice")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The worker on this link sends no more heartbeats.
+    pub(super) fn absent(&mut self, link: LinkId) {
+        self.present.remove(&link);
+    }
+
+    /// How many send heartbeats.
+    pub(super) fn present(&self) -> usize {
+        self.present.len()
+    }
+
+    /// Looks at the coordinator's new events; returns how many of them are losses.
+    pub(super) fn events(&mut self, events: &[Event]) -> Result<u64, Broken> {
+        let mut lost = 0;
+        for event in &events[self.events..] {
+            let EventKind::Lost { worker, reason } = &event.kind else { continue };
+            lost += 1;
+            let link = self.ids.get(worker);
+            if link.is_some_and(|link| self.present.contains_key(link)) {
+                let (worker, reason) = (*worker, reason.clone());
+                return Err(Broken::LostAlive { worker, reason });
+            }
+        }
+        self.events = events.len();
+        Ok(lost)
+    }
+}
+
+// I10.
+impl Checks {
+    /// A message waits for the coordinator.
+    pub(super) fn waits(&mut self, from: LinkId) -> Result<(), Broken> {
+        let waiting = self.up.entry(from).or_default();
+        *waiting += 1;
+        if *waiting > ARRIVALS { Err(Broken::LongQueue(*waiting)) } else { Ok(()) }
+    }
+
+    /// The coordinator takes it.
+    pub(super) fn taken(&mut self, from: LinkId) {
+        less(&mut self.up, from);
+    }
+
+    /// The coordinator has put a message on a worker's lane.
+    pub(super) fn sent(&mut self, to: LinkId) -> Result<(), Broken> {
+        let waiting = self.down.entry(to).or_default();
+        *waiting += 1;
+        let most = Settings::default().control_queue as u32;
+        if *waiting > most { Err(Broken::LongQueue(*waiting)) } else { Ok(()) }
+    }
+
+    /// The worker has it.
+    pub(super) fn heard(&mut self, link: LinkId) {
+        less(&mut self.down, link);
+    }
+
+    /// How large a message is, if the wire carries it.
+    pub(super) fn fits(&self, message: &Message) -> Result<u64, Broken> {
+        let (name, bytes) = (message.name(), codec::encode(message).len() as u64);
+        let fits = bytes <= u64::from(MAX_MESSAGE_CHUNK);
+        if fits { Ok(bytes) } else { Err(Broken::LargeMessage { name, bytes }) }
+    }
+}
+
+// I13.
+impl Checks {
+    /// The operator was told what is new.
+    pub(super) fn told(&mut self, update: &Update) -> Result<(), Broken> {
+        for line in &update.lines {
+            let (step, last) = (line.step, std::mem::replace(&mut self.line, line.step));
+            if step != last.next() {
+                let words = format!("the line of step {step} after that of {last}");
+                return Err(Broken::OtherHistory(words));
+            }
+        }
+        self.told.extend_from_slice(&update.events);
+        Ok(())
+    }
+
+    /// The run is complete, with these events and so many steps.
+    pub(super) fn conclude(&self, events: &[Event], steps: u64) -> Result<(), Broken> {
+        let other = |what: &str| Err(Broken::OtherHistory(what.into()));
+        if self.told != events || !events.iter().map(|e| e.number).eq(1..=events.len() as u64) {
+            return other("the operator was told other events than the coordinator has");
+        }
+        if self.line != Step(steps) {
+            return other("the operator was not told of every step");
+        }
+        let generations =
+            events.iter().filter(|e| matches!(e.kind, EventKind::Generation { .. })).count();
+        if generations != self.records.len() {
+            return other("there are other generations than were announced");
+        }
+        Ok(())
+    }
+}
+
+fn less(waiting: &mut BTreeMap<LinkId, u32>, link: LinkId) {
+    if let Some(count) = waiting.get_mut(&link) {
+        *count -= 1;
+        if *count == 0 {
+            waiting.remove(&link);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::MetricsLine;
+    use everstep_transport::protocol::exemplars;
+    use everstep_transport::protocol::outcome::Outcome;
+
+    use super::*;
+
+    fn announce() -> Message {
+        let is_record = |message: &Message| matches!(message, Message::Announce(_));
+        exemplars::all().into_iter().find(is_record).expect("an example of every message")
+    }
+
+    fn update(steps: &[u64]) -> Update {
+        let line = |step: &u64| MetricsLine { step: Step(*step), ..MetricsLine::default() };
+        let lines = steps.iter().map(line).collect();
+        let (events, workers, outcome) = (Vec::new(), Vec::new(), Outcome::Running);
+        Update { lines, events, workers, bitwise: true, outcome }
+    }
+
+    #[test]
+    fn two_records_of_one_generation_break_i1() {
+        let (mut checks, one) = (Checks::default(), Arc::new(announce()));
+        let Message::Announce(mut record) = announce() else { unreachable!("it is a record") };
+        assert_eq!(checks.announced(&record, &one), Ok(()));
+        assert_eq!(checks.announced(&record, &Arc::new(announce())), Ok(()), "it is fetched");
+        record.waiting = !record.waiting;
+        let other = Arc::new(Message::Announce(record.clone()));
+        let broken = checks.announced(&record, &other);
+        assert_eq!(broken, Err(Broken::TwoRecords(record.number)));
+    }
+
+    #[test]
+    fn an_id_for_two_breaks_i13() {
+        let mut checks = Checks::default();
+        let id = WorkerId(3);
+        assert_eq!(checks.registered(LinkId(1), id), Ok(()));
+        assert_eq!(checks.registered(LinkId(1), id), Ok(()));
+        assert!(matches!(checks.registered(LinkId(2), id), Err(Broken::OtherHistory(_))));
+    }
+
+    #[test]
+    fn lines_that_are_repeated_or_missing_break_i13() {
+        let mut checks = Checks::default();
+        assert_eq!(checks.told(&update(&[1, 2])), Ok(()));
+        assert!(matches!(checks.conclude(&[], 3), Err(Broken::OtherHistory(_))));
+        assert_eq!(checks.conclude(&[], 2), Ok(()));
+        for steps in [&[2][..], &[4], &[3, 3]] {
+            let mut checks = Checks::default();
+            checks.told(&update(&[1, 2])).expect("the first two");
+            assert!(matches!(checks.told(&update(steps)), Err(Broken::OtherHistory(_))));
+        }
+    }
+
+    #[test]
+    fn a_message_beyond_the_wire_breaks_i10() {
+        let reason = "x".repeat(MAX_MESSAGE_CHUNK as usize);
+        let checks = Checks::default();
+        assert!(checks.fits(&Message::Dismiss).is_ok());
+        let broken = checks.fits(&Message::Refused { reason });
+        assert!(matches!(broken, Err(Broken::LargeMessage { name: "refused", .. })));
+    }
+}

@@ -1,0 +1,118 @@
+//! The coordinator's side: its core, what waits for it, and a log that agrees after a while.
+
+use std::collections::VecDeque;
+
+use everstep_coordinator::core::{Effect, Input};
+
+use super::worker::Event;
+use super::{Arc, Core, Crowd, Failure, Happening, Lane, LinkId, Message, OPERATOR, Time};
+
+/// Wall clock at time zero: the simulation is of no day in particular.
+const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
+
+pub(super) struct Desk {
+    core: Core,
+    waiting: VecDeque<Input>,
+    /// It is at work on an input, or about to take one.
+    busy: bool,
+    /// Index of the newest entry of the log, applied or not.
+    index: u64,
+}
+
+impl Desk {
+    pub(super) fn new() -> Self {
+        let core = Core::new(Time(0), UNIX_MS_AT_ZERO);
+        Self { core, waiting: VecDeque::new(), busy: false, index: 0 }
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Crowd {
+    pub(super) fn arrive(&mut self, input: Input) -> Result<(), Failure> {
+        if let Input::Message { from, .. } = &input {
+            self.checks.waits(*from)?;
+        }
+        self.desk.waiting.push_back(input);
+        let waiting = self.desk.waiting.len() as u64;
+        self.report.longest_queue = self.report.longest_queue.max(waiting);
+        if !std::mem::replace(&mut self.desk.busy, true) {
+            self.put(self.now, Happening::Serve);
+        }
+        Ok(())
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        handle: &mut impl FnMut(&mut Core, Time, Input),
+    ) -> Result<(), Failure> {
+        let Some(input) = self.desk.waiting.pop_front() else {
+            self.desk.busy = false;
+            return Ok(());
+        };
+        self.put(self.now + self.scenario.service, Happening::Serve);
+        self.report.inputs += 1;
+        match &input {
+            Input::Message { from, message } => {
+                self.report.heartbeats += u64::from(matches!(message, Message::Heartbeat(_)));
+                self.checks.taken(*from);
+                self.note(message.name(), from.0);
+            }
+            Input::Applied { index, .. } => self.note("entry", *index),
+            Input::Connected { link, .. } => self.note("up", link.0),
+            Input::Disconnected { link, .. } => self.note("gone", link.0),
+            Input::Tick => self.note("tick", 0),
+        }
+        handle(&mut self.desk.core, self.now, input);
+        self.report.lost += self.checks.events(self.desk.core.state().events())?;
+        let mut effects = 0;
+        while let Some(effect) = self.desk.core.poll_effect() {
+            effects += 1;
+            self.effect(effect)?;
+        }
+        self.report.most_effects = self.report.most_effects.max(effects);
+        Ok(())
+    }
+
+    fn effect(&mut self, effect: Effect) -> Result<(), Failure> {
+        match effect {
+            Effect::Send { to, message } => self.send(&[to], message)?,
+            Effect::Broadcast { to, message } => self.send(&to, message)?,
+            Effect::Propose(entry) => {
+                self.desk.index += 1;
+                let index = self.desk.index;
+                self.bring(Lane::Log, Happening::Arrive(Input::Applied { index, entry }));
+            }
+            Effect::Close { to, reason } => {
+                self.tell(to, Event::Closed);
+                let closed = Input::Disconnected { link: to, reason };
+                self.bring(Lane::Up(to), Happening::Arrive(closed));
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: &[LinkId], message: Message) -> Result<(), Failure> {
+        self.report.sent += to.len() as u64;
+        match &message {
+            Message::Announce(_) => self.report.record_bytes = self.checks.fits(&message)?,
+            Message::Update(_) => {
+                let bytes = self.checks.fits(&message)?;
+                self.report.update_bytes = self.report.update_bytes.max(bytes);
+            }
+            _ => {}
+        }
+        if to == [OPERATOR] {
+            self.bring(Lane::Down(OPERATOR), Happening::Told(message));
+            return Ok(());
+        }
+        let message = Arc::new(message);
+        for link in to {
+            self.checks.sent(*link)?;
+            self.tell(*link, Event::Hear(message.clone()));
+        }
+        Ok(())
+    }
+}

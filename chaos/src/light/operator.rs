@@ -1,0 +1,64 @@
+//! Who submits the run and watches it.
+
+use std::time::Duration;
+
+use everstep_coordinator::core::Input;
+use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::{Message, NodeName, Step};
+
+use super::{Crowd, Failure, Happening, Lane, OPERATOR};
+
+/// Between an answer and the next question.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What a watcher knows.
+pub(super) struct Operator {
+    line: Step,
+    event: u64,
+    outcome: Outcome,
+}
+
+impl Default for Operator {
+    fn default() -> Self {
+        Self { line: Step(0), event: 0, outcome: Outcome::Running }
+    }
+}
+
+impl Operator {
+    pub(super) fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+}
+
+impl Crowd {
+    pub(super) fn connect_operator(&mut self) {
+        let name = NodeName::parse("operator").expect("a valid name");
+        let identity = Identity { role: Role::Operator, name };
+        let connected = Input::Connected { link: OPERATOR, identity };
+        self.bring(Lane::Up(OPERATOR), Happening::Arrive(connected));
+        let run = self.run_spec();
+        self.say(OPERATOR, Message::Submit(run));
+        self.put(self.now, Happening::Watch);
+    }
+
+    pub(super) fn watch(&mut self) {
+        let Operator { line: step, event, .. } = self.operator;
+        self.say(OPERATOR, Message::Watch { step, event });
+    }
+
+    pub(super) fn told(&mut self, message: Message) -> Result<(), Failure> {
+        match message {
+            Message::Update(update) => {
+                self.checks.told(&update)?;
+                self.operator.line = update.lines.last().map_or(self.operator.line, |l| l.step);
+                self.operator.event += update.events.len() as u64;
+                self.operator.outcome = update.outcome;
+                self.put(self.now + PAUSE, Happening::Watch);
+                Ok(())
+            }
+            Message::Refused { reason } => Err(Failure::Run(reason)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A small cluster, simulated seed by seed.
+//!
+//! In goes a [`Simulation`]: how many workers, for how long, with which faults. Out comes, for each
+//! seed, what the cluster has endured, or the first broken promise, with the faults that it takes.
+//! Equal seeds give equal results, on any thread of any machine of one kind.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_transport::protocol::RunSpec;
+use everstep_worker::registry::Registry;
+
+use crate::check::Chronicle;
+use crate::fault::{Rates, Schedule};
+use crate::random::mix;
+use crate::shrink::shrink;
+use crate::toy;
+use crate::world::{Endured, Failure, Prepare, Scenario, World};
+
+/// What is simulated, but for the seed.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    run: RunSpec,
+    registry: Arc<Registry>,
+    workers: u32,
+    span: Duration,
+    rates: Rates,
+    prepare: Prepare,
+    reference: Arc<Chronicle>,
+    state_hash: [u8; 32],
+}
+
+/// One seed's simulation.
+#[derive(Clone, Debug)]
+pub struct Simulated {
+    /// What the cluster has endured, or what did not hold.
+    pub result: Result<Endured, Failure>,
+    /// Equal for equal histories; see [`crate::trace::Trace`].
+    pub digest: u64,
+    /// How many events there were.
+    pub events: u64,
+    /// A line for each, if they were asked for.
+    pub lines: Vec<String>,
+}
+
+/// Far more virtual time than the run needs without faults.
+const FAULTLESS: Duration = Duration::from_secs(3_600);
+/// A seed's run has from 1 to so many owners of each parameter shard.
+const MOST_COPIES: u32 = 3;
+/// Most simulations that are made to find fewer faults.
+const SHRINKING: usize = 200;
+
+impl Simulation {
+    /// The toy run on `workers` workers, with faults at `rates` for `span`.
+    ///
+    /// # Errors
+    /// Where the run fails without any fault.
+    pub fn new(workers: u32, span: Duration, rates: Rates) -> Result<Self, Failure> {
+        let (run, registry) = (toy::long_run(), Arc::new(toy::registry()));
+        let alone = Scenario {
+            run: run.clone(),
+            registry: registry.clone(),
+            workers: 1,
+            seed: 0,
+            reference: None,
+            prepare: Prepare::default(),
+        };
+        let mut world = World::new(alone).map_err(|error| Failure::Run(error.to_string()))?;
+        let finished = world.run(FAULTLESS)?;
+        let reference = Arc::new(finished.chronicle);
+        let (prepare, state_hash) = (Prepare::default(), finished.state_hash);
+        Ok(Self { run, registry, workers, span, rates, prepare, reference, state_hash })
+    }
+
+    /// The same, of cores and devices that are prepared first; the reference is of others.
+    pub fn prepared(self, prepare: Prepare) -> Self {
+        Self { prepare, ..self }
+    }
+
+    /// The faults of a seed.
+    pub fn schedule(&self, seed: u64) -> Schedule {
+        Schedule::draw(seed, self.span, self.workers, &self.rates)
+    }
+
+    /// Simulates a seed with its faults.
+    pub fn simulate(&self, seed: u64) -> Simulated {
+        self.simulate_with(seed, &self.schedule(seed), false)
+    }
+
+    /// Simulates a seed with its faults, and puts every event into words.
+    pub fn record(&self, seed: u64) -> Simulated {
+        self.simulate_with(seed, &self.schedule(seed), true)
+    }
+
+    /// Fewer of a failing seed's faults that break the same promise, found in bounded time.
+    pub fn shrink(&self, seed: u64, failure: &Failure) -> Schedule {
+        let fails_alike = |faults: &[_]| {
+            let met = self.simulate_with(seed, &Schedule(faults.to_vec()), false).result;
+            met.is_err_and(|other| other.invariant() == failure.invariant())
+        };
+        Schedule(shrink(self.schedule(seed).0, SHRINKING, fails_alike))
+    }
+
+    fn simulate_with(&self, seed: u64, schedule: &Schedule, record: bool) -> Simulated {
+        let mut world = match self.world(seed) {
+            Ok(world) => world,
+            Err(failure) => {
+                return Simulated { result: Err(failure), digest: 0, events: 0, lines: vec![] };
+            }
+        };
+        if record {
+            world.record();
+        }
+        // A core that stops at an assertion is a finding like any other.
+        let endured =
+            catch_unwind(AssertUnwindSafe(|| world.endure(schedule, self.span, self.state_hash)));
+        let result = endured.unwrap_or_else(|panic| Err(Failure::Assertion(words(&*panic))));
+        let trace = world.trace();
+        let (digest, events) = (trace.digest(), trace.events());
+        Simulated { result, digest, events, lines: trace.lines().map(str::to_string).collect() }
+    }
+
+    fn world(&self, seed: u64) -> Result<World, Failure> {
+        // Who owns what makes no difference to the bits: the reference is the same.
+        let copies = 1 + (mix(seed) % u64::from(MOST_COPIES)) as u32;
+        let scenario = Scenario {
+            run: RunSpec { copies, ..self.run.clone() },
+            registry: self.registry.clone(),
+            workers: self.workers,
+            seed,
+            reference: Some(self.reference.clone()),
+            prepare: self.prepare,
+        };
+        World::new(scenario).map_err(|error| Failure::Run(error.to_string()))
+    }
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref().cloned()).unwrap_or_else(|| "a panic".into())
+}

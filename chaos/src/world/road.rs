@@ -1,0 +1,72 @@
+//! The ways between machines: which are shut, and which are slow.
+//!
+//! A way is between slots, not processes: it outlives them. It does not know what travels.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use everstep_transport::time::Time;
+use everstep_worker::step::event::Lane;
+
+use super::Node;
+use crate::random::Random;
+
+/// The state of all ways.
+#[derive(Debug, Default)]
+pub struct Roads {
+    /// Until when nothing arrives, for each way that was ever shut.
+    shut: BTreeMap<(Node, Node), Time>,
+    slow: Vec<Slow>,
+}
+
+#[derive(Debug)]
+struct Slow {
+    way: (Node, Node),
+    /// One bulk lane, or everything.
+    lane: Option<Lane>,
+    extra: Duration,
+    until: Time,
+}
+
+impl Roads {
+    /// Shuts a way; a longer closure stays.
+    pub fn shut(&mut self, way: (Node, Node), until: Time) {
+        let end = self.shut.entry(way).or_default();
+        *end = until.max(*end);
+    }
+
+    /// When a way that is shut opens.
+    pub fn shut_until(&self, way: (Node, Node), now: Time) -> Option<Time> {
+        if self.shut.is_empty() {
+            return None;
+        }
+        self.shut.get(&way).copied().filter(|until| *until > now)
+    }
+
+    /// Makes a way, or one lane of it, up to `extra` slower until then.
+    pub fn slow(&mut self, way: (Node, Node), lane: Option<Lane>, extra: Duration, until: Time) {
+        self.slow.push(Slow { way, lane, extra, until });
+    }
+
+    /// What is added to a delay.
+    pub fn extra(
+        &mut self,
+        way: (Node, Node),
+        lane: Option<Lane>,
+        now: Time,
+        random: &mut Random,
+    ) -> Duration {
+        if self.slow.is_empty() {
+            return Duration::ZERO;
+        }
+        self.slow.retain(|slow| slow.until > now);
+        let hit = |slow: &&Slow| slow.way == way && (slow.lane.is_none() || slow.lane == lane);
+        let most: Duration = self.slow.iter().filter(hit).map(|slow| slow.extra).sum();
+        Duration::from_nanos(random.below(most.as_nanos() as u64 + 1))
+    }
+
+    /// Everything is open and fast.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+}

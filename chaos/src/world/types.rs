@@ -1,0 +1,325 @@
+//! What goes into a world, what comes out of it, and what happens in between.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_coordinator::core as coordination;
+use everstep_transport::protocol::outcome::WorkerResult;
+use everstep_transport::protocol::{Message, MetricsLine, RunSpec, Step};
+use everstep_transport::time::Time;
+use everstep_worker::device::Device;
+use everstep_worker::registry::Registry;
+use everstep_worker::step::core::Core;
+use everstep_worker::step::event::{Input, Lane, Parcel, Report};
+
+use super::wire::StreamId;
+use crate::check::{Chronicle, Invariant, Violation};
+use crate::fault::Fault;
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The run. It starts with all workers, whatever its `start_workers` says.
+    pub run: RunSpec,
+    /// What its model and data set are.
+    pub registry: Arc<Registry>,
+    /// How many workers there are.
+    pub workers: u32,
+    /// The schedule of all that takes time follows from it.
+    pub seed: u64,
+    /// The same run without faults, to compare every step with.
+    pub reference: Option<Arc<Chronicle>>,
+    /// Sees cores and devices first.
+    pub prepare: Prepare,
+}
+
+/// What is done to cores and devices before their first input: tests plant bugs with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Prepare {
+    /// To a worker's core.
+    pub worker: fn(&mut Core),
+    /// To a worker's device.
+    pub device: fn(&mut Device),
+    /// To the coordinator's core.
+    pub coordinator: fn(&mut coordination::Core),
+}
+
+impl Default for Prepare {
+    /// Nothing.
+    fn default() -> Self {
+        Self { worker: |_| {}, device: |_| {}, coordinator: |_| {} }
+    }
+}
+
+/// A process of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Node {
+    /// The one coordinator.
+    Coordinator,
+    /// Who submits the run and watches it.
+    Operator,
+    /// A worker, by its place among the processes; its rank is the coordinator's to say. The first
+    /// processes of the slots `0..workers` have the same places; one that is started again has a
+    /// new one. Faults name slots.
+    Worker(usize),
+}
+
+impl Node {
+    /// The coordinator's number for its link to this node.
+    pub(super) fn link(self) -> coordination::LinkId {
+        coordination::LinkId(match self {
+            Self::Coordinator => u64::MAX,
+            Self::Operator => 0,
+            Self::Worker(place) => place as u64 + 1,
+        })
+    }
+
+    pub(super) fn at(link: coordination::LinkId) -> Self {
+        link.0.checked_sub(1).map_or(Self::Operator, |place| Self::Worker(place as usize))
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Coordinator => f.write_str("coordinator"),
+            Self::Operator => f.write_str("operator"),
+            Self::Worker(place) => write!(f, "worker {place}"),
+        }
+    }
+}
+
+/// Something on its way: a list of one. Who meddles may empty the list, change what is in it, or
+/// add to it.
+#[derive(Debug)]
+pub enum Passing<'a> {
+    /// On a control lane.
+    Messages {
+        /// Who says it.
+        from: Node,
+        /// To whom.
+        to: Node,
+        /// What.
+        messages: &'a mut Vec<Message>,
+    },
+    /// On a bulk stream; what is added gets a stream of its own, so that it holds up nothing.
+    Parcels {
+        /// The sending worker.
+        from: Node,
+        /// The receiving worker.
+        to: Node,
+        /// The lane.
+        lane: Lane,
+        /// What.
+        parcels: &'a mut Vec<Parcel>,
+    },
+}
+
+/// Stands between the cores and the wire, to prove that the cores or the checkers notice.
+pub type Meddler = Box<dyn FnMut(Passing<'_>)>;
+
+/// A complete run.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// Of the parameters and the optimizer's state; see
+    /// [`state_hash`](everstep_transport::protocol::outcome::state_hash).
+    pub state_hash: [u8; 32],
+    /// The metrics, as a watcher was told them.
+    pub lines: Vec<MetricsLine>,
+    /// What the members reported.
+    pub results: Vec<WorkerResult>,
+    /// Every step of it, for comparison.
+    pub chronicle: Chronicle,
+    /// Messages and pieces that workers took and refused, or dropped at their header.
+    pub refused: u64,
+    /// When it was, in virtual time.
+    pub at: Time,
+}
+
+/// A run that did not become complete.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Failure {
+    /// An invariant did not hold.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// The cluster itself says that the run has failed.
+    #[error("the run failed: {0}")]
+    Run(String),
+    /// Nothing went on in time (invariant I11).
+    #[error("nothing goes on for {limit:?} at {:.3} ms: {waiting}", .at.0 as f64 / 1e6)]
+    Stuck {
+        /// When that was noticed.
+        at: Time,
+        /// The time that there was.
+        limit: Duration,
+        /// What each worker waits for, in words.
+        waiting: String,
+    },
+    /// A core met a broken invariant itself.
+    #[error("a core stopped: {0}")]
+    Assertion(String),
+}
+
+impl Failure {
+    /// The broken invariant, if one is known.
+    pub fn invariant(&self) -> Option<Invariant> {
+        match self {
+            Self::Violation(violation) => Some(violation.invariant),
+            Self::Stuck { .. } => Some(Invariant::I11),
+            Self::Run(_) | Self::Assertion(_) => None,
+        }
+    }
+}
+
+/// What is going to happen.
+#[derive(Debug)]
+pub enum Happening {
+    /// A worker tries to reach the coordinator.
+    Connect(usize),
+    /// The first item of a control lane is due: from whom, to whom.
+    Deliver(Node, Node),
+    /// Something arrives outside its order.
+    Stray(Box<Stray>),
+    /// Something happens to the coordinator by itself.
+    Coordinator(coordination::Input),
+    /// Something happens to a worker by itself.
+    Worker(usize, Input),
+    /// The operator asks what is new.
+    Watch,
+    /// The header of a stream's next parcel is there to be admitted.
+    Header(StreamId),
+    /// The rest of it has arrived.
+    Body(StreamId),
+    /// A worker's device has done its job.
+    Free(usize),
+    /// A worker looks at the clock.
+    WorkerTick(usize),
+    /// The coordinator does.
+    CoordinatorTick,
+    /// `owner` has perhaps heard nothing of `peer` for too long: if it is silent since then.
+    Idle {
+        /// Whose end of the link.
+        owner: Node,
+        /// Who is silent.
+        peer: Node,
+        /// Since when.
+        since: Time,
+    },
+    /// Something goes wrong.
+    Fault(Box<Fault>),
+    /// A pause ends, unless it was made longer.
+    Resume(Node, Time),
+    /// Roads are open again.
+    Reopen,
+    /// A crashed node is started again.
+    Restart(Node),
+    /// From now on nothing goes wrong.
+    Calm,
+}
+
+/// Something that arrives a second time.
+#[derive(Debug)]
+pub enum Stray {
+    /// A message.
+    Message {
+        /// Who said it.
+        from: Node,
+        /// To whom.
+        to: Node,
+        /// What.
+        message: Message,
+    },
+    /// A parcel.
+    Parcel {
+        /// The sender's place.
+        from: usize,
+        /// The receiver's place.
+        to: usize,
+        /// What, with its lane and step.
+        parcel: (Lane, Step, Parcel),
+    },
+}
+
+impl Happening {
+    /// Who handles it; it waits while that process stands still.
+    pub fn owner(&self) -> Option<Node> {
+        match self {
+            Self::Connect(place)
+            | Self::Worker(place, _)
+            | Self::Free(place)
+            | Self::WorkerTick(place) => Some(Node::Worker(*place)),
+            Self::Deliver(_, to) => Some(*to),
+            Self::Stray(stray) => Some(stray.ends().1),
+            Self::Coordinator(_) | Self::CoordinatorTick => Some(Node::Coordinator),
+            Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
+            Self::Idle { owner, .. } => Some(*owner),
+            _ => None,
+        }
+    }
+
+    /// The way that it comes, if it comes over one.
+    pub fn path(&self) -> Option<(Node, Node)> {
+        match self {
+            Self::Deliver(from, to) => Some((*from, *to)),
+            Self::Stray(stray) => Some(stray.ends()),
+            Self::Header(stream) | Self::Body(stream) => Some(stream.ends()),
+            _ => None,
+        }
+    }
+
+    /// What it is, for the trace: equal for equal happenings.
+    pub fn words(&self) -> [u64; 3] {
+        let number = |node: Node| node.link().0;
+        let ends = |(from, to): (Node, Node)| [number(from), number(to)];
+        let kind = |kind: u64, [first, second]: [u64; 2]| [kind, first, second];
+        match self {
+            Self::Connect(place) => [1, *place as u64, 0],
+            Self::Deliver(from, to) => kind(2, ends((*from, *to))),
+            Self::Stray(stray) => kind(3, ends(stray.ends())),
+            Self::Coordinator(input) => match input {
+                coordination::Input::Applied { index, .. } => [4, *index, 1],
+                _ => [4, 0, 0],
+            },
+            Self::Worker(place, input) => [5, *place as u64, report_word(input)],
+            Self::Watch => [6, 0, 0],
+            Self::Header(stream) => [7, stream.word(), 0],
+            Self::Body(stream) => [8, stream.word(), 0],
+            Self::Free(place) => [9, *place as u64, 0],
+            Self::WorkerTick(place) => [10, *place as u64, 0],
+            Self::CoordinatorTick => [11, 0, 0],
+            Self::Idle { owner, peer, .. } => kind(12, ends((*owner, *peer))),
+            Self::Fault(_) => [13, 0, 0],
+            Self::Resume(node, _) => [14, number(*node), 0],
+            Self::Reopen => [15, 0, 0],
+            Self::Restart(node) => [16, number(*node), 0],
+            Self::Calm => [17, 0, 0],
+        }
+    }
+
+    /// Whether it is of the environment, and happens whatever becomes of the processes.
+    pub fn is_fate(&self) -> bool {
+        matches!(self, Self::Fault(_) | Self::Reopen | Self::Calm)
+    }
+}
+
+impl Stray {
+    fn ends(&self) -> (Node, Node) {
+        match self {
+            Self::Message { from, to, .. } => (*from, *to),
+            Self::Parcel { from, to, .. } => (Node::Worker(*from), Node::Worker(*to)),
+        }
+    }
+}
+
+/// The numbers in a device's report are what a simulation is about.
+fn report_word(input: &Input) -> u64 {
+    match input {
+        Input::Device(Report::Updated { digest, .. }) => *digest,
+        Input::Device(Report::Computed { contribution, .. }) => contribution.loss.to_bits(),
+        Input::Device(Report::Partial { sum, .. }) => {
+            sum.first().map_or(0, |value| u64::from(value.to_bits()))
+        }
+        _ => 0,
+    }
+}

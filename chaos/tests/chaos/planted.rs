@@ -1,0 +1,94 @@
+//! Planted bugs of the cores and the devices themselves: a simulation finds each, by an invariant
+//! that does not hold, never by an assertion at the place of the bug.
+
+use std::time::Duration;
+
+use everstep_chaos::check::Invariant::{self, I2, I3, I4, I7, I13, I18, I19};
+use everstep_chaos::fault::{Fault, Rates};
+use everstep_chaos::simulate::Simulation;
+use everstep_chaos::world::Prepare;
+use everstep_worker::plant::Plant;
+
+/// Within so many seeds each is found.
+const SEEDS: u64 = 1_000;
+
+/// Prepares the core with a bug, or the device.
+macro_rules! plant {
+    (core $plant:ident) => {
+        Prepare { worker: |core| core.plant(Plant::$plant), ..Prepare::default() }
+    };
+    (device $plant:ident) => {
+        Prepare { device: |device| device.plant(Plant::$plant), ..Prepare::default() }
+    };
+}
+
+fn simulation(rates: Rates, prepare: Prepare) -> Simulation {
+    let cluster = Simulation::new(4, Duration::from_secs(20), rates).expect("without a fault");
+    cluster.prepared(prepare)
+}
+
+/// Looks for the bug; says after how many seeds it was found.
+#[track_caller]
+fn find(prepare: Prepare, rates: Rates, promised: &[Invariant]) -> u64 {
+    let simulation = simulation(rates, prepare);
+    for seed in 0..SEEDS {
+        if let Err(failure) = simulation.simulate(seed).result {
+            let invariant = failure.invariant();
+            assert!(invariant.is_some_and(|it| promised.contains(&it)), "seed {seed}: {failure}");
+            println!("found with {} seeds: {failure}", seed + 1);
+            return seed + 1;
+        }
+    }
+    panic!("not found with {SEEDS} seeds")
+}
+
+#[test]
+fn a_commit_without_one_vote_is_found() {
+    find(plant!(core CommitEarly), Rates::default(), &[I2, I4, I18]);
+}
+
+#[test]
+fn a_sum_in_order_of_arrival_is_found() {
+    find(plant!(core ReduceAsTheyCome), Rates::default(), &[I2, I3]);
+}
+
+#[test]
+fn taking_what_is_over_is_found() {
+    find(plant!(core AcceptOld), Rates::default(), &[I7]);
+}
+
+#[test]
+fn samples_by_rank_are_found() {
+    find(plant!(device SampleByRank), Rates::default(), &[I2, I4]);
+}
+
+#[test]
+fn an_update_before_its_commit_is_found() {
+    find(plant!(core UpdateEarly), Rates::default(), &[I3]);
+}
+
+#[test]
+fn a_pass_that_does_not_wait_for_parameters_is_found() {
+    find(plant!(device LoadUnderWay), Rates::default(), &[I2, I3]);
+}
+
+#[test]
+fn digests_that_nobody_compares_are_found() {
+    find(plant!(core TrustDigests), Rates::default(), &[I2, I19]);
+}
+
+#[test]
+fn a_line_that_counts_twice_is_found() {
+    let twice = |core: &mut everstep_coordinator::core::Core| core.count_lines_twice();
+    find(Prepare { coordinator: twice, ..Prepare::default() }, Rates::default(), &[I13]);
+}
+
+#[test]
+fn what_was_found_is_shrunk_to_the_faults_that_it_takes() {
+    let simulation = simulation(Rates::default(), plant!(core TrustDigests));
+    let found = (0..SEEDS).find_map(|seed| Some((seed, simulation.simulate(seed).result.err()?)));
+    let (seed, failure) = found.expect("it is found");
+    let (all, few) = (simulation.schedule(seed), simulation.shrink(seed, &failure));
+    assert!(few.0.len() < all.0.len() && few.0.len() <= 3, "{few}");
+    assert!(few.0.iter().any(|(_, fault)| matches!(fault, Fault::Flip { .. })), "{few}");
+}

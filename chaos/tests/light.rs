@@ -1,0 +1,86 @@
+//! The coordinator's core under thousands of light workers: I1, I8, I10 and I13 hold in a crowd.
+
+use std::time::Duration;
+
+use everstep_chaos::light::{Broken, Crowd, Failure, Report, Scenario};
+use everstep_coordinator::core::{Core, Input};
+use everstep_transport::protocol::Message;
+use everstep_transport::time::Time;
+use proptest::prelude::*;
+
+/// Far more virtual time than any crowd needs.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn complete(scenario: Scenario) -> Report {
+    let complete = Crowd::new(scenario).run(LIMIT, Core::handle);
+    complete.unwrap_or_else(|failure| panic!("{scenario:?}: {failure}"))
+}
+
+#[test]
+fn ten_thousand_workers_join_at_once_and_train() {
+    let report = complete(Scenario::storm(1, 10_000));
+    println!("{report:?}");
+    assert_eq!(report.lost, 0);
+    assert!(report.announced_at < Time(0) + Duration::from_secs(2), "the design's figure");
+    assert!(report.heartbeats > 80_000, "two seconds of them: {}", report.heartbeats);
+}
+
+#[test]
+fn ten_thousand_workers_start_although_some_fall_silent_and_some_lose_their_link() {
+    let report = complete(Scenario { silent: 300, cut: 700, ..Scenario::storm(2, 10_000) });
+    println!("{report:?}");
+    assert!((300..=1_000).contains(&report.lost), "{}", report.lost);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_history() {
+    let scenario = Scenario { silent: 20, cut: 50, ..Scenario::storm(3, 500) };
+    let report = complete(scenario);
+    assert_eq!(complete(scenario), report);
+    assert_ne!(complete(Scenario { seed: 4, ..scenario }).digest, report.digest);
+}
+
+#[test]
+fn a_worker_whose_heartbeats_are_not_heard_is_lost_against_i8() {
+    let deaf = |core: &mut Core, now, input| match &input {
+        Input::Message { from, message: Message::Heartbeat(_) } if from.0 == 7 => {}
+        _ => core.handle(now, input),
+    };
+    let scenario = Scenario { training: Duration::from_secs(5), ..Scenario::storm(5, 20) };
+    let failure = Crowd::new(scenario).run(LIMIT, deaf);
+    assert!(matches!(failure, Err(Failure::Broken(Broken::LostAlive { .. }))), "{failure:?}");
+}
+
+#[test]
+fn a_coordinator_that_is_too_slow_has_queues_against_i10() {
+    let service = Duration::from_millis(1);
+    let scenario = Scenario { service, training: LIMIT, ..Scenario::storm(6, 1_000) };
+    let failure = Crowd::new(scenario).run(LIMIT, Core::handle);
+    assert!(matches!(failure, Err(Failure::Broken(Broken::LongQueue(_)))), "{failure:?}");
+}
+
+#[test]
+fn a_coordinator_that_forgets_an_entry_of_the_log_is_stuck() {
+    let mut forgotten = false;
+    let forgets = |core: &mut Core, now, input| match &input {
+        Input::Applied { index: 5, .. } if !std::mem::replace(&mut forgotten, true) => {}
+        _ => core.handle(now, input),
+    };
+    let failure = Crowd::new(Scenario::storm(7, 20)).run(LIMIT, forgets);
+    assert!(matches!(failure, Err(Failure::Stuck { present: 19, .. })), "{failure:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_small_crowd_starts_and_finishes(
+        seed in any::<u64>(),
+        (silent, cut, sound) in (0..15u32, 0..15u32, 1..15u32),
+        storm_ms in 0..2_000u64,
+    ) {
+        let storm = Duration::from_millis(storm_ms);
+        let everybody = Scenario::storm(seed, silent + cut + sound);
+        complete(Scenario { silent, cut, storm, ..everybody });
+    }
+}
