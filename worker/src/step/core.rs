@@ -69,6 +69,8 @@ pub struct Core {
     pool: Pool,
     phase: Phase,
     worker: Option<WorkerId>,
+    /// The newest generation whose record has come.
+    known: Generation,
     heartbeat_at: Time,
     /// Members whose connection was lost, and when.
     lost: BTreeMap<WorkerId, (Time, String)>,
@@ -89,6 +91,7 @@ impl Core {
             pool,
             phase: Phase::Greeting,
             worker: None,
+            known: Generation(0),
             heartbeat_at: Time(0),
             lost: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -182,7 +185,7 @@ impl Core {
             }
             (Message::HeartbeatAnswer { generation, .. }, Phase::Registering(_)) => {
                 // The record was announced, and did not come.
-                if generation > Generation(0) {
+                if generation > self.known {
                     self.tell(Message::FetchRecord);
                 }
             }
@@ -215,10 +218,9 @@ impl Core {
     /// worker finds itself by its name.
     fn enter(&mut self, now: Time, setup: Arc<Setup>, record: Record) {
         let mine = record.members.iter().find(|member| member.name == self.identity.name);
-        let Some(worker) = mine.map(|member| member.worker) else {
-            self.refused += 1;
-            return;
-        };
+        self.known = self.known.max(record.number);
+        // Enough had registered before: who is in excess waits for the end of the run.
+        let Some(worker) = mine.map(|member| member.worker) else { return };
         if record.resume != Step(0) {
             let reason = format!("generation {} begins in the middle of a run", record.number);
             return self.fail(None, reason);

@@ -8,7 +8,7 @@ use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    DataShard, Generation, Message, NodeName, RunSpec, Shard, Step, WorkerId, exemplars,
+    DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, WorkerId, exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -35,6 +35,13 @@ impl Lone {
         let mut record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
         (record.members[0].worker, record.resume, record.commit) = (WORKER, Step(0), None);
         let name = record.members[0].name.clone();
+        let mut lone = Self::registered(name, run);
+        lone.give(Input::Coordinator(Message::Announce(record)));
+        lone
+    }
+
+    /// Waits for a generation.
+    fn registered(name: NodeName, run: RunSpec) -> Self {
         let mut lone = Self::new(name, &run);
         let address: SocketAddr = (Ipv4Addr::LOCALHOST, 1).into();
         let fingerprint = Fingerprint {
@@ -48,7 +55,6 @@ impl Lone {
         lone.give(Input::Coordinator(Message::Welcome { run }));
         lone.give(Input::Built(Built { registration, tokens_per_step: 1 }));
         lone.give(Input::Coordinator(Message::Registered { worker: WORKER }));
-        lone.give(Input::Coordinator(Message::Announce(record)));
         lone
     }
 
@@ -126,6 +132,24 @@ impl Lone {
         self.now = Time(self.now.0 + 250_000_000);
         self.give(Input::Tick);
     }
+}
+
+/// Invariant I18: what it has asked for is not refused. Found by a simulation in which a process
+/// was started again while the cluster began, and another was there too late.
+#[test]
+fn a_worker_in_excess_fetches_the_record_once_and_waits() {
+    let name = NodeName::parse("in-excess").expect("a valid name");
+    let mut lone = Lone::registered(name, exemplars::run());
+    let answer = Message::HeartbeatAnswer { generation: Generation(3), written: Step(0) };
+    for _ in 0..3 {
+        lone.give(Input::Coordinator(answer.clone()));
+        let fetches = lone.told.iter().filter(|told| matches!(told, Message::FetchRecord)).count();
+        assert_eq!(fetches, 1);
+        let record = Record { number: Generation(3), ..record_of(&[&[0, 1, 2, 3]], &[&[0]]) };
+        lone.give(Input::Coordinator(Message::Announce(record)));
+    }
+    assert!(lone.core.member().is_none());
+    assert_eq!(lone.core.refused(), 0);
 }
 
 /// Invariant I13: a run faster than its heartbeats.
