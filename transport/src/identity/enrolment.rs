@@ -88,6 +88,14 @@ impl<'a> Application<'a> {
         Ok(Self { token, key: KeyPair::generate().map_err(IdentityError::from)? })
     }
 
+    /// For a node that has a key, and with it a name.
+    pub(crate) fn renewing(
+        token: &'a JoinToken,
+        held: &Credentials,
+    ) -> Result<Self, EnrolmentError> {
+        Ok(Self { token, key: KeyPair::try_from(&held.key()).map_err(IdentityError::from)? })
+    }
+
     /// The request's bytes, for the TLS session with this exported keying material.
     pub(crate) fn request(&self, session: &[u8; 32]) -> Result<Vec<u8>, EnrolmentError> {
         let signing_request = CertificateParams::default()

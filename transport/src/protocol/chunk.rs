@@ -16,13 +16,16 @@ pub enum ChunkKind {
     Parameters = 3,
     /// The f32 master weights of one parameter shard, for whoever writes the model.
     Master = 4,
-    /// A control message too large for the control stream, or a commit at the head of a stream.
+    /// A control message too large for the control stream, or one at the head of a stream.
     Message = 5,
+    /// A part of an owner's state of one parameter shard, for a learner: `index` 0 is the master
+    /// weights, from 1 on its moments.
+    State = 6,
 }
 
 impl ChunkKind {
-    const ALL: [Self; 5] =
-        [Self::Partial, Self::Reduced, Self::Parameters, Self::Master, Self::Message];
+    const ALL: [Self; 6] =
+        [Self::Partial, Self::Reduced, Self::Parameters, Self::Master, Self::Message, Self::State];
 }
 
 /// How a body's elements are encoded, little-endian.
@@ -60,13 +63,13 @@ pub struct Chunk {
     pub kind: ChunkKind,
     /// The sender's generation.
     pub generation: Generation,
-    /// The step it belongs to; for parameters and masters, their version.
+    /// The step it belongs to; for parameters, masters and states, their version.
     pub step: Step,
     /// The parameter shard; 0 for a message.
     pub shard: Shard,
     /// The node of the tree, for a partial: level above the leaves.
     pub level: u32,
-    /// The node of the tree, for a partial: index within its level.
+    /// The node of the tree, for a partial: index within its level. For a state: which part.
     pub index: u32,
     /// How many elements the body has.
     pub count: u32,
@@ -179,7 +182,7 @@ impl Chunk {
         let fits = match self.kind {
             ChunkKind::Message => self.encoding == Encoding::Bytes,
             ChunkKind::Parameters => self.encoding != Encoding::Bytes,
-            ChunkKind::Partial | ChunkKind::Reduced | ChunkKind::Master => {
+            ChunkKind::Partial | ChunkKind::Reduced | ChunkKind::Master | ChunkKind::State => {
                 self.encoding == Encoding::F32
             }
         };

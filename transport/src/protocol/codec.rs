@@ -58,6 +58,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
 fn names(message: &Message) -> Vec<&NodeName> {
     match message {
         Message::Announce(record) => record.members.iter().map(|member| &member.name).collect(),
+        Message::Feed { name, .. } | Message::Exited { name, .. } => vec![name],
         Message::Update(update) => {
             let events = update.events.iter().filter_map(|event| match &event.kind {
                 EventKind::Registered { name, .. } | EventKind::Refused { name, .. } => Some(name),

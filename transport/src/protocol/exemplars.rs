@@ -7,7 +7,8 @@ use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
 use super::message::{Fingerprint, Heartbeat, Message, Registration};
 use super::outcome::{
-    Event, EventKind, Outcome, PartEvaluation, Update, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, Outcome, PartEvaluation, Update, Waiting, WorkerResult, WorkerState,
+    WorkerView,
 };
 use super::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
@@ -96,6 +97,8 @@ fn from_worker() -> Vec<Message> {
         commit: Some(commit()),
         prepared: vec![(Shard(1), GENERATION)],
         versions: vec![(Shard(1), STEP, GENERATION)],
+        under_way: Some(STEP),
+        lines: vec![line()],
         unreachable: vec![WORKER],
     };
     let heartbeat = Heartbeat {
@@ -105,6 +108,8 @@ fn from_worker() -> Vec<Message> {
         step: STEP,
         lines: vec![line()],
         unreachable: vec![WORKER],
+        held: true,
+        ready: true,
     };
     let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
     let result = WorkerResult {
@@ -114,7 +119,7 @@ fn from_worker() -> Vec<Message> {
         ..WorkerResult::default()
     };
     vec![
-        Message::Hello { schema: 1 },
+        Message::Hello { schema: 1, worker: Some(WORKER) },
         Message::Register(Registration {
             incarnation: 4,
             address: address(),
@@ -124,8 +129,9 @@ fn from_worker() -> Vec<Message> {
         Message::Heartbeat(heartbeat),
         Message::Status(status),
         Message::FetchRecord,
+        Message::Leave,
         Message::Finished(result),
-        Message::Failed { at_fault: Some(WORKER), reason: "no data".into() },
+        Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
     ]
 }
 
@@ -135,6 +141,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::Welcome { run: run() },
         Message::Registered { worker: WORKER },
         Message::Refused { reason: "another model".into() },
+        Message::Evicted { worker: WORKER },
         Message::Announce(record()),
         Message::HeartbeatAnswer { generation, written: STEP },
         Message::Pause { term, number: generation },
@@ -142,6 +149,7 @@ fn from_coordinator() -> Vec<Message> {
             term,
             generation,
             learner: WORKER,
+            name: name(),
             address: address(),
             shards: vec![Shard(1)],
         },
@@ -162,11 +170,15 @@ fn between_workers() -> Vec<Message> {
         }],
         digests: vec![(Shard(0), 6)],
         compute_seconds: 0.25,
+        commit_seconds: 0.125,
     };
     vec![
         Message::Prepared(vote),
         Message::Commit(commit()),
         Message::Go { generation: GENERATION, step: STEP },
+        Message::FetchParameters { generation: GENERATION, shards: vec![Shard(1)] },
+        Message::FetchState { generation: GENERATION, shards: vec![Shard(1)] },
+        Message::State { generation: GENERATION, shard: Shard(1), version: STEP, digest: 6 },
     ]
 }
 
@@ -176,12 +188,13 @@ fn of_operators() -> Vec<Message> {
         name: name(),
         address: address(),
         rank: Some(Rank(0)),
+        data_shards: 3,
         state: WorkerState::Training,
     };
     let event = Event {
         number: 1,
         unix_ms: 2,
-        kind: EventKind::Lost { worker: WORKER, reason: "closed".into() },
+        kind: EventKind::Lost { worker: WORKER, reason: "closed".into(), detect_ms: 3 },
     };
     vec![
         Message::Submit(run()),
@@ -191,8 +204,12 @@ fn of_operators() -> Vec<Message> {
             events: vec![event],
             workers: vec![view],
             bitwise: true,
+            waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
         }),
+        Message::Exited { name: name(), how: "was killed by signal 9".into() },
+        Message::Drain { worker: WORKER },
+        Message::Accepted,
     ]
 }
 

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::generation::Record;
-use super::ids::{Generation, Shard, Step, Term, WorkerId};
+use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId};
 use super::outcome::{Update, WorkerResult};
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
@@ -54,8 +54,12 @@ pub struct Heartbeat {
     pub step: Step,
     /// Lines of settled steps, from the step leader, until an answer says that they are written.
     pub lines: Vec<MetricsLine>,
-    /// Members whose connection was lost since it entered its generation.
+    /// Peers whose connection was lost since it entered its generation, or that it could not reach.
     pub unreachable: Vec<WorkerId>,
+    /// Its last commit holds, and all that follows from it is done: it waits.
+    pub held: bool,
+    /// It was fed in this generation, and all that it was promised is here, at its last commit.
+    pub ready: bool,
 }
 
 /// Everything that is said.
@@ -64,10 +68,13 @@ pub struct Heartbeat {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Message {
     // Worker to coordinator.
-    /// The first word of a worker: it speaks this vocabulary and waits for a run.
+    /// The first word of a worker on a new link: it speaks this vocabulary, and waits for a run or
+    /// goes on with one.
     Hello {
         /// [`super::codec::schema`] of the sender.
         schema: u64,
+        /// The id that it holds already, after a link that was lost.
+        worker: Option<WorkerId>,
     },
     /// It has built the run's model and data.
     Register(Registration),
@@ -77,12 +84,16 @@ pub enum Message {
     Status(Status),
     /// It asks for the current record.
     FetchRecord,
+    /// It was told to drain, and asks to be let go.
+    Leave,
     /// It has trained the last step.
     Finished(WorkerResult),
     /// It cannot go on.
     Failed {
         /// The member at fault, where it is another one.
         at_fault: Option<WorkerId>,
+        /// The history itself is broken: nobody may go on with it.
+        fatal: bool,
         /// Why.
         reason: String,
     },
@@ -103,6 +114,11 @@ pub enum Message {
         /// Why, in words for the user.
         reason: String,
     },
+    /// The sender is no longer part of the run under this id: whatever it holds is void.
+    Evicted {
+        /// The id.
+        worker: WorkerId,
+    },
     /// A generation was recorded.
     Announce(Record),
     /// The answer to a Heartbeat.
@@ -119,17 +135,21 @@ pub enum Message {
         /// The number to promise.
         number: Generation,
     },
-    /// Send a learner what it needs.
+    /// Send a learner what it needs: commits and parameters if it is no member, and the reduced
+    /// gradients of shards that it shall own. Told to all members, and to the learner. A later one
+    /// of the same generation replaces it.
     Feed {
         /// The leader's term.
         term: Term,
         /// The generation it holds for.
         generation: Generation,
-        /// The learner.
+        /// The learner: a member, or a worker that is to become one.
         learner: WorkerId,
+        /// The name in its certificate.
+        name: NodeName,
         /// Where it listens.
         address: SocketAddr,
-        /// The shards it will own.
+        /// The shards it will own and does not own yet, ascending.
         shards: Vec<Shard>,
     },
     /// Let the next commit carry `hold`.
@@ -139,7 +159,7 @@ pub enum Message {
         /// The generation it holds for.
         generation: Generation,
     },
-    /// The run is over: exit.
+    /// The run is over, or goes on without this worker, which has drained: exit.
     Dismiss,
 
     // Worker to worker.
@@ -155,6 +175,32 @@ pub enum Message {
         step: Step,
     },
 
+    /// The parameters that the generation resumes with, please: the sender computes with them.
+    FetchParameters {
+        /// The generation.
+        generation: Generation,
+        /// Shards of which the receiver is primary, ascending.
+        shards: Vec<Shard>,
+    },
+    /// Master weights and moments, please: the sender will own them.
+    FetchState {
+        /// The generation.
+        generation: Generation,
+        /// Shards that the receiver owns, ascending.
+        shards: Vec<Shard>,
+    },
+    /// Heads the master weights and moments of one shard on a bulk stream.
+    State {
+        /// The generation.
+        generation: Generation,
+        /// The shard.
+        shard: Shard,
+        /// The version of what follows.
+        version: Step,
+        /// Its digest, as in votes.
+        digest: u64,
+    },
+
     // Operator to coordinator, and back.
     /// Train this.
     Submit(RunSpec),
@@ -167,6 +213,20 @@ pub enum Message {
     },
     /// The answer to Watch.
     Update(Update),
+    /// A worker's process has ended.
+    Exited {
+        /// Its node.
+        name: NodeName,
+        /// How, in words: "was killed by signal 9".
+        how: String,
+    },
+    /// Let this worker go.
+    Drain {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// The answer to Drain: it is under way.
+    Accepted,
 }
 
 impl Message {
@@ -178,11 +238,13 @@ impl Message {
             Self::Heartbeat(_) => "heartbeat",
             Self::Status(_) => "status",
             Self::FetchRecord => "fetch_record",
+            Self::Leave => "leave",
             Self::Finished(_) => "finished",
             Self::Failed { .. } => "failed",
             Self::Welcome { .. } => "welcome",
             Self::Registered { .. } => "registered",
             Self::Refused { .. } => "refused",
+            Self::Evicted { .. } => "evicted",
             Self::Announce(_) => "announce",
             Self::HeartbeatAnswer { .. } => "heartbeat_answer",
             Self::Pause { .. } => "pause",
@@ -192,9 +254,15 @@ impl Message {
             Self::Prepared(_) => "prepared",
             Self::Commit(_) => "commit",
             Self::Go { .. } => "go",
+            Self::FetchParameters { .. } => "fetch_parameters",
+            Self::FetchState { .. } => "fetch_state",
+            Self::State { .. } => "state",
             Self::Submit(_) => "submit",
             Self::Watch { .. } => "watch",
             Self::Update(_) => "update",
+            Self::Exited { .. } => "exited",
+            Self::Drain { .. } => "drain",
+            Self::Accepted => "accepted",
         }
     }
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::generation::Cause;
-use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, WorkerId};
+use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
 use super::step::MetricsLine;
 
 /// One line of `events.jsonl`.
@@ -47,22 +47,60 @@ pub enum EventKind {
         /// Why.
         reason: String,
     },
+    /// A coordinator leads from now on: every change is its to make.
+    Leading {
+        /// Its term.
+        term: Term,
+    },
     /// A generation began.
     Generation {
         /// Its number.
         generation: Generation,
         /// Why.
         cause: Cause,
-        /// Its members.
+        /// Its members, in rank order.
         workers: Vec<WorkerId>,
         /// The last step that is part of its history.
         at_step: Step,
+        /// A step was under way, and is done again.
+        redone: bool,
+        /// It starts no step: there are fewer members than the run needs.
+        waiting: bool,
+        /// Runs of parameter shards with fewer owners than the run asks for: the first, and how
+        /// many.
+        under_protected: Vec<(Shard, u32)>,
+    },
+    /// A worker became a member of a run that was under way.
+    Joined {
+        /// Its id.
+        worker: WorkerId,
+    },
+    /// A worker was asked to leave.
+    Draining {
+        /// Its id.
+        worker: WorkerId,
+    },
+    /// It has left.
+    Left {
+        /// Its id.
+        worker: WorkerId,
     },
     /// A worker is gone.
     Lost {
         /// Its id.
         worker: WorkerId,
         /// How that was noticed.
+        reason: String,
+        /// From its last sign of life until its loss was noticed, milliseconds.
+        detect_ms: u64,
+    },
+    /// Every owner of a parameter shard was lost: the run went back.
+    Rollback {
+        /// The last step that was committed.
+        from: Step,
+        /// The step of the checkpoint from which the run goes on; 0 is the initial state.
+        to: Step,
+        /// Which shards, and whose.
         reason: String,
     },
     /// The run is complete.
@@ -83,12 +121,20 @@ pub enum EventKind {
 pub enum WorkerState {
     /// Registered, and waits for its generation.
     Waiting,
+    /// Is brought up to date, and takes no part yet.
+    Learning,
     /// A member.
     Training,
+    /// A member that is suspected to be gone.
+    Suspected,
+    /// Drains.
+    Leaving,
     /// Has trained the last step and reported its result.
     Finished,
     /// Gone.
     Lost,
+    /// Has drained.
+    Left,
 }
 
 /// A worker as the coordinator sees it.
@@ -102,6 +148,8 @@ pub struct WorkerView {
     pub address: SocketAddr,
     /// Its rank in the current generation.
     pub rank: Option<Rank>,
+    /// How many data shards it computes in each step.
+    pub data_shards: u32,
     /// What it does.
     pub state: WorkerState,
 }
@@ -183,8 +231,21 @@ pub struct Update {
     pub workers: Vec<WorkerView>,
     /// All probe digests are equal, so the run's bits are those of any other such run.
     pub bitwise: bool,
+    /// What the run waits for, where it waits.
+    pub waiting: Option<Waiting>,
     /// How the run stands.
     pub outcome: Outcome,
+}
+
+/// A run that starts no step: too few workers take part.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// How many take part, or would.
+    pub members: u32,
+    /// How many it needs.
+    pub wanted: u32,
+    /// Since when: wall clock of the coordinator, milliseconds of Unix time.
+    pub since_unix_ms: u64,
 }
 
 /// The state hash of a complete run: BLAKE3 over its last step (u64, little-endian) and the digest

@@ -52,6 +52,10 @@ pub struct MetricsLine {
     pub unix_ms: u64,
     /// Compute of the slowest member, seconds.
     pub compute_seconds: f64,
+    /// What the vote and the commit of the step before took: from the vote to the commit, for the
+    /// member for which that was shortest, seconds. The others waited for its vote. 0 for the first
+    /// step of a generation.
+    pub commit_seconds: f64,
     /// Samples of the plan that no committed partial sum contains.
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than the plan.
@@ -85,6 +89,9 @@ pub struct Prepared {
     pub digests: Vec<(Shard, u64)>,
     /// Seconds of compute in this step.
     pub compute_seconds: f64,
+    /// Seconds from the voter's vote for the step before to the commit; 0 for the first step of a
+    /// generation.
+    pub commit_seconds: f64,
 }
 
 /// The step leader's word that a step is part of history.
@@ -109,7 +116,7 @@ pub struct Commit {
     pub line: MetricsLine,
 }
 
-/// A member's evidence at a change of generation.
+/// A worker's evidence at a change of generation: what it has promised, and what it holds.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Status {
     /// The term of the Pause that this answers.
@@ -118,10 +125,16 @@ pub struct Status {
     pub number: Generation,
     /// The sender's last commit, if it has one.
     pub commit: Option<Commit>,
-    /// Reduced shards of the recorded commit that it holds, with their generation.
+    /// Reduced shards of the step after that which it holds, each with the generation in which it
+    /// was reduced.
     pub prepared: Vec<(Shard, Generation)>,
-    /// Versions of the shards that it holds, each with the generation that made it.
+    /// Versions of the shards that it holds, each with the generation whose commit made it; 0 for
+    /// the initial state.
     pub versions: Vec<(Shard, Step, Generation)>,
+    /// The step after the last commit, if its computing has begun.
+    pub under_way: Option<Step>,
+    /// Lines of recent commits that nobody has said to have written.
+    pub lines: Vec<MetricsLine>,
     /// Peers that it cannot reach.
     pub unreachable: Vec<WorkerId>,
 }

@@ -2,8 +2,8 @@
 //!
 //! A frame is a length (u32, little-endian) and that many bytes of message. Two lengths are
 //! special: [`EMPTY`] and [`ELSEWHERE`]. By ending the stream at the boundary of a frame a node
-//! says that it has nothing more to say; whoever reads that closes the connection, for only the
-//! reader knows that all has arrived.
+//! says goodbye: it has nothing more to say and leaves; whoever reads that closes the connection,
+//! for only the reader knows that all has arrived.
 
 use bytes::Bytes;
 use quinn::{ReadExactError, RecvStream, SendStream};

@@ -5,23 +5,25 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use quinn::crypto::rustls::HandshakeData;
-use quinn::{ClientConfig, Connection, Incoming, ServerConfig, TokioRuntime};
+use quinn::{
+    ClientConfig, Connection, Incoming, RecvStream, SendStream, ServerConfig, TokioRuntime,
+};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::error::{CLOSED, ConnectError, NO_CERTIFICATE, NOT_ADMITTED};
+use super::error::{ConnectError, GOODBYE, NO_CERTIFICATE, NOT_ADMITTED};
 use super::link::Link;
 use super::links::{EndpointStats, Links};
 use super::settings::{Settings, SettingsError};
 use super::socket::{self, SocketBuffers};
 use super::wire::Wire;
-use super::{ENROL_ALPN, control, enrol, tls};
+use super::{ENROL_ALPN, control, enrol, probe, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
 
@@ -32,12 +34,13 @@ const BACKLOG: usize = 64;
 /// How long a closing endpoint waits for its peers to have heard of it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One UDP port of this process. Dropped, it closes all its links.
+/// One UDP port of this process. Dropped, it closes all its links: to their peers it is gone.
 pub struct Endpoint {
     quinn: quinn::Endpoint,
-    client: ClientConfig,
-    settings: Settings,
-    links: Arc<Links>,
+    /// As of the newest credentials.
+    client: RwLock<ClientConfig>,
+    site: Site,
+    enrols: bool,
     buffers: SocketBuffers,
     local_address: SocketAddr,
     arrivals: Mutex<mpsc::Receiver<Link>>,
@@ -89,13 +92,8 @@ impl Endpoint {
         enrolment: Option<Enrolment>,
     ) -> Result<Self, BindError> {
         settings.validate()?;
-        let transport = settings.transport();
-        let mut client = ClientConfig::new(Arc::new(tls::client(credentials)?));
-        client.transport_config(transport.clone());
-        let crypto = tls::server(credentials, enrolment.is_some())?;
-        let mut server = ServerConfig::with_crypto(Arc::new(crypto));
-        server.transport_config(transport).migration(false).max_incoming(settings.max_handshakes);
-
+        let enrols = enrolment.is_some();
+        let (client, server) = configurations(credentials, &settings, enrols)?;
         let failed = |source| BindError::Socket { address: listen, source };
         let (socket, buffers) = socket::open(listen, settings.socket_buffer).map_err(failed)?;
         let local_address = socket.local_addr().map_err(failed)?;
@@ -103,11 +101,24 @@ impl Endpoint {
         let quinn = quinn::Endpoint::new(settings.endpoint(), Some(server), socket, runtime)
             .map_err(failed)?;
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
-        let links = Arc::<Links>::default();
-        let door = Door { settings: settings.clone(), enrolment, links: links.clone(), deliver };
+        let role = credentials.identity().role;
+        let site = Site { role, settings, links: Arc::default() };
+        let door = Door { site: site.clone(), enrolment, deliver };
         tokio::spawn(Arc::new(door).attend(quinn.clone()));
-        let arrivals = Mutex::new(arrivals);
-        Ok(Self { quinn, client, settings, links, buffers, local_address, arrivals })
+        let (client, arrivals) = (RwLock::new(client), Mutex::new(arrivals));
+        Ok(Self { quinn, client, site, enrols, buffers, local_address, arrivals })
+    }
+
+    /// Shows these credentials from now on: they are the node's own, renewed. Links that are up
+    /// stay up.
+    ///
+    /// # Errors
+    /// [`BindError::Credentials`].
+    pub fn renew(&self, credentials: &Credentials) -> Result<(), BindError> {
+        let (client, server) = configurations(credentials, &self.site.settings, self.enrols)?;
+        self.quinn.set_server_config(Some(server));
+        *self.client.write().expect("cloning and replacing do not panic") = client;
+        Ok(())
     }
 
     /// Connects to a node; returns when both have let each other in.
@@ -120,7 +131,7 @@ impl Endpoint {
         expected: &Expected,
     ) -> Result<Link, ConnectError> {
         let attempt = self.attempt(address, expected);
-        let connected = timeout(self.settings.handshake_timeout, attempt).await;
+        let connected = timeout(self.site.settings.handshake_timeout, attempt).await;
         connected.unwrap_or(Err(ConnectError::NoAnswer { address }))
     }
 
@@ -131,7 +142,8 @@ impl Endpoint {
     ) -> Result<Link, ConnectError> {
         let failed = |reason| ConnectError::Failed { address, reason };
         let handshake = |error| ConnectError::handshake(address, ALPN, error);
-        let connecting = self.quinn.connect_with(self.client.clone(), address, SERVER_NAME);
+        let client = self.client.read().expect("cloning and replacing do not panic").clone();
+        let connecting = self.quinn.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(error.to_string()))?;
         let connection = connecting.await.map_err(handshake)?;
         let met = identity_of(&connection).map_err(failed)?;
@@ -142,8 +154,7 @@ impl Endpoint {
         // In TLS 1.3 a client is done before the server has seen its certificate: only the lane,
         // which the server opens, tells that it was let in.
         let lane = connection.accept_bi().await.map_err(handshake)?;
-        let wire = Wire::new(connection, self.links.clone());
-        Ok(Link::start(wire, met, lane, self.settings.control_queue))
+        Ok(self.site.link(connection, met, lane))
     }
 
     /// The next node that has connected; `None` once the endpoint is closed. Cancel-safe.
@@ -163,20 +174,20 @@ impl Endpoint {
 
     /// What the endpoint and its links have counted.
     pub fn stats(&self) -> EndpointStats {
-        self.links.stats()
+        self.site.links.stats()
     }
 
     /// Closes all links and waits, a second at most, until the peers can have heard of it: what a
     /// process does before it exits.
     pub async fn close(&self, reason: &str) {
-        self.quinn.close(CLOSED, reason.as_bytes());
+        self.quinn.close(GOODBYE, reason.as_bytes());
         let _ = timeout(CLOSE_TIMEOUT, self.quinn.wait_idle()).await; // silent peers time out
     }
 }
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.quinn.close(CLOSED, b"the node has closed its endpoint");
+        self.quinn.close(GOODBYE, b"the node has closed its endpoint");
     }
 }
 
@@ -200,24 +211,59 @@ impl fmt::Display for Expected {
     }
 }
 
+/// How both sides of an endpoint present and conduct themselves.
+fn configurations(
+    credentials: &Credentials,
+    settings: &Settings,
+    enrols: bool,
+) -> Result<(ClientConfig, ServerConfig), rustls::Error> {
+    let transport = settings.transport();
+    let mut client = ClientConfig::new(Arc::new(tls::client(credentials)?));
+    client.transport_config(transport.clone());
+    let mut server = ServerConfig::with_crypto(Arc::new(tls::server(credentials, enrols)?));
+    server.transport_config(transport).migration(false).max_incoming(settings.max_handshakes);
+    Ok((client, server))
+}
+
+/// What all links of an endpoint share, whoever called.
+#[derive(Clone)]
+struct Site {
+    role: Role,
+    settings: Settings,
+    links: Arc<Links>,
+}
+
+impl Site {
+    /// The link on a connection whose peer is known and has its control lane.
+    fn link(&self, connection: Connection, met: Identity, lane: (SendStream, RecvStream)) -> Link {
+        let wire = Wire::new(connection, self.links.clone());
+        // Workers hear of each other's deaths from the coordinators.
+        let watched = [self.role, met.role].contains(&Role::Coordinator);
+        if let Some(interval) = self.settings.probe.filter(|_| watched) {
+            tokio::spawn(probe::watch(wire.clone(), interval));
+        }
+        Link::start(wire, met, lane, self.settings.control_queue)
+    }
+}
+
 /// The listening side: lets in whom it may.
 struct Door {
-    settings: Settings,
+    site: Site,
     enrolment: Option<Enrolment>,
-    links: Arc<Links>,
     deliver: mpsc::Sender<Link>,
 }
 
 impl Door {
     async fn attend(self: Arc<Self>, quinn: quinn::Endpoint) {
-        let slots = Arc::new(Semaphore::new(self.settings.max_handshakes));
+        let most = self.site.settings.max_handshakes;
+        let slots = Arc::new(Semaphore::new(most));
         while let Some(incoming) = quinn.accept().await {
             let Ok(slot) = slots.clone().try_acquire_owned() else {
                 incoming.refuse();
                 self.failed("too many handshakes are in progress");
                 continue;
             };
-            let crowded = slots.available_permits() < self.settings.max_handshakes / 2;
+            let crowded = slots.available_permits() < most / 2;
             if crowded && !incoming.remote_address_validated() {
                 // Under load only who can be reached at its address gets further.
                 let _ = incoming.retry(); // an unvalidated address may always be asked
@@ -233,7 +279,7 @@ impl Door {
 
     async fn meet(&self, incoming: Incoming) {
         let address = incoming.remote_address();
-        let welcomed = timeout(self.settings.handshake_timeout, self.welcome(incoming)).await;
+        let welcomed = timeout(self.site.settings.handshake_timeout, self.welcome(incoming)).await;
         match welcomed.unwrap_or(Err("the handshake took too long".into())) {
             // Waits, in its slot, while the backlog is full.
             Ok(Some(link)) => drop(self.deliver.send(link).await),
@@ -260,13 +306,11 @@ impl Door {
             connection.open_bi().await.map_err(|error| error.to_string())?;
         let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
         written.map_err(|error| error.to_string())?;
-        let wire = Wire::new(connection, self.links.clone());
-        let queue = self.settings.control_queue;
-        Ok(Some(Link::start(wire, identity, (sender, receiver), queue)))
+        Ok(Some(self.site.link(connection, identity, (sender, receiver))))
     }
 
     fn failed(&self, reason: &str) {
-        self.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        self.site.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(reason, "a handshake failed");
     }
 }

@@ -25,9 +25,29 @@ const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
 /// # Errors
 /// [`EnrolError`], in words for the user.
 pub async fn enrol(address: SocketAddr, token: &JoinToken) -> Result<Credentials, EnrolError> {
+    apply(address, token, Application::new(token)?).await
+}
+
+/// Enrols a worker anew, whose certificate has expired or is about to: the key, and so the name,
+/// stay what they are.
+///
+/// # Errors
+/// As [`enrol`].
+pub async fn renew(
+    address: SocketAddr,
+    token: &JoinToken,
+    held: &Credentials,
+) -> Result<Credentials, EnrolError> {
+    apply(address, token, Application::renewing(token, held)?).await
+}
+
+async fn apply(
+    address: SocketAddr,
+    token: &JoinToken,
+    application: Application<'_>,
+) -> Result<Credentials, EnrolError> {
     let settings = Settings::for_address(address.ip());
     let endpoint = client(address, token, &settings)?;
-    let application = Application::new(token)?;
     let attempt = async {
         let connecting = endpoint.connect(address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(address, error))?;

@@ -9,7 +9,7 @@ use quinn::{ConnectionError, VarInt};
 
 use crate::identity::Identity;
 
-/// The peer closed as it meant to.
+/// This link is of no more use to its closer, who lives on.
 pub(super) const CLOSED: VarInt = VarInt::from_u32(0);
 /// The peer was sent what no honest node sends.
 pub(super) const REFUSED: VarInt = VarInt::from_u32(1);
@@ -17,18 +17,27 @@ pub(super) const REFUSED: VarInt = VarInt::from_u32(1);
 pub(super) const NOT_ADMITTED: VarInt = VarInt::from_u32(2);
 /// A stream that its sender gave up.
 pub(super) const ABANDONED: VarInt = VarInt::from_u32(3);
+/// The closer leaves: its process ends, and all its links with it.
+pub(super) const GOODBYE: VarInt = VarInt::from_u32(4);
 
 /// Why a link, or one stream of it, carries nothing more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The peer closed the link.
+    /// The peer is no more: its process has said goodbye, or nobody listens at its port. Connecting
+    /// again helps when it was started again.
+    #[error("the peer is gone: {how}")]
+    Gone {
+        /// How that was noticed; what a peer said is untrusted text, made printable.
+        how: String,
+    },
+    /// The peer has no more use for this link; its process lives.
     #[error("the peer closed the link: {reason}")]
     Closed {
         /// Its reason; untrusted text, made printable.
         reason: String,
     },
-    /// Nothing was heard from the peer for the idle time-out, or it has restarted and forgotten us.
-    /// Connecting again may succeed.
+    /// Nothing was heard from the peer for the idle time-out, or it has heard nothing from this side
+    /// for as long and forgotten the link. It may well live; connecting again may succeed.
     #[error("the link was lost: {how}")]
     Lost {
         /// How that was noticed.
@@ -68,14 +77,26 @@ pub enum LinkError {
     },
 }
 
+impl LinkError {
+    /// Whether the peer's process is known to be dead. Everything else, silence above all, is also
+    /// what a living peer behind a bad network looks like.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone { .. })
+    }
+}
+
 impl From<ConnectionError> for LinkError {
     fn from(error: ConnectionError) -> Self {
         match error {
+            ConnectionError::ApplicationClosed(close) if close.error_code == GOODBYE => {
+                Self::Gone { how: printable(&close.reason) }
+            }
             ConnectionError::ApplicationClosed(close) => {
                 Self::Closed { reason: printable(&close.reason) }
             }
             ConnectionError::TimedOut => Self::Lost { how: "nothing was heard from the peer" },
-            ConnectionError::Reset => Self::Lost { how: "the peer has restarted" },
+            // Only the very process that had the link can make its reset token: it lives.
+            ConnectionError::Reset => Self::Lost { how: "the peer has forgotten the link" },
             ConnectionError::LocallyClosed => {
                 Self::Ended { reason: "this endpoint was closed".into() }
             }

@@ -41,6 +41,13 @@ struct Inner {
     arrivals: Mutex<mpsc::Receiver<Message>>,
 }
 
+/// A message as it goes onto the wire. Clones share the bytes.
+#[derive(Clone, Debug)]
+pub struct Encoded {
+    name: &'static str,
+    bytes: Bytes,
+}
+
 /// A link's counters since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
@@ -95,13 +102,21 @@ impl Link {
     /// [`LinkError::Full`] when `Settings::control_queue` messages wait already, or when more than
     /// 64 MiB would wait with this one; [`LinkError::TooLarge`]; else the link is gone.
     pub fn send(&self, message: Message) -> Result<(), LinkError> {
-        let bytes = codec::encode(&message);
+        self.send_encoded(&Encoded::new(&message))
+    }
+
+    /// As [`Link::send`], of a message that goes to many and was encoded once.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn send_encoded(&self, message: &Encoded) -> Result<(), LinkError> {
+        let Encoded { name, bytes } = message;
         if bytes.len() > MAX_MESSAGE_CHUNK as usize {
-            return Err(LinkError::TooLarge { name: message.name(), bytes: bytes.len() });
+            return Err(LinkError::TooLarge { name, bytes: bytes.len() });
         }
         let room = self.inner.room.clone().try_acquire_many_owned(bytes.len() as u32);
         let room = room.map_err(|_| LinkError::Full)?;
-        let queued = self.inner.queue.try_send(Outgoing::Message(Bytes::from_owner(bytes), room));
+        let queued = self.inner.queue.try_send(Outgoing::Message(bytes.clone(), room));
         queued.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => LinkError::Full,
             mpsc::error::TrySendError::Closed(_) => self.inner.wire.failure(),
@@ -138,13 +153,14 @@ impl Link {
         Ok(BulkReceiver::new(wire, stream))
     }
 
-    /// Closes at once; what is still queued or on its way may be lost. The peer is told the reason.
+    /// Closes at once; what is still queued or on its way may be lost. The peer is told the reason,
+    /// and that this node lives on.
     pub fn close(&self, reason: &str) {
         self.inner.wire.close(reason);
     }
 
-    /// Closes when the peer has received every message that was sent before; returns then, or after
-    /// two seconds at the latest.
+    /// Says goodbye: closes when the peer has received every message that was sent before; returns
+    /// then, or after two seconds at the latest. To the peer this node is gone.
     pub async fn finish(&self) {
         let told = async {
             if self.inner.queue.send(Outgoing::End).await.is_ok() {
@@ -152,7 +168,7 @@ impl Link {
             }
         };
         let _ = timeout(FINISH_TIMEOUT, told).await; // a peer that does not read is cut off
-        self.close("finished");
+        self.inner.wire.leave("finished");
     }
 
     /// Returns when the link has ended, with the reason.
@@ -161,9 +177,22 @@ impl Link {
         self.inner.wire.failure()
     }
 
+    /// Why the link has ended, if it has.
+    pub fn ended(&self) -> Option<LinkError> {
+        let wire = &self.inner.wire;
+        wire.connection.close_reason().map(|_| wire.failure())
+    }
+
     /// What the link has counted.
     pub fn stats(&self) -> LinkStats {
         LinkStats::of(&self.inner.wire.connection)
+    }
+}
+
+impl Encoded {
+    /// Encodes a message.
+    pub fn new(message: &Message) -> Self {
+        Self { name: message.name(), bytes: Bytes::from_owner(codec::encode(message)) }
     }
 }
 

@@ -4,7 +4,7 @@
 //! connections and not links, and only until they have ended: it neither keeps a link alive nor
 //! ends one. Who the peers are is not known here.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ pub struct EndpointStats {
 pub(super) struct Links {
     pub(super) failed_handshakes: AtomicU64,
     pub(super) refused_peers: AtomicU64,
+    /// Links whose peers are asked whether they still live.
+    pub(super) watched: AtomicU32,
     /// By the connection's stable id, which is its own while the table holds it.
     live: DashMap<usize, Connection>,
     /// The sums of links that have left the table. Locked while a link moves from there to here, so

@@ -53,6 +53,10 @@ pub struct Settings {
     pub idle_timeout: Duration,
     /// An idle link says something this often; a fraction of `idle_timeout`.
     pub keep_alive: Duration,
+    /// How often a peer is asked whether its process still lives, on links with a coordinator at
+    /// one end; less often where there are many. A dead one is noticed within three times this,
+    /// instead of `idle_timeout`. None: never.
+    pub probe: Option<Duration>,
     /// Whether streams take turns packet by packet. Without, a stream's chunks arrive together and
     /// earlier, in the order in which they were sent.
     pub send_fairness: bool,
@@ -93,6 +97,7 @@ impl Default for Settings {
             initial_congestion_window: 256 << 10,
             idle_timeout: Duration::from_secs(3),
             keep_alive: Duration::from_millis(500),
+            probe: Some(Duration::from_millis(25)),
             send_fairness: false,
             socket_buffer: 16 << 20,
             max_handshakes: 64,
@@ -125,6 +130,9 @@ impl Settings {
         }
         if self.idle_timeout > Duration::from_secs(3600) {
             return refuse("idle_timeout", "must be at most an hour");
+        }
+        if self.probe.is_some_and(|interval| interval.is_zero()) {
+            return refuse("probe", "must be longer than nothing");
         }
         if self.peers == 0 || !(1..=1024).contains(&self.bulk_streams) {
             return refuse("peers, bulk_streams", "must be at least 1; bulk_streams at most 1024");

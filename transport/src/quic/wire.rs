@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use quinn::{Connection, ConnectionError, ReadError, VarInt, WriteError};
 
-use super::error::{ABANDONED, CLOSED, LinkError, REFUSED};
+use super::error::{ABANDONED, CLOSED, GOODBYE, LinkError, REFUSED};
 use super::links::Links;
 
 /// A handle on one connection.
@@ -14,7 +14,7 @@ pub(super) struct Wire {
     pub(super) connection: Connection,
     /// Why this side closed, once it has.
     ended: Arc<OnceLock<LinkError>>,
-    links: Arc<Links>,
+    pub(super) links: Arc<Links>,
 }
 
 impl Wire {
@@ -29,10 +29,20 @@ impl Wire {
         self.end(CLOSED, reason, LinkError::Ended { reason: reason.into() });
     }
 
-    /// Closes because the peer has said that it is done.
+    /// Closes because this node leaves.
+    pub(super) fn leave(&self, reason: &str) {
+        self.end(GOODBYE, reason, LinkError::Ended { reason: reason.into() });
+    }
+
+    /// Closes because the peer leaves, and has said its last word.
     pub(super) fn done(&self) {
-        let reason = "it has said all it had to say";
-        self.end(CLOSED, "all was received", LinkError::Closed { reason: reason.into() });
+        let how = "it has said all it had to say".into();
+        self.end(CLOSED, "all was received", LinkError::Gone { how });
+    }
+
+    /// Closes because the peer's process is dead.
+    pub(super) fn gone(&self, how: &str) {
+        self.end(CLOSED, how, LinkError::Gone { how: how.into() });
     }
 
     /// Closes because the peer sent what no honest node sends.

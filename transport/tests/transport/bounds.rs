@@ -159,6 +159,7 @@ fn the_largest_vote_fits_a_message() {
             contributions: (0..data_shards).map(contribution).collect(),
             digests: shards.map(|shard| (Shard(shard), 1)).collect(),
             compute_seconds: 1.0,
+            commit_seconds: 0.0,
         });
         assert!(encode(&vote).len() < MAX_MESSAGE_CHUNK as usize / 2);
     }

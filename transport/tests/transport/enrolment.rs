@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use everstep_transport::identity::{Authority, Enrolment, EnrolmentError, JoinToken, Role};
-use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol};
+use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol, renew};
 
-use crate::support::{RawPeer, World, loopback, settings};
+use crate::support::{RawPeer, World, link, loopback, settings};
 
 /// A coordinator that admits whoever has the token.
 fn coordinator(world: &World, token: &JoinToken) -> Endpoint {
@@ -52,6 +52,26 @@ async fn a_name_follows_from_the_key_and_cannot_be_chosen() {
         names.insert(credentials.identity().name.clone());
     }
     assert_eq!(names.len(), 3);
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_for_the_same_node_and_serves_both_ways() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let coordinator = coordinator(&world, &token);
+    let address = coordinator.local_address();
+    let first = enrol(address, &token).await.unwrap();
+    let node = Endpoint::bind(loopback(), &first, settings(), None).unwrap();
+    let (before, _met) = link(&node, &coordinator).await;
+
+    let renewed = renew(address, &token, &first).await.unwrap();
+    assert_eq!(renewed.identity(), first.identity());
+    assert_ne!(renewed.chain()[0], first.chain()[0]);
+    node.renew(&renewed).unwrap();
+    let (_here, called) = link(&node, &coordinator).await;
+    let (calling, _there) = link(&coordinator, &node).await;
+    assert_eq!([called.identity(), calling.identity()], [first.identity(); 2]);
+    assert_eq!(before.ended(), None);
 }
 
 /// Why a coordinator that knows one token does not admit a node with another.

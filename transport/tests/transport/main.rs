@@ -6,4 +6,5 @@ mod enrolment;
 mod hostile;
 mod identity;
 mod links;
+mod probe;
 mod support;

@@ -1,0 +1,183 @@
+//! Whose process is dead is gone, at once; whoever only closes, pauses or is silent is not.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::Message;
+use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings};
+
+use crate::support::{World, link, loopback, settings};
+
+/// The only way between two endpoints. To each it is the other's port; when it is dropped nobody
+/// listens there any more, as when a process is killed.
+struct Relay {
+    front: SocketAddr,
+    over: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Relay {
+    fn to(there: SocketAddr) -> Self {
+        let sockets = [(); 2].map(|()| UdpSocket::bind(loopback()).unwrap());
+        let front = sockets[0].local_addr().unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = over.clone();
+        let thread = thread::spawn(move || carry(&sockets, there, &stop));
+        Self { front, over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Carries QUIC both ways; probes end here, as at any living port.
+fn carry(sockets: &[UdpSocket; 2], there: SocketAddr, over: &AtomicBool) {
+    let [front, back] = sockets;
+    front.set_nonblocking(true).unwrap();
+    back.set_nonblocking(true).unwrap();
+    let (mut caller, mut packet) = (None, [0; 1 << 16]);
+    while !over.load(Ordering::Relaxed) {
+        while let Ok((bytes, from)) = front.recv_from(&mut packet) {
+            if bytes > 1 {
+                caller = Some(from);
+                let _ = back.send_to(&packet[..bytes], there);
+            }
+        }
+        while let Ok((bytes, _)) = back.recv_from(&mut packet) {
+            if let Some(caller) = caller.filter(|_| bytes > 1) {
+                let _ = front.send_to(&packet[..bytes], caller);
+            }
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn node(world: &World, role: Role, name: &str, settings: Settings) -> Endpoint {
+    Endpoint::bind(loopback(), &world.credentials(role, name), settings, None).unwrap()
+}
+
+fn centre(world: &World) -> Endpoint {
+    node(world, Role::Coordinator, "coordinator-1", settings())
+}
+
+/// What a worker and a coordinator hold of the link between them, by way of a relay.
+async fn relayed(worker: &Endpoint, centre: &Endpoint) -> (Link, Link, Relay) {
+    let relay = Relay::to(centre.local_address());
+    let connected = worker.connect(relay.front, &Expected::Anyone);
+    let (here, there) = tokio::join!(connected, centre.accept());
+    (here.unwrap(), there.unwrap(), relay)
+}
+
+#[tokio::test]
+async fn both_ends_notice_that_nobody_listens_at_the_others_port() {
+    let world = World::new();
+    let (worker, centre) = (world.worker("worker-1"), centre(&world));
+    let (here, there, relay) = relayed(&worker, &centre).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!((here.ended(), there.ended()), (None, None));
+    drop(relay);
+    let died = Instant::now();
+    let limit = Duration::from_secs(1);
+    let noticed = async |link: &Link| {
+        let error = tokio::time::timeout(limit, link.closed()).await.expect("long before time-out");
+        assert!(error.is_gone(), "{error}");
+        died.elapsed()
+    };
+    let (here, there) = tokio::join!(noticed(&here), noticed(&there));
+    println!("noticed by the worker after {here:?}, by the coordinator after {there:?}");
+}
+
+#[tokio::test]
+async fn without_a_probe_and_between_workers_only_time_tells() {
+    let world = World::new();
+    let blind = Settings { probe: None, ..settings() };
+    let centre = node(&world, Role::Coordinator, "coordinator-1", blind.clone());
+    let blind = node(&world, Role::Worker, "worker-1", blind);
+    let (worker, other) = (world.worker("worker-2"), world.worker("worker-3"));
+    for (worker, centre) in [(&blind, &centre), (&worker, &other)] {
+        let (here, there, relay) = relayed(worker, centre).await;
+        drop(relay);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!((here.ended(), there.ended()), (None, None));
+    }
+}
+
+#[tokio::test]
+async fn who_is_paused_is_not_gone() {
+    let world = World::new();
+    let patience = Duration::from_millis(800);
+    let impatient =
+        Settings { idle_timeout: patience, keep_alive: Duration::from_millis(100), ..settings() };
+    let here = node(&world, Role::Worker, "worker-1", impatient);
+    let (tell, told) = std::sync::mpsc::channel();
+    let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+    let peer = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let endpoint = centre(&world);
+            tell.send(endpoint.local_address()).unwrap();
+            let _link = endpoint.accept().await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let _ = frozen.recv(); // stops the runtime's only thread, as SIGSTOP would
+        });
+    });
+    let link = here.connect(told.recv().unwrap(), &Expected::Anyone).await.unwrap();
+    let error = link.closed().await;
+    assert!(matches!(error, LinkError::Lost { .. }) && !error.is_gone(), "{error}");
+    drop(thaw);
+    peer.join().unwrap();
+}
+
+#[tokio::test]
+async fn who_says_goodbye_is_gone_and_who_closes_a_link_is_not() {
+    let world = World::new();
+    let (worker, centre) = (world.worker("worker-1"), centre(&world));
+    for link_again in 0..2 {
+        let (here, there) = link(&worker, &centre).await;
+        match link_again {
+            0 => here.close("a newer link took its place"),
+            _ => drop(here),
+        }
+        let error = there.closed().await;
+        assert!(matches!(error, LinkError::Closed { .. }) && !error.is_gone(), "{error}");
+    }
+    let (here, there) = link(&worker, &centre).await;
+    here.finish().await;
+    assert!(there.closed().await.is_gone());
+    assert!(!here.closed().await.is_gone(), "who leaves does not take the other for dead");
+
+    let (_here, there) = link(&worker, &centre).await;
+    worker.close("the worker is done").await;
+    assert!(there.closed().await.is_gone());
+}
+
+#[tokio::test]
+async fn a_probe_is_neither_answered_nor_taken_for_anything() {
+    let world = World::new();
+    let (worker, centre) = (world.worker("worker-1"), centre(&world));
+    let (here, there) = link(&worker, &centre).await;
+    let prober = UdpSocket::bind(loopback()).unwrap();
+    prober.connect(centre.local_address()).unwrap();
+    for _ in 0..100 {
+        for byte in 0..=255 {
+            prober.send(&[byte]).unwrap();
+        }
+        tokio::task::yield_now().await;
+    }
+    here.send(Message::FetchRecord).unwrap();
+    assert_eq!(there.receive().await, Ok(Message::FetchRecord));
+    prober.set_nonblocking(true).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let answer = prober.recv(&mut [0; 64]);
+    assert_eq!(answer.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    let stats = centre.stats();
+    assert_eq!((stats.links, stats.failed_handshakes, stats.refused_peers), (1, 0, 0));
+}
