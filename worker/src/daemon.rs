@@ -4,19 +4,32 @@
 //! so has the loader. Messages enter as events, one at a time; every task that brings one waits for
 //! the answer before it reads on, so a busy actor holds its peers back. Tensors are read into
 //! buffers by the task of their stream and change hands by pointer.
+//!
+//! What lasts how long: the process keeps its port, its name and its key; a build keeps a device
+//! and an id; a generation keeps its peers' queues and streams. The links outlive generations, and
+//! training outlives the link to the coordinator.
 
 mod actor;
+mod coordinator;
+mod drain;
 mod event;
+#[cfg(feature = "failpoints")]
+pub mod failpoint;
+mod lane;
 mod peer;
+mod peers;
+mod reception;
 mod traffic;
+mod workshop;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use actix::{Actor, Addr};
 use everstep_kernels::buffer::Pool;
-use everstep_transport::identity::{JoinToken, Role, TokenError};
+use everstep_transport::identity::{Credentials, JoinToken, Role, TokenError};
 use everstep_transport::protocol::NodeName;
 use everstep_transport::quic::{
     BindError, ConnectError, Endpoint, EnrolError, Expected, Link, Settings, enrol,
@@ -26,12 +39,16 @@ use crate::device::build::Place;
 use crate::registry::Registry;
 use crate::step::core::{Core, Identity};
 use crate::step::event::Exit;
-use actor::{Shell, WorkerActor};
+use actor::{Ending, Shell, WorkerActor};
+use coordinator::Reach;
+use event::Arrival;
+use workshop::Workshop;
 
 /// How a worker daemon is started.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where coordinators listen; the first that answers is taken.
+    /// Where coordinators listen; the first that answers is taken, at the start and whenever the
+    /// link to one is lost.
     pub coordinators: Vec<SocketAddr>,
     /// The join token.
     pub token: String,
@@ -50,6 +67,15 @@ pub struct Ready {
     pub name: NodeName,
     /// Where it listens.
     pub address: SocketAddr,
+}
+
+/// How a worker ended in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The run is over.
+    Dismissed,
+    /// It was told to leave, and has left; the run goes on.
+    Drained,
 }
 
 /// Why a worker ended before its run was over.
@@ -76,6 +102,13 @@ pub enum WorkerError {
     /// Something failed on the way.
     #[error("{0}")]
     Failed(String),
+    /// SIGTERM could not be waited for.
+    #[error("signals cannot be received: {0}")]
+    Signals(std::io::Error),
+    /// The failpoints cannot be set.
+    #[cfg(feature = "failpoints")]
+    #[error(transparent)]
+    Failpoints(#[from] failpoint::FailpointError),
 }
 
 /// Data shards that are loaded ahead.
@@ -85,7 +118,8 @@ const POOL_BYTES: usize = 64 << 20;
 /// How long a worker goes on asking for a coordinator that does not answer yet.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Joins a cluster and works until it is dismissed. Blocks; calls `ready` once it listens.
+/// Joins a cluster and works until it is dismissed or, after SIGTERM, has left. Blocks; calls
+/// `ready` once it listens.
 ///
 /// # Errors
 /// [`WorkerError`], in words for the user.
@@ -93,7 +127,9 @@ pub fn run(
     options: Options,
     registry: Arc<Registry>,
     ready: impl FnOnce(&Ready),
-) -> Result<(), WorkerError> {
+) -> Result<Ended, WorkerError> {
+    #[cfg(feature = "failpoints")]
+    failpoint::arm()?;
     actix::System::new().block_on(work(options, registry, ready))
 }
 
@@ -101,12 +137,12 @@ async fn work(
     options: Options,
     registry: Arc<Registry>,
     ready: impl FnOnce(&Ready),
-) -> Result<(), WorkerError> {
+) -> Result<Ended, WorkerError> {
     if options.listen.ip().is_unspecified() {
         return Err(WorkerError::Unspecified(options.listen));
     }
     let token: JoinToken = options.token.parse()?;
-    let incarnation = random();
+    let began = Instant::now();
     let (credentials, coordinator) = enrol_anywhere(&options.coordinators, &token).await?;
     let name = credentials.identity().name.clone();
     let settings = Settings::for_address(options.listen.ip());
@@ -118,14 +154,22 @@ async fn work(
     tracing::info!(%name, %address, %coordinator, "joined");
 
     let (dir, overlap) = (options.dir, options.overlap);
-    let place = Place { incarnation, address, dir, overlap, prefetch: PREFETCH };
-    let exit = attend(endpoint.clone(), link.clone(), registry, (name, place)).await;
+    let place = Place { incarnation: 0, address, dir, overlap, prefetch: PREFETCH };
+    let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
+    let shell = Shell { endpoint: endpoint.clone(), workshop, began };
+    let addresses = options.coordinators;
+    let credentials = (credentials, began);
+    let reach = Reach { endpoint: endpoint.clone(), addresses, token, credentials };
+    let (exit, link) = attend(shell, reach, (name, link)).await?;
     tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
-    link.finish().await;
+    if let Some(link) = link {
+        link.finish().await;
+    }
     endpoint.close("the worker is done").await;
     match exit {
-        Exit::Dismissed => Ok(()),
+        Exit::Dismissed => Ok(Ended::Dismissed),
+        Exit::Drained => Ok(Ended::Drained),
         Exit::Refused(reason) => Err(WorkerError::Refused(reason)),
         Exit::Failed(reason) => Err(WorkerError::Failed(reason)),
     }
@@ -133,27 +177,38 @@ async fn work(
 
 /// Runs the actor to its end.
 async fn attend(
-    endpoint: Arc<Endpoint>,
-    coordinator: Link,
-    registry: Arc<Registry>,
-    (name, place): (NodeName, Place),
-) -> Exit {
-    let pool = Pool::new(POOL_BYTES);
+    shell: Shell,
+    reach: Reach,
+    (name, link): (NodeName, Link),
+) -> Result<Ending, WorkerError> {
+    let terminations = drain::terminations().map_err(WorkerError::Signals)?;
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let unix_ms_at_zero = since_epoch.map_or(0, |span| span.as_millis() as u64);
-    let core = Core::new(Identity { name: name.clone(), unix_ms_at_zero }, pool.clone());
-    let began = Instant::now();
-    let shell = Shell { endpoint, coordinator, registry, name, place, pool, began };
+    let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
+    let unix_ms_at_zero = unix_ms.saturating_sub(shell.began.elapsed().as_millis() as u64);
+    let core = Core::new(Identity { name, unix_ms_at_zero }, shell.workshop.pool.clone());
     let (exit, ended) = tokio::sync::oneshot::channel();
-    WorkerActor::launch(core, shell, exit);
-    ended.await.unwrap_or_else(|_| Exit::Failed("the worker's actor stopped".into()))
+    let endpoint = shell.endpoint.clone();
+    let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
+    actix::spawn(accept(endpoint, actor.clone()));
+    actix::spawn(drain::attend(terminations, actor.clone()));
+    actix::spawn(coordinator::attend(reach, link, actor));
+    let broken = |_| (Exit::Failed("the worker's actor stopped".into()), None);
+    Ok(ended.await.unwrap_or_else(broken))
+}
+
+async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
+    while let Some(link) = endpoint.accept().await {
+        if actor.send(Arrival(link)).await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Takes the first coordinator that answers, and goes on asking while none does.
 async fn enrol_anywhere(
     coordinators: &[SocketAddr],
     token: &JoinToken,
-) -> Result<(everstep_transport::identity::Credentials, SocketAddr), WorkerError> {
+) -> Result<(Credentials, SocketAddr), WorkerError> {
     let began = Instant::now();
     let mut last = WorkerError::Failed("no coordinator was named".into());
     loop {
@@ -174,11 +229,4 @@ async fn enrol_anywhere(
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-}
-
-/// A number that no other incarnation draws.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).expect("the system has random numbers");
-    u64::from_le_bytes(bytes)
 }

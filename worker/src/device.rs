@@ -1,14 +1,15 @@
 //! The device: everything a worker computes, job after job, on a thread of its own.
 //!
 //! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else; while a
-//! pass waits for parameters it takes what arrives. The same code runs under a simulator, which
-//! calls [`Device::handle`] with a [`Port`] of its own. The device does not know who the members
-//! are, nor what a vote is.
+//! pass waits for parameters it takes what arrives, and does or puts off what that is. The same code
+//! runs under a simulator, which calls [`Device::handle`] with a [`Port`] of its own. The device
+//! does not know who the members are, nor what a vote is; of a change of generation it knows which
+//! shards to keep.
 
 pub mod accumulate;
 pub mod build;
+mod holdings;
 pub mod model_file;
-mod owned;
 mod pass;
 pub mod thread;
 
@@ -17,21 +18,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::compute::{Batch, Compute, Evaluation};
-use everstep_kernels::layout::Layout;
+use everstep_kernels::compute::{Batch, Compute, Evaluation, Pass};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, Encoding, RunSpec, Shard, Step};
+use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
 
 use crate::data::Dataset;
 use crate::data::loader::Loader;
 use crate::data::validation::validation_part;
-use crate::step::event::{Job, Report, Summary};
+use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
+use holdings::Holdings;
 use model_file::ModelFile;
-use owned::Owned;
 use pass::ShardPass;
 
 /// What the device needs from whoever drives it.
@@ -65,15 +65,13 @@ pub struct Parts {
     pub overlap: bool,
 }
 
-/// A model, its data, and the parameter shards that this worker owns.
+/// A model, its data, and the parameter shards that this worker holds.
 pub struct Device {
     parts: Parts,
-    layout: Layout,
-    owned: Owned,
+    holdings: Holdings,
     accumulator: Accumulator,
-    data_shards: Vec<DataShard>,
-    /// The version of each shard of the computing parameters.
-    versions: Vec<Step>,
+    /// What the newest gradient is of.
+    work: Arc<Work>,
     /// Jobs that came while a pass waited for parameters.
     deferred: VecDeque<Job>,
     /// When the first pass began; from then on waiting is exposed communication.
@@ -89,23 +87,21 @@ pub struct Device {
 const VALIDATION_TARGETS: u64 = 64 << 10;
 
 impl Device {
-    /// A device that owns nothing yet.
+    /// A device that holds nothing yet.
     pub fn new(parts: Parts) -> Self {
         let layout = parts.compute.layout().clone();
-        let shards = reduce::shard_count(layout.count());
+        let parameters = layout.count();
         Self {
-            owned: Owned::new(&parts.run, layout.clone()),
-            accumulator: Accumulator::new(layout.count(), parts.pool.clone()),
-            data_shards: Vec::new(),
-            versions: vec![Step(0); shards],
+            holdings: Holdings::new(&parts.run, layout, parts.pool.clone()),
+            accumulator: Accumulator::new(parameters, parts.pool.clone()),
+            work: Arc::default(),
             deferred: VecDeque::new(),
             training: false,
-            unwritten: layout.count(),
+            unwritten: parameters,
             summary: Summary::default(),
             #[cfg(feature = "planted")]
             plant: None,
             parts,
-            layout,
         }
     }
 
@@ -119,7 +115,7 @@ impl Device {
     pub fn run(&mut self, port: &mut dyn Port) {
         loop {
             let idle = port.now();
-            let Some(job) = self.deferred.pop_front().or_else(|| port.wait()) else { return };
+            let Some(job) = port.wait() else { return };
             if self.training {
                 self.summary.exposed_seconds += port.now().since(idle).as_secs_f64();
             }
@@ -129,48 +125,53 @@ impl Device {
         }
     }
 
-    /// Does one job.
+    /// Does one job, and what was put off meanwhile.
     pub fn handle(&mut self, job: Job, port: &mut dyn Port) -> Result<(), String> {
-        match job {
-            Job::Enter { generation: _, data_shards, subtrees, owned } => {
-                let data_shard_count = self.parts.run.batch.data_shards;
-                self.accumulator.plan(data_shard_count, subtrees);
-                self.parts.loader.plan(Step(1), data_shards.clone());
-                self.data_shards = data_shards;
-                self.owned.enter(owned, |report| port.report(report));
-            }
-            Job::Gradient { step } => {
-                self.training = true;
-                for data_shard in self.data_shards.clone() {
-                    self.gradient(step, data_shard, port)?;
-                }
-            }
-            Job::Load { shard, version, values } => self.load(shard, version, &values),
-            Job::Update { shard, step, norm, update, gradient } => {
-                let clip_norm = self.parts.run.optimizer.clip_norm;
-                let clip = everstep_kernels::optimizer::clip_factor(norm, clip_norm);
-                self.owned.update(shard, step, update, (&gradient, clip))?;
-                drop(gradient);
-                self.refresh(shard, step, port);
-            }
-            Job::Skip { step } => {
-                self.versions.fill(step);
-                self.owned.skip(step, |report| port.report(report));
-            }
-            Job::Finish { version } => self.finish(version, port)?,
-            Job::Write { shard, values } => self.write(shard, &values, port)?,
+        self.perform(job, port)?;
+        while let Some(job) = self.deferred.pop_front() {
+            self.perform(job, port)?;
         }
         Ok(())
     }
 
+    fn perform(&mut self, job: Job, port: &mut dyn Port) -> Result<(), String> {
+        match job {
+            Job::Gradient { step, work } => return self.gradients(step, work, port),
+            Job::Finish { version, data_shards } => return self.finish(version, data_shards, port),
+            Job::Write { shard, values } => return self.write(shard, &values, port),
+            Job::Enter { .. } => self.begin_model_anew(),
+            _ => {}
+        }
+        let compute = &mut self.parts.compute;
+        self.holdings.handle(job, port, &mut |offset, values| compute.load(offset, values))
+    }
+
     // Gradients.
 
+    fn gradients(
+        &mut self,
+        step: Step,
+        work: Arc<Work>,
+        port: &mut dyn Port,
+    ) -> Result<(), String> {
+        self.training = true;
+        self.accumulator.plan(self.parts.run.batch.data_shards, work.subtrees.clone());
+        self.parts.loader.plan(step, &work.data_shards);
+        self.work = Arc::clone(&work);
+        for data_shard in &work.data_shards {
+            let Some(computed) = self.gradient(step, *data_shard, port)? else { break };
+            port.report(computed);
+        }
+        Ok(())
+    }
+
+    /// Computes a data shard; none where that has become void.
     fn gradient(
         &mut self,
         step: Step,
         data_shard: DataShard,
         port: &mut dyn Port,
-    ) -> Result<(), String> {
+    ) -> Result<Option<Report>, String> {
         let began = port.now();
         #[cfg(not(feature = "planted"))]
         let sampled = data_shard;
@@ -183,30 +184,25 @@ impl Device {
         let mut waited = Duration::ZERO;
         let mut loss = 0.0;
         for (index, micro_batch) in loaded.batches.iter().enumerate() {
+            let (first, last) = (index == 0, index + 1 == loaded.batches.len());
             let mut exchange = ShardPass {
                 port: &mut *port,
-                parameters: self.layout.count(),
-                versions: &mut self.versions,
-                wanted: Step(step.0 - 1),
+                holdings: &mut self.holdings,
                 accumulator: &mut self.accumulator,
                 deferred: &mut self.deferred,
                 step,
                 overlap: self.parts.overlap,
                 held: Vec::new(),
                 waited: Duration::ZERO,
-                closed: false,
+                end: None,
                 #[cfg(feature = "planted")]
                 torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),
             };
-            let pass = everstep_kernels::compute::Pass {
-                first: index == 0,
-                last: index + 1 == loaded.batches.len(),
-                scale,
-            };
-            let compute = &mut self.parts.compute;
-            let part = exchange.compute(compute.as_mut(), micro_batch, pass)?;
-            loss += part / f64::from(batch.accumulate);
+            let compute = self.parts.compute.as_mut();
+            let part = exchange.compute(compute, micro_batch, Pass { first, last, scale })?;
             waited += exchange.waited;
+            let Some(part) = part else { return Ok(None) };
+            loss += part / f64::from(batch.accumulate);
         }
         let seconds = port.now().since(began).saturating_sub(waited).as_secs_f64();
         self.summary.compute_seconds += seconds;
@@ -214,8 +210,7 @@ impl Device {
         self.summary.data_shards_computed += 1;
         self.parts.loader.recycle(loaded.batches);
         let contribution = Contribution { data_shard, loss, samples: loaded.samples };
-        port.report(Report::Computed { step, contribution, seconds });
-        Ok(())
+        Ok(Some(Report::Computed { step, contribution, seconds }))
     }
 
     /// In truth a data shard's samples are its own.
@@ -224,47 +219,33 @@ impl Device {
         if self.plant != Some(crate::plant::Plant::SampleByRank) {
             return data_shard;
         }
-        let place = self.data_shards.iter().position(|mine| *mine == data_shard);
+        let place = self.work.data_shards.iter().position(|mine| *mine == data_shard);
         place.map_or(data_shard, |place| DataShard(place as u32))
-    }
-
-    // Parameters.
-
-    fn load(&mut self, shard: Shard, version: Step, values: &[f32]) {
-        let range = reduce::shard_range(self.layout.count(), shard.0 as usize);
-        self.parts.compute.load(range.start, values);
-        self.versions[shard.0 as usize] = version;
-    }
-
-    /// Computes with an owned shard's new version, and hands it out if this worker is primary.
-    fn refresh(&mut self, shard: Shard, version: Step, port: &mut dyn Port) {
-        let (master, digest, primary) = self.owned.state(shard);
-        let mut values = self.parts.pool.take(master.len());
-        values.copy_from_slice(master);
-        if self.parts.run.all_gather == Encoding::Bf16 {
-            reduce::round_bf16(&mut values);
-        }
-        self.load(shard, version, &values);
-        let parameters = primary.then(|| Shared::new(values));
-        port.report(Report::Updated { version, shard, digest, parameters });
     }
 
     // The end.
 
-    fn finish(&mut self, version: Step, port: &mut dyn Port) -> Result<(), String> {
+    /// What is counted over the run goes on where the end comes again.
+    fn finish(
+        &mut self,
+        version: Step,
+        data_shards: Vec<DataShard>,
+        port: &mut dyn Port,
+    ) -> Result<(), String> {
         assert!(
-            self.versions.iter().all(|held| *held == version),
+            self.holdings.versions().iter().all(|held| *held == version),
             "the member has gathered every shard before it finishes"
         );
         self.training = false;
         let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()).max(1);
-        for part in self.data_shards.clone() {
+        self.summary.evaluations.clear();
+        for part in data_shards {
             let evaluation = self.evaluate(part, limit)?;
             self.summary.evaluations.extend(evaluation);
         }
-        self.summary.digests = self.owned.seal();
-        self.summary.optimizer_bytes = self.owned.bytes();
-        for (shard, master) in self.owned.primaries() {
+        self.summary.digests = self.holdings.seal();
+        self.summary.optimizer_bytes = self.holdings.bytes();
+        for (shard, master) in self.holdings.primaries() {
             let values = Shared::new(Buffer::detached(master.to_vec()));
             port.report(Report::Exported { shard, values });
         }
@@ -305,7 +286,7 @@ impl Device {
     }
 
     fn write(&mut self, shard: Shard, values: &[f32], port: &mut dyn Port) -> Result<(), String> {
-        let range = reduce::shard_range(self.layout.count(), shard.0 as usize);
+        let range = reduce::shard_range(self.parameters(), shard.0 as usize);
         self.unwritten -= range.len();
         if let Some(file) = &mut self.parts.model_file {
             file.write(range, values).map_err(|error| error.to_string())?;
@@ -314,5 +295,17 @@ impl Device {
             port.report(Report::Written);
         }
         Ok(())
+    }
+
+    /// Master weights of the generation before may never have come to their end.
+    fn begin_model_anew(&mut self) {
+        self.unwritten = self.parameters();
+        if let Some(file) = &mut self.parts.model_file {
+            file.begin_anew();
+        }
+    }
+
+    fn parameters(&self) -> usize {
+        self.holdings.layout().count()
     }
 }

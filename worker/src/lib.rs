@@ -7,6 +7,8 @@
 
 pub mod builtin;
 pub mod daemon;
+#[cfg(feature = "failpoints")]
+pub use daemon::failpoint;
 pub mod data;
 pub mod device;
 pub mod memory;

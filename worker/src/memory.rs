@@ -31,6 +31,16 @@ impl Memory {
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
     ///   each partial of its own shards that can wait for its sibling: one of every two that come.
     ///   A worker that is alone keeps its one partial, which is the sum.
+    ///
+    /// A change of generation that leaves more to fewer workers makes this the formula of fewer
+    /// workers. For a while there is more than that, always bounded, and a part of it in the pool
+    /// of free buffers already:
+    ///
+    /// - a step that is done anew keeps the partials of its first try until it commits, and adds
+    ///   them up to those of the new plan in memory of their own: at most the partials once more;
+    /// - a shard that is learned counts as an owned one, and at most four of its reduced gradients
+    ///   wait: 16 bytes for each of its parameters;
+    /// - states under way: at most 64 MiB at a learner, and the same with those that it asks.
     pub fn of_worker(
         run: &RunSpec,
         compute: &dyn Compute,

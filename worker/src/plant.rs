@@ -20,4 +20,21 @@ pub enum Plant {
     LoadUnderWay,
     /// The step leader does not compare the owners' digests.
     TrustDigests,
+    /// A worker takes a commit of a generation when it has promised a newer one.
+    BreakPromise,
+    /// A member that has missed the recorded commit takes what it computed of that step for the
+    /// next one's.
+    RedoOtherSamples,
+    /// A member keeps the reduced shards of an aborted try.
+    StaleReduced,
+    /// A member that has missed the recorded commit relabels its shards without applying it.
+    SkipRollForward,
+    /// A learner applies a reduced shard though one before it never came.
+    FeedGap,
+    /// A worker shows its last commit as one of the generation that it is in.
+    OldRecordCommit,
+    /// A worker neither shows lines at a change of generation nor carries them over.
+    ForgetLine,
+    /// A redo of a step adds what was kept into itself.
+    AddIntoKept,
 }

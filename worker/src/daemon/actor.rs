@@ -1,50 +1,37 @@
 //! The actor that owns the core: carries events in and effects out.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, Addr, AsyncContext, Context, Handler, MessageResult};
-use everstep_kernels::buffer::Pool;
-use everstep_transport::identity::{Identity, Role};
+use actix::{Actor, ActorContext, AsyncContext, Context, Handler, MessageResult};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Message, NodeName, Record, RunSpec, WorkerId};
-use everstep_transport::quic::{Endpoint, Expected, Link};
+use everstep_transport::protocol::{Message, Record, Step};
+use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{oneshot, watch};
 
-use super::event::{Ask, Event};
-use super::peer::{Peer, Wiring};
+use super::event::{Arrival, Ask, Connected, DeviceBuilt, Event, Heard, Reported};
+#[cfg(feature = "failpoints")]
+use super::failpoint;
+use super::peers::Peers;
+use super::reception::Inlet;
 use super::traffic::{self, Traffic};
-use crate::device::build::{Place, build};
-use crate::device::{Device, thread as device_thread};
-use crate::registry::Registry;
+use super::workshop::Workshop;
 use crate::step::core::Core;
-use crate::step::event::{Built, Effect, Exit, Input, Job};
+use crate::step::event::{Effect, Exit, Input};
 
 /// How often the core is told the time.
 const TICK: Duration = Duration::from_millis(50);
-/// Links of workers that no record names yet; more are closed.
-const MAX_STRANGERS: usize = 1024;
-/// How long a member's address is tried.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How the actor ended, and the link over which the last word goes out.
+pub type Ending = (Exit, Option<Link>);
 
 /// The outside world, as the actor holds it.
 pub struct Shell {
     /// The process's port.
     pub endpoint: Arc<Endpoint>,
-    /// The link to the coordinator.
-    pub coordinator: Link,
-    /// What `kind` means.
-    pub registry: Arc<Registry>,
-    /// The name in its certificate.
-    pub name: NodeName,
-    /// What the worker knows of itself.
-    pub place: Place,
-    /// Where buffers come from.
-    pub pool: Pool,
+    /// Builds and runs the device.
+    pub workshop: Workshop,
     /// The core's time zero.
     pub began: Instant,
 }
@@ -53,62 +40,78 @@ pub struct Shell {
 pub struct WorkerActor {
     core: Core,
     shell: Shell,
-    peers: BTreeMap<WorkerId, Peer>,
-    record: Option<Record>,
-    /// Links of workers that no record names yet. They are not read.
-    strangers: Vec<Link>,
-    device: Option<Sender<Job>>,
+    /// The link to a coordinator, while there is one.
+    coordinator: Option<Link>,
+    peers: Peers,
+    /// The version that the generation resumes with.
+    resume: Step,
     changed: watch::Sender<u64>,
     traffic: Arc<Traffic>,
-    /// CPU seconds that were used before the worker became a member.
-    cpu_before: f64,
-    exit: Option<oneshot::Sender<Exit>>,
+    /// CPU seconds that were used before the first generation since the device was built.
+    cpu_before: Option<f64>,
+    exit: Option<oneshot::Sender<Ending>>,
 }
 
-#[derive(actix::Message)]
-#[rtype(result = "()")]
-struct Arrival(Link);
-
-#[derive(actix::Message)]
-#[rtype(result = "()")]
-struct DeviceBuilt(Result<(Device, Built), String>);
-
 impl WorkerActor {
-    /// Starts the actor on this thread; `exit` is told how it ended.
-    pub fn launch(core: Core, shell: Shell, exit: oneshot::Sender<Exit>) {
-        let (changed, _) = watch::channel(0);
-        let actor = Self {
+    /// The actor, in `context`, which is not started yet; `exit` is told how it ended.
+    pub fn new(
+        core: Core,
+        shell: Shell,
+        exit: oneshot::Sender<Ending>,
+        context: &mut Context<Self>,
+    ) -> Self {
+        let (changed, watched) = watch::channel(0);
+        let (own, traffic) = (context.address(), Arc::<Traffic>::default());
+        let inlet = Inlet {
+            heard: own.clone().recipient(),
+            asks: own.clone().recipient(),
+            changed: watched,
+            pool: shell.workshop.pool.clone(),
+            traffic: traffic.clone(),
+        };
+        let peers = Peers::new(shell.endpoint.clone(), inlet, own.recipient());
+        Self {
             core,
             shell,
-            peers: BTreeMap::new(),
-            record: None,
-            strangers: Vec::new(),
-            device: None,
+            coordinator: None,
+            peers,
+            resume: Step(0),
             changed,
-            traffic: Arc::default(),
-            cpu_before: 0.0,
+            traffic,
+            cpu_before: None,
             exit: Some(exit),
-        };
-        actor.start();
+        }
     }
 
     fn now(&self) -> Time {
         Time(self.shell.began.elapsed().as_nanos() as u64)
     }
 
-    fn feed(&mut self, input: Input, own: Addr<Self>) {
+    fn feed(&mut self, input: Input, context: &mut Context<Self>) {
+        #[cfg(feature = "failpoints")]
+        failpoint::on_input(&input, self.resume);
         let now = self.now();
-        let before = self.core.member().map(|member| member.committed());
+        let committed = |core: &Core| core.member().map(|member| member.committed());
+        // Generations, promises and commits change what is admitted: all come with a message, but
+        // for the commits that this worker decides itself.
+        let is_message = matches!(input, Input::Coordinator(_) | Input::Peer { .. });
+        let before = committed(&self.core);
         self.core.handle(now, input);
+        let mut told = Vec::new();
         while let Some(effect) = self.core.poll_effect() {
-            self.perform(effect, &own);
+            #[cfg(feature = "failpoints")]
+            failpoint::on_effect(&effect);
+            told.extend(self.perform(effect, context));
         }
-        if self.core.member().map(|member| member.committed()) != before {
+        if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }
+        // Only a generation's beginning has something to tell, so this ends.
+        told.into_iter().for_each(|input| self.feed(input, context));
     }
 
-    fn perform(&mut self, effect: Effect, own: &Addr<Self>) {
+    /// Does what the core wants done; returns what the core is to be told of it.
+    fn perform(&mut self, effect: Effect, context: &mut Context<Self>) -> Vec<Input> {
         match effect {
             Effect::Tell(Message::Finished(result)) => {
                 let result = self.complete(result);
@@ -116,32 +119,47 @@ impl WorkerActor {
             }
             Effect::Tell(message) => self.tell(message),
             Effect::Send { to, message } => {
-                if let Some(peer) = self.peers.get_mut(&to) {
+                if let Some(peer) = self.peers.peer(to) {
                     peer.send(message);
                 }
             }
             Effect::Stream { to, lane, step, parcel } => {
-                if let Some(peer) = self.peers.get(&to) {
+                if let Some(peer) = self.peers.peer(to) {
                     peer.stream(lane, step, parcel);
                 }
             }
-            Effect::Build(run) => self.build(run, own.clone()),
-            Effect::Enter(record) => self.enter(record, own),
-            Effect::Device(job) => {
-                let device = self.device.as_ref().expect("a device is built before its first job");
-                // An error means that the device has failed, which its last report says.
-                let _ = device.send(job);
+            Effect::Build(run) => {
+                self.peers.clear("this worker begins anew");
+                self.cpu_before = None;
+                self.shell.workshop.build(run, context.address());
             }
+            Effect::Enter(record) => return self.enter(&record),
+            Effect::Meet { worker, name, address } => {
+                return self.peers.meet(worker, name, address);
+            }
+            Effect::Device(job) => self.shell.workshop.give(job),
             Effect::Exit(exit) => {
                 if let Some(ended) = self.exit.take() {
-                    let _ = ended.send(exit);
+                    let _ = ended.send((exit, self.coordinator.take()));
                 }
+                context.stop();
             }
         }
+        Vec::new()
+    }
+
+    fn enter(&mut self, record: &Record) -> Vec<Input> {
+        let (generation, members) = (record.number, record.members.len());
+        tracing::info!(%generation, members, resume = %record.resume, "entered");
+        self.resume = record.resume;
+        self.cpu_before.get_or_insert_with(traffic::cpu_seconds);
+        self.peers.enter(self.core.worker(), record)
     }
 
     fn tell(&self, message: Message) {
-        if let Err(error) = self.shell.coordinator.send(message) {
+        // What is lost is said again when there is another link: the core sees to that.
+        let Some(link) = &self.coordinator else { return };
+        if let Err(error) = link.send(message) {
             tracing::debug!(%error, "the coordinator cannot be told");
         }
     }
@@ -151,7 +169,7 @@ impl WorkerActor {
         let endpoint = self.shell.endpoint.stats();
         let buffers = self.shell.endpoint.socket_buffers();
         (result.bytes_sent, result.bytes_received) = self.traffic.totals();
-        result.cpu_seconds = traffic::cpu_seconds() - self.cpu_before;
+        result.cpu_seconds = traffic::cpu_seconds() - self.cpu_before.unwrap_or_default();
         result.peak_rss_bytes = traffic::peak_rss_bytes();
         result.refused += endpoint.refused_peers + endpoint.failed_handshakes;
         result.path_mtu = u64::from(endpoint.path_mtu);
@@ -159,138 +177,17 @@ impl WorkerActor {
         result.socket_buffers = (buffers.receive as u64, buffers.send as u64);
         result
     }
-
-    // The device.
-
-    fn build(&self, run: RunSpec, own: Addr<Self>) {
-        let (registry, place) = (self.shell.registry.clone(), self.shell.place.clone());
-        let pool = self.shell.pool.clone();
-        let builder = thread::Builder::new().name("build".into());
-        let spawned = builder.spawn(move || {
-            let built = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                build(&registry, &run, &place, pool)
-            }));
-            let built = built.unwrap_or_else(|_| Err("building the model panicked".into()));
-            own.do_send(DeviceBuilt(built));
-        });
-        spawned.expect("the system gives a process a thread");
-    }
-
-    // The generation.
-
-    fn enter(&mut self, record: Record, own: &Addr<Self>) {
-        let me = record.members.iter().find(|member| member.name == self.shell.name);
-        let me = me.map(|member| member.worker);
-        tracing::info!(generation = %record.number, members = record.members.len(), "entered");
-        for member in &record.members {
-            let worker = member.worker;
-            if Some(worker) == me {
-                continue;
-            }
-            self.peers.insert(worker, Peer::awaited());
-            // One link a pair: the newer worker calls the older one.
-            if me > Some(worker) {
-                let identity = Identity { role: Role::Worker, name: member.name.clone() };
-                let (endpoint, own) = (self.shell.endpoint.clone(), own.clone());
-                let address = member.address;
-                actix::spawn(async move {
-                    match connect(&endpoint, address, Expected::Node(identity)).await {
-                        Ok(link) => own.do_send(Arrival(link)),
-                        Err(reason) => {
-                            own.do_send(Event(Input::PeerLost { from: worker, reason }));
-                        }
-                    }
-                });
-            }
-        }
-        self.record = Some(record);
-        self.cpu_before = traffic::cpu_seconds();
-        self.changed.send_modify(|version| *version += 1);
-        for link in std::mem::take(&mut self.strangers) {
-            self.admit(link, own);
-        }
-    }
-
-    /// A link is up: it is a member's, or it waits until a record names its worker.
-    fn admit(&mut self, link: Link, own: &Addr<Self>) {
-        let Some(record) = &self.record else {
-            if self.strangers.len() < MAX_STRANGERS {
-                self.strangers.push(link);
-            }
-            return;
-        };
-        let identity = link.identity();
-        let member = record
-            .members
-            .iter()
-            .find(|member| identity.role == Role::Worker && member.name == identity.name);
-        let Some(worker) = member.map(|member| member.worker) else {
-            tracing::warn!(%identity, "refused a node that is not in the roster");
-            link.close("this node is not a member of the generation");
-            return own.do_send(Event(Input::Refused));
-        };
-        let wiring = Wiring {
-            worker,
-            generation: record.number,
-            events: own.clone().recipient(),
-            asks: own.clone().recipient(),
-            changed: self.changed.subscribe(),
-            pool: self.shell.pool.clone(),
-            traffic: self.traffic.clone(),
-        };
-        if let Some(peer) = self.peers.get_mut(&worker) {
-            peer.attach(link, &wiring);
-        }
-    }
-}
-
-async fn connect(
-    endpoint: &Endpoint,
-    address: std::net::SocketAddr,
-    expected: Expected,
-) -> Result<Link, String> {
-    let began = Instant::now();
-    loop {
-        match endpoint.connect(address, &expected).await {
-            Ok(link) => return Ok(link),
-            Err(error) if began.elapsed() > CONNECT_PATIENCE => return Err(error.to_string()),
-            Err(error) => tracing::debug!(%address, %error, "trying again"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-async fn receive(link: Link, own: Addr<WorkerActor>) {
-    let reason = loop {
-        match link.receive().await {
-            Ok(message) => {
-                if own.send(Event(Input::Coordinator(message))).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => break error.to_string(),
-        }
-    };
-    let _ = own.send(Event(Input::CoordinatorLost(reason))).await;
-}
-
-async fn accept(endpoint: Arc<Endpoint>, own: Addr<WorkerActor>) {
-    while let Some(link) = endpoint.accept().await {
-        if own.send(Arrival(link)).await.is_err() {
-            return;
-        }
-    }
 }
 
 impl Actor for WorkerActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        let own = context.address();
-        actix::spawn(receive(self.shell.coordinator.clone(), own.clone()));
-        actix::spawn(accept(self.shell.endpoint.clone(), own.clone()));
-        context.run_interval(TICK, |actor, context| actor.feed(Input::Tick, context.address()));
-        self.feed(Input::Start, own);
+        context.run_interval(TICK, |actor, context| {
+            actor.feed(Input::Tick, context);
+            let overdue = actor.peers.overdue();
+            overdue.into_iter().for_each(|input| actor.feed(input, context));
+        });
     }
 }
 
@@ -298,7 +195,20 @@ impl Handler<Event> for WorkerActor {
     type Result = ();
 
     fn handle(&mut self, Event(input): Event, context: &mut Self::Context) {
-        self.feed(input, context.address());
+        if matches!(input, Input::CoordinatorLost(_)) {
+            self.coordinator = None;
+        }
+        self.feed(input, context);
+    }
+}
+
+impl Handler<Heard> for WorkerActor {
+    type Result = ();
+
+    fn handle(&mut self, heard: Heard, context: &mut Self::Context) {
+        if self.peers.hear(&heard) {
+            self.feed(heard.input, context);
+        }
     }
 }
 
@@ -314,31 +224,38 @@ impl Handler<Arrival> for WorkerActor {
     type Result = ();
 
     fn handle(&mut self, Arrival(link): Arrival, context: &mut Self::Context) {
-        self.admit(link, &context.address());
+        if let Some(input) = self.peers.admit(link) {
+            self.feed(input, context);
+        }
+    }
+}
+
+impl Handler<Connected> for WorkerActor {
+    type Result = ();
+
+    fn handle(&mut self, Connected(link): Connected, context: &mut Self::Context) {
+        tracing::info!(coordinator = %link.remote_address(), "connected");
+        self.coordinator = Some(link);
+        self.feed(Input::Start, context);
     }
 }
 
 impl Handler<DeviceBuilt> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, DeviceBuilt(built): DeviceBuilt, context: &mut Self::Context) {
-        let own = context.address();
-        let built = match built {
-            Ok((device, built)) => {
-                let (jobs, mut reports) = device_thread::start(device);
-                self.device = Some(jobs);
-                let actor = own.clone();
-                actix::spawn(async move {
-                    while let Some(report) = reports.recv().await {
-                        if actor.send(Event(Input::Device(report))).await.is_err() {
-                            return;
-                        }
-                    }
-                });
-                Input::Built(built)
-            }
-            Err(reason) => Input::BuildFailed(reason),
-        };
-        self.feed(built, own);
+    fn handle(&mut self, done: DeviceBuilt, context: &mut Self::Context) {
+        if let Some(input) = self.shell.workshop.start(done, context.address()) {
+            self.feed(input, context);
+        }
+    }
+}
+
+impl Handler<Reported> for WorkerActor {
+    type Result = ();
+
+    fn handle(&mut self, reported: Reported, context: &mut Self::Context) {
+        if let Some(input) = self.shell.workshop.report(reported) {
+            self.feed(input, context);
+        }
     }
 }

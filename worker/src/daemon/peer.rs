@@ -1,97 +1,105 @@
-//! Another member, as the shell sees it: a link, and what waits for it.
+//! Another worker of the generation, as the shell sees it: a link, and what waits for it.
 //!
-//! Each lane of each peer has its own queue and its own stream, so a lane whose receiver is not
-//! ready yet holds up no other. The queues are bounded by the plan: a step has so many pieces, and
-//! the next step's begin only when this one has committed.
+//! A peer outlives generations, and so does its link; what is said and sent belongs to one of them.
 
-use std::collections::BTreeMap;
+use std::mem;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use actix::Recipient;
-use bytes::Bytes;
-use everstep_kernels::buffer::{Pool, Shared};
-use everstep_kernels::reduce;
-use everstep_transport::protocol::{
-    Chunk, ChunkKind, Encoding, Generation, Message, Step, WorkerId, codec,
-};
-use everstep_transport::quic::{BulkReceiver, BulkSender, Link, LinkError};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
+use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::{Generation, Message, NodeName, Step};
+use everstep_transport::quic::{Endpoint, Expected, Link};
+use tokio::task::JoinSet;
 
-use super::event::{Ask, Event};
-use super::traffic::Traffic;
-use crate::step::event::{Admission, Input, Lane, Parcel};
+use super::event::LinkOf;
+use super::lane::Lanes;
+use super::reception::{self, Inlet};
+use crate::step::event::{Lane, Parcel};
 
-type Queued = (Step, Parcel);
+/// How long a link may take to come up.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two calls, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// One other member.
+/// One other worker.
 pub struct Peer {
-    state: State,
-    lanes: BTreeMap<Lane, UnboundedSender<Queued>>,
+    /// The name in its certificate.
+    pub name: NodeName,
+    address: SocketAddr,
+    link: Option<Attached>,
+    /// Messages that wait for a link.
+    unsaid: Vec<Message>,
+    lanes: Lanes,
+    /// Whether anything was said or sent in this generation.
+    is_used: bool,
+    /// Since when a link is awaited, until it is up or was said to be missing.
+    awaited: Option<Instant>,
+    /// The task that calls the peer, while it does.
+    call: JoinSet<()>,
 }
 
-/// Whether the link is up.
-enum State {
-    /// Not yet: what is said and sent waits.
-    Awaited { messages: Vec<Message>, queues: BTreeMap<Lane, UnboundedReceiver<Queued>> },
-    /// It is.
-    Linked(Link),
-}
-
-/// What the tasks of a link need.
-#[derive(Clone)]
-pub struct Wiring {
-    /// The peer.
-    pub worker: WorkerId,
-    /// The generation that it is a member of.
-    pub generation: Generation,
-    /// Tells the actor.
-    pub events: Recipient<Event>,
-    /// Asks the actor.
-    pub asks: Recipient<Ask>,
-    /// Changes whenever the core may admit what it did not before.
-    pub changed: watch::Receiver<u64>,
-    /// Where buffers come from.
-    pub pool: Pool,
-    /// Counts bytes.
-    pub traffic: Arc<Traffic>,
+/// A link that is read.
+struct Attached {
+    link: Link,
+    number: u64,
+    /// They end with this.
+    _readers: JoinSet<()>,
 }
 
 impl Peer {
-    /// A peer without a link.
-    pub fn awaited() -> Self {
-        let mut lanes = BTreeMap::new();
-        let mut queues = BTreeMap::new();
-        for lane in Lane::ALL {
-            let (sender, receiver) = unbounded_channel();
-            lanes.insert(lane, sender);
-            queues.insert(lane, receiver);
+    /// A peer without a link, in `generation`.
+    pub fn new(name: NodeName, address: SocketAddr, generation: Generation) -> Self {
+        Self {
+            name,
+            address,
+            link: None,
+            unsaid: Vec::new(),
+            lanes: Lanes::new(generation),
+            is_used: false,
+            awaited: Some(Instant::now()),
+            call: JoinSet::new(),
         }
-        Self { state: State::Awaited { messages: Vec::new(), queues }, lanes }
     }
 
-    /// The link is up: starts its tasks. A second link is closed.
-    pub fn attach(&mut self, link: Link, wiring: &Wiring) {
-        if matches!(self.state, State::Linked(_)) {
-            return link.close("this pair of workers is connected already");
+    /// Another generation begins: what waits is dropped, what is under way is given up. A link that
+    /// lives is kept.
+    pub fn renew(&mut self, generation: Generation, inlet: &Inlet) {
+        self.unsaid.clear();
+        self.lanes = Lanes::new(generation);
+        self.is_used = false;
+        self.link.take_if(|attached| attached.link.ended().is_some());
+        match &self.link {
+            Some(attached) => self.lanes.start(&attached.link, &inlet.traffic),
+            None => self.awaited = Some(Instant::now()),
         }
-        let before = std::mem::replace(&mut self.state, State::Linked(link.clone()));
-        let State::Awaited { messages, queues } = before else { return };
-        for message in messages {
-            let _ = link.send(message); // an error means that the link is gone: told below
+    }
+
+    /// A link is up. True if it takes the place of one on which something was said or sent in this
+    /// generation: who called had lost that one, and nobody knows what arrived.
+    pub fn attach(&mut self, link: Link, from: LinkOf, inlet: &Inlet) -> bool {
+        self.call.abort_all();
+        self.awaited = None;
+        let replaced = self.link.take();
+        if let Some(before) = &replaced {
+            before.link.close("a newer link takes its place");
+            self.lanes = Lanes::new(self.lanes.generation());
         }
-        for (_, queue) in queues {
-            actix::spawn(send_lane(link.clone(), queue, wiring.clone()));
+        self.lanes.start(&link, &inlet.traffic);
+        for message in mem::take(&mut self.unsaid) {
+            let _ = link.send(message); // an error means that the link is gone: its reader tells
         }
-        actix::spawn(receive_messages(link.clone(), wiring.clone()));
-        actix::spawn(receive_streams(link, wiring.clone()));
+        let _readers = reception::listen(&link, from, inlet);
+        self.link = Some(Attached { link, number: from.number, _readers });
+        replaced.is_some() && self.is_used
     }
 
     /// Says something.
     pub fn send(&mut self, message: Message) {
-        match &mut self.state {
-            State::Awaited { messages, .. } => messages.push(message),
-            State::Linked(link) => {
+        self.is_used = true;
+        match &self.link {
+            None => self.unsaid.push(message),
+            Some(Attached { link, .. }) => {
                 // What cannot be said ends the link, and so the generation: nobody waits in vain.
                 if let Err(error) = link.send(message) {
                     link.close(&error.to_string());
@@ -101,157 +109,54 @@ impl Peer {
     }
 
     /// Queues a parcel on its lane.
-    pub fn stream(&self, lane: Lane, step: Step, parcel: Parcel) {
-        // An error means that the lane's task ended with its link: told by `receive_messages`.
-        let _ = self.lanes[&lane].send((step, parcel));
+    pub fn stream(&mut self, lane: Lane, step: Step, parcel: Parcel) {
+        self.is_used = true;
+        self.lanes.queue(lane, step, parcel);
     }
-}
 
-// Out.
-
-async fn send_lane(link: Link, mut queue: UnboundedReceiver<Queued>, wiring: Wiring) {
-    let sent: Result<(), LinkError> = async {
-        let mut open = None;
-        while let Some((step, parcel)) = queue.recv().await {
-            let stream = match open.take() {
-                Some((of, stream)) if of == step => stream,
-                before => {
-                    if let Some((_, stream)) = before {
-                        BulkSender::finish(stream)?;
-                    }
-                    link.bulk().await?
-                }
-            };
-            let (_, stream) = open.insert((step, stream));
-            let (chunk, body) = encode(parcel, wiring.generation);
-            stream.send(&chunk, body.clone()).await?;
-            wiring.traffic.add_sent(chunk.body_bytes());
+    /// Calls the peer until there is a link, which `arrived` is given; nothing, if there is one or
+    /// it is called already.
+    pub fn call(&mut self, endpoint: &Arc<Endpoint>, arrived: impl FnOnce(Link) + Send + 'static) {
+        while self.call.try_join_next().is_some() {}
+        if self.link.is_some() || !self.call.is_empty() {
+            return;
         }
-        Ok(())
-    }
-    .await;
-    if let Err(error) = sent {
-        link.close(&format!("a lane ended: {error}"));
-    }
-}
-
-/// A shared buffer as the bytes that go onto the wire.
-struct WireBytes(Shared);
-
-impl AsRef<[u8]> for WireBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
-fn encode(parcel: Parcel, generation: Generation) -> (Chunk, Bytes) {
-    match parcel {
-        Parcel::Commit(commit) => {
-            let step = commit.step;
-            let bytes = Bytes::from_owner(codec::encode(&Message::Commit(commit)));
-            (Chunk::message(generation, step, bytes.len()), bytes)
-        }
-        Parcel::Tensor { chunk, values } if chunk.encoding == Encoding::Bf16 => {
-            let mut bytes = vec![0; chunk.body_bytes()];
-            reduce::encode_bf16(&values, &mut bytes);
-            (chunk, bytes.into())
-        }
-        Parcel::Tensor { chunk, values } => (chunk, Bytes::from_owner(WireBytes(values))),
-    }
-}
-
-// In.
-
-async fn receive_messages(link: Link, wiring: Wiring) {
-    let from = wiring.worker;
-    let reason = loop {
-        match link.receive().await {
-            Ok(message) => {
-                let told = wiring.events.send(Event(Input::Peer { from, message })).await;
-                if told.is_err() {
-                    return; // The actor has ended, and the process with it.
-                }
-            }
-            Err(error) => break error.to_string(),
-        }
-    };
-    let _ = wiring.events.send(Event(Input::PeerLost { from, reason })).await;
-}
-
-async fn receive_streams(link: Link, wiring: Wiring) {
-    while let Ok(stream) = link.accept_bulk().await {
-        let (link, wiring) = (link.clone(), wiring.clone());
-        actix::spawn(async move {
-            if let Err(error) = receive_chunks(stream, &link, wiring).await {
-                link.close(&format!("a stream ended: {error}"));
-            }
+        let identity = Identity { role: Role::Worker, name: self.name.clone() };
+        let (endpoint, address) = (endpoint.clone(), self.address);
+        self.call.spawn(async move {
+            arrived(connect(&endpoint, address, &Expected::Node(identity)).await);
         });
     }
-}
 
-async fn receive_chunks(
-    mut stream: BulkReceiver,
-    link: &Link,
-    mut wiring: Wiring,
-) -> Result<(), LinkError> {
-    while let Some(chunk) = stream.header().await? {
-        match admission(&chunk, &mut wiring).await {
-            Admission::Take if chunk.kind == ChunkKind::Message => {
-                let mut bytes = vec![0; chunk.body_bytes()];
-                stream.body(&chunk, &mut bytes).await?;
-                let Ok(message) = codec::decode(&bytes) else {
-                    link.close("a garbled message on a bulk stream");
-                    return Ok(());
-                };
-                let _ =
-                    wiring.events.send(Event(Input::Peer { from: wiring.worker, message })).await;
-            }
-            Admission::Take => {
-                let values = receive_values(&mut stream, &chunk, &wiring.pool).await?;
-                wiring.traffic.add_received(chunk.body_bytes());
-                let input = Input::Piece { from: wiring.worker, chunk, values };
-                let _ = wiring.events.send(Event(input)).await;
-            }
-            Admission::Wait | Admission::Drop => {
-                tracing::debug!(worker = %wiring.worker, ?chunk, "a chunk outside the plan");
-                let _ = wiring.events.send(Event(Input::Refused)).await;
-                stream.skip(&chunk).await?;
-            }
-        }
+    /// The number of its link.
+    pub fn link_number(&self) -> Option<u64> {
+        self.link.as_ref().map(|attached| attached.number)
     }
-    Ok(())
+
+    /// Its link has ended.
+    pub fn lose(&mut self) {
+        self.link = None;
+    }
+
+    /// True once, when a link has been awaited for too long.
+    pub fn is_overdue(&mut self, now: Instant) -> bool {
+        self.awaited.take_if(|since| now.duration_since(*since) >= PATIENCE).is_some()
+    }
+
+    /// What is left when the worker is no peer any more: its link, unread.
+    pub fn into_link(self) -> Option<Link> {
+        self.link.map(|attached| attached.link)
+    }
 }
 
-/// Asks the core until it knows what to do with the chunk. Meanwhile the body stays with its
-/// sender.
-async fn admission(chunk: &Chunk, wiring: &mut Wiring) -> Admission {
+async fn connect(endpoint: &Endpoint, address: SocketAddr, expected: &Expected) -> Link {
+    let (mut pause, longest) = PAUSES;
     loop {
-        wiring.changed.mark_unchanged();
-        let ask = Ask { from: wiring.worker, chunk: *chunk };
-        match wiring.asks.send(ask).await {
-            Ok(Admission::Wait) => {
-                if wiring.changed.changed().await.is_err() {
-                    return Admission::Drop; // The actor has ended.
-                }
-            }
-            Ok(answer) => return answer,
-            Err(_) => return Admission::Drop,
+        match endpoint.connect(address, expected).await {
+            Ok(link) => return link,
+            Err(error) => tracing::debug!(%address, %error, "trying again"),
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
     }
-}
-
-async fn receive_values(
-    stream: &mut BulkReceiver,
-    chunk: &Chunk,
-    pool: &Pool,
-) -> Result<everstep_kernels::buffer::Buffer, LinkError> {
-    let mut values = pool.take(chunk.count as usize);
-    if chunk.encoding == Encoding::Bf16 {
-        let mut bytes = vec![0; chunk.body_bytes()];
-        stream.body(chunk, &mut bytes).await?;
-        reduce::decode_bf16(&bytes, &mut values);
-    } else {
-        stream.body(chunk, values.as_bytes_mut()).await?;
-    }
-    Ok(values)
 }

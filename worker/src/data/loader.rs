@@ -1,11 +1,12 @@
 //! Batches filled ahead: a thread that does `load` while the worker computes.
 //!
-//! In goes a plan: from which step on, which data shards. Out come, in that order, each data
-//! shard's micro-batches and the indices that were really filled into them. At most `depth` filled
-//! data shards wait, one more is being filled, and memory given back is filled again. With a depth
-//! of 0 there is no thread: a data shard is filled when it is asked for.
+//! In go the data shards of one step after the other. Out come, in that order, each data shard's
+//! micro-batches and the indices that were really filled into them. Steps resemble each other, so
+//! those to come are filled like the last one, until what is asked for is something else. At most
+//! `depth` filled data shards wait, one more is being filled, and memory given back is filled again.
+//! With a depth of 0 there is no thread: a data shard is filled when it is asked for.
 //!
-//! This file does not know why plans change, nor what becomes of the batches.
+//! This file does not know why steps differ, nor what becomes of the batches.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,14 +29,21 @@ pub struct Loader {
 /// Where filled data shards come from.
 enum Source {
     /// A thread that is ahead.
-    Ahead {
-        plans: Sender<Plan>,
-        /// What the current plan has filled; none before the first plan and after an error.
-        filled: Option<Receiver<Filled>>,
-        depth: usize,
-    },
+    Ahead(Ahead),
     /// The caller's own thread.
     Asked(Filler),
+}
+
+/// The thread that is ahead, and what it does.
+struct Ahead {
+    plans: Sender<Plan>,
+    /// What the current plan has filled; none before the first plan and after an error.
+    filled: Option<Receiver<Filled>>,
+    depth: usize,
+    /// The step that was asked for last.
+    step: Step,
+    /// The data shards that the current plan has in every step after that.
+    usual: Vec<DataShard>,
 }
 
 /// One data shard of one step.
@@ -91,30 +99,30 @@ impl Loader {
         let (plans, planned) = channel();
         let thread = thread::Builder::new().name("load".into());
         thread.spawn(move || filler.run(planned)).expect("the system gives a process a thread");
-        Self { source: Source::Ahead { plans, filled: None, depth }, spare }
+        let (step, usual) = (Step(0), Vec::new());
+        let ahead = Ahead { plans, filled: None, depth, step, usual };
+        Self { source: Source::Ahead(ahead), spare }
     }
 
-    /// Starts anew: from step `from` on, in every step these data shards in this order. What was
-    /// filled for an older plan is discarded.
-    pub fn plan(&mut self, from: Step, data_shards: Vec<DataShard>) {
-        let Source::Ahead { plans, filled: current, depth } = &mut self.source else { return };
-        // With the receiver the older plan ends: its next send fails.
-        *current = None;
-        if data_shards.is_empty() {
-            return;
-        }
-        let (filled, receiver) = sync_channel(*depth);
-        if plans.send(Plan { from, data_shards, filled }).is_ok() {
-            *current = Some(receiver);
+    /// Asks for these data shards of a step, in this order. Where they are what is being filled for
+    /// the step after the last one, that goes on. Otherwise what was filled is discarded.
+    ///
+    /// A step that is asked for again lacks some data shards, since others who had them are gone:
+    /// from the next step on they come on top of those that were asked for before.
+    pub fn plan(&mut self, step: Step, data_shards: &[DataShard]) {
+        if let Source::Ahead(ahead) = &mut self.source
+            && !data_shards.is_empty()
+        {
+            ahead.plan(step, data_shards);
         }
     }
 
-    /// Waits for a data shard of the plan, and discards those that the plan has before it.
+    /// Waits for a data shard that was asked for, and discards those that come before it.
     pub fn next(&mut self, step: Step, data_shard: DataShard) -> Result<Loaded, LoadError> {
         let Self { source, spare } = self;
         let filled = match source {
             Source::Asked(filler) => return filler.fill(step, data_shard),
-            Source::Ahead { filled, .. } => filled,
+            Source::Ahead(Ahead { filled, .. }) => filled,
         };
         let receiver = filled.take();
         while let Some(next) = receiver.as_ref().and_then(|filled| filled.recv().ok()) {
@@ -138,10 +146,34 @@ impl Loader {
     }
 }
 
+impl Ahead {
+    fn plan(&mut self, step: Step, data_shards: &[DataShard]) {
+        let last = std::mem::replace(&mut self.step, step);
+        if self.filled.is_some() && step == last.next() && self.usual == data_shards {
+            return;
+        }
+        if step == last {
+            self.usual.extend(data_shards);
+            self.usual.sort();
+            self.usual.dedup();
+        } else {
+            self.usual = data_shards.to_vec();
+        }
+        // With the receiver the older plan ends: its next send fails.
+        let (filled, receiver) = sync_channel(self.depth);
+        let (now, later) = (data_shards.to_vec(), self.usual.clone());
+        let sent = self.plans.send(Plan { step, now, later, filled });
+        self.filled = sent.is_ok().then_some(receiver);
+    }
+}
+
 /// What to fill until the receiver of `filled` is gone. There are data shards.
 struct Plan {
-    from: Step,
-    data_shards: Vec<DataShard>,
+    step: Step,
+    /// In this step.
+    now: Vec<DataShard>,
+    /// In every step after it.
+    later: Vec<DataShard>,
     filled: SyncSender<Filled>,
 }
 
@@ -162,10 +194,9 @@ impl Filler {
     }
 
     /// Fills until nobody waits for it, or it fails.
-    fn follow(&self, Plan { from, data_shards, filled }: Plan) {
-        let mut step = from;
-        loop {
-            for &data_shard in &data_shards {
+    fn follow(&self, Plan { mut step, now, later, filled }: Plan) {
+        for data_shards in std::iter::once(&now).chain(std::iter::repeat(&later)) {
+            for &data_shard in data_shards {
                 let loaded = self.fill(step, data_shard);
                 let failed = loaded.is_err();
                 if filled.send(loaded).is_err() || failed {
@@ -268,7 +299,7 @@ mod tests {
     #[test]
     fn batches_come_in_the_order_of_the_plan() {
         let mut loader = loader(GOOD);
-        loader.plan(Step(5), vec![DataShard(3), DataShard(1)]);
+        loader.plan(Step(5), &[DataShard(3), DataShard(1)]);
         for step in (5..40).map(Step) {
             for data_shard in [3, 1].map(DataShard) {
                 let loaded = loader.next(step, data_shard).expect("a batch");
@@ -281,7 +312,7 @@ mod tests {
     #[test]
     fn without_a_thread_any_data_shard_is_filled_when_it_is_asked_for() {
         let mut loader = Loader::new(Arc::new(GOOD), sampler(), 0);
-        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.plan(Step(1), &[DataShard(0)]);
         for (step, data_shard) in [(3, 1), (3, 0), (1, 2)] {
             let (step, data_shard) = (Step(step), DataShard(data_shard));
             let loaded = loader.next(step, data_shard).expect("a batch");
@@ -291,19 +322,58 @@ mod tests {
     }
 
     #[test]
-    fn a_new_plan_discards_what_was_filled_for_the_old_one() {
+    fn what_was_not_foreseen_is_filled_all_the_same() {
         let mut loader = loader(GOOD);
-        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.plan(Step(1), &[DataShard(0)]);
         loader.next(Step(1), DataShard(0)).expect("a batch");
-        loader.plan(Step(1), vec![DataShard(2), DataShard(0)]);
+        loader.plan(Step(1), &[DataShard(2), DataShard(0)]);
         let loaded = loader.next(Step(1), DataShard(2)).expect("a batch");
         check(&loaded, Step(1), DataShard(2));
     }
 
     #[test]
+    fn what_comes_as_foreseen_is_not_begun_anew() {
+        let (plans, planned) = channel();
+        let (step, usual) = (Step(0), Vec::new());
+        let mut ahead = Ahead { plans, filled: None, depth: 2, step, usual };
+        let [a, b, c] = [0, 1, 2].map(DataShard);
+        let table = [
+            (1, vec![a, c], Some((vec![a, c], vec![a, c]))),
+            (2, vec![a, c], None),
+            (2, vec![b], Some((vec![b], vec![a, b, c]))), // done anew, by fewer
+            (3, vec![a, b, c], None),
+            (4, vec![a, b], Some((vec![a, b], vec![a, b]))),
+            (9, vec![a, b], Some((vec![a, b], vec![a, b]))),
+        ];
+        for (step, asked, expected) in table {
+            ahead.plan(Step(step), &asked);
+            let begun = planned.try_iter().last().map(|plan: Plan| (plan.now, plan.later));
+            assert_eq!(begun, expected, "step {step}");
+        }
+        ahead.filled = None; // as after an error
+        ahead.plan(Step(10), &[a, b]);
+        assert!(planned.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_step_done_anew_is_followed_by_the_usual_data_shards_and_those_it_lacked() {
+        let mut loader = loader(GOOD);
+        let [kept, gained] = [0, 2].map(DataShard);
+        for (step, asked) in
+            [(1, vec![kept]), (1, vec![gained]), (1, vec![]), (2, vec![kept, gained])]
+        {
+            loader.plan(Step(step), &asked);
+            for data_shard in asked {
+                let loaded = loader.next(Step(step), data_shard).expect("a batch");
+                check(&loaded, Step(step), data_shard);
+            }
+        }
+    }
+
+    #[test]
     fn a_place_of_the_plan_may_be_skipped() {
         let mut loader = loader(GOOD);
-        loader.plan(Step(1), vec![DataShard(0), DataShard(1), DataShard(2)]);
+        loader.plan(Step(1), &[DataShard(0), DataShard(1), DataShard(2)]);
         for (step, data_shard) in [(1, 1), (2, 0), (9, 2)] {
             let (step, data_shard) = (Step(step), DataShard(data_shard));
             check(&loader.next(step, data_shard).expect("a batch"), step, data_shard);
@@ -319,7 +389,8 @@ mod tests {
         };
         let mut ask = |plan: Option<Vec<u32>>, step, data_shard| {
             if let Some(data_shards) = plan {
-                loader.plan(Step(3), data_shards.into_iter().map(DataShard).collect());
+                let data_shards: Vec<_> = data_shards.into_iter().map(DataShard).collect();
+                loader.plan(Step(3), &data_shards);
             }
             loader.next(Step(step), DataShard(data_shard)).map(|loaded| loaded.step)
         };
@@ -334,7 +405,7 @@ mod tests {
     #[test]
     fn memory_is_filled_again() {
         let mut loader = loader(GOOD);
-        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.plan(Step(1), &[DataShard(0)]);
         let mut first = loader.next(Step(1), DataShard(0)).expect("a batch");
         // So that it is known when it comes back; nothing fills features here.
         first.batches[1].features.reserve(12_345);
@@ -351,13 +422,13 @@ mod tests {
     fn a_panic_of_the_data_set_is_an_error_with_its_message() {
         let bad = sampler().sample(Step(2), DataShard(1), 1, 0).index;
         let mut loader = loader(Numbers { bad: Some(bad), ..GOOD });
-        loader.plan(Step(2), vec![DataShard(0), DataShard(1)]);
+        loader.plan(Step(2), &[DataShard(0), DataShard(1)]);
         loader.next(Step(2), DataShard(0)).expect("a batch");
         let error = loader.next(Step(2), DataShard(1)).expect_err("torn");
         let message = format!("sample {bad} is torn");
         assert_eq!(error, LoadError::Fill { index: bad, message });
 
-        loader.plan(Step(3), vec![DataShard(0)]);
+        loader.plan(Step(3), &[DataShard(0)]);
         loader.next(Step(3), DataShard(0)).expect("the thread goes on with another plan");
     }
 
@@ -365,7 +436,7 @@ mod tests {
     fn a_row_that_is_not_counted_is_an_error() {
         let rowless = sampler().sample(Step(1), DataShard(0), 0, 1).index;
         let mut loader = loader(Numbers { rowless: Some(rowless), ..GOOD });
-        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.plan(Step(1), &[DataShard(0)]);
         let error = loader.next(Step(1), DataShard(0)).expect_err("a row is missing");
         let message = "the batch has 1 rows instead of 2".to_string();
         assert_eq!(error, LoadError::Fill { index: rowless, message });
@@ -376,7 +447,7 @@ mod tests {
         let dataset = Arc::new(GOOD);
         let held: Weak<Numbers> = Arc::downgrade(&dataset);
         let mut loader = Loader::new(dataset, sampler(), 2);
-        loader.plan(Step(1), vec![DataShard(0)]);
+        loader.plan(Step(1), &[DataShard(0)]);
         loader.next(Step(1), DataShard(0)).expect("a batch");
         drop(loader);
         let gone = (0..1_000).any(|_| {

@@ -9,10 +9,10 @@ use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{DataShard, Encoding, RunSpec, Step};
+use everstep_transport::protocol::{DataShard, RunSpec, Step};
 
 use super::model_file::ModelFile;
-use super::{Device, Parts};
+use super::{Device, Parts, holdings};
 use crate::data::Dataset;
 use crate::data::loader::Loader;
 use crate::data::sampler::Sampler;
@@ -67,7 +67,7 @@ pub fn build(
     let file = place.dir.as_ref().map(|dir| dir.join("model.safetensors"));
     let parts = Parts {
         run: run.clone(),
-        model_file: file.map(|path| ModelFile::new(&path, &layout, &run.model)),
+        model_file: file.map(|path| ModelFile::new(&path, place.incarnation, &layout, &run.model)),
         compute,
         loader: Loader::new(dataset.clone(), sampler, place.prefetch),
         dataset,
@@ -83,9 +83,7 @@ fn load_initial(run: &RunSpec, compute: &mut dyn Compute) {
     for range in shards(parameters) {
         let mut values = vec![0.0; range.len()];
         compute.layout().init(run.seed, range.clone(), &mut values);
-        if run.all_gather == Encoding::Bf16 {
-            reduce::round_bf16(&mut values);
-        }
+        holdings::round(&mut values, run.all_gather);
         compute.load(range.start, &values);
     }
 }

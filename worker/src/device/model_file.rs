@@ -20,9 +20,13 @@ pub const MODEL_KEY: &str = "everstep.model";
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
+    /// Where it is written: a place of this incarnation's own, since one that was thought lost may
+    /// still be writing.
+    temporary: PathBuf,
     header: Vec<u8>,
     /// Created by the first piece: only one worker writes.
     file: Option<File>,
+    parameters: usize,
     missing: usize,
 }
 
@@ -35,25 +39,45 @@ pub struct ModelFileError {
 }
 
 impl ModelFile {
-    /// A file at `path` for a model of this layout. Touches nothing yet.
-    pub fn new(path: &Path, layout: &Layout, model: &ModelSpec) -> Self {
-        let header = header(layout, model);
-        Self { path: path.to_path_buf(), header, file: None, missing: layout.count() }
+    /// A file at `path` for a model of this layout, to be written by a worker's `incarnation`.
+    /// Touches nothing yet.
+    pub fn new(path: &Path, incarnation: u64, layout: &Layout, model: &ModelSpec) -> Self {
+        let parameters = layout.count();
+        Self {
+            path: path.to_path_buf(),
+            temporary: path.with_extension(format!("safetensors.{incarnation:016x}.partial")),
+            header: header(layout, model),
+            file: None,
+            parameters,
+            missing: parameters,
+        }
+    }
+
+    /// Forgets what has been written: every range is to come again. A file that was complete stays
+    /// until the next one is.
+    pub fn begin_anew(&mut self) {
+        if self.file.take().is_some() {
+            // What was complete has its final name; what was not harms nobody where it stays.
+            let _ = fs::remove_file(&self.temporary);
+        }
+        self.missing = self.parameters;
     }
 
     /// Writes `values` to `range` of the flat vector; `true` when the file is complete, in place
-    /// and durable. Each range is written once.
+    /// and durable. Each range is written once, until it is begun anew.
     pub fn write(&mut self, range: Range<usize>, values: &[f32]) -> Result<bool, ModelFileError> {
-        self.try_write(range, values)
-            .map_err(|source| ModelFileError { path: self.path.clone(), source })
+        self.try_write(range, values).map_err(|source| self.error(source))
+    }
+
+    fn error(&self, source: io::Error) -> ModelFileError {
+        ModelFileError { path: self.path.clone(), source }
     }
 
     fn try_write(&mut self, range: Range<usize>, values: &[f32]) -> io::Result<bool> {
-        let temporary = self.path.with_extension("safetensors.partial");
         let file = match &mut self.file {
             Some(file) => file,
             None => {
-                let mut file = File::create(&temporary)?;
+                let mut file = File::create(&self.temporary)?;
                 file.write_all(&self.header)?;
                 self.file.insert(file)
             }
@@ -66,7 +90,7 @@ impl ModelFile {
             return Ok(false);
         }
         file.sync_all()?;
-        fs::rename(&temporary, &self.path)?;
+        fs::rename(&self.temporary, &self.path)?;
         if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             File::open(folder)?.sync_all()?;
         }
@@ -107,7 +131,7 @@ mod tests {
         layout.push("weight", &[2, 3], Init::Constant(0.0));
         layout.push("bias", &[3], Init::Constant(0.0));
         let model = ModelSpec { kind: "mine".into(), layers: 1, heads: 1, width: 3, context: 1 };
-        let mut file = ModelFile::new(&path, &layout, &model);
+        let mut file = ModelFile::new(&path, 1, &layout, &model);
         assert!(!file.write(4..9, &[4.0, 5.0, 6.0, 7.0, 8.0]).expect("written"));
         assert!(!path.exists(), "nothing half-written is ever in place");
         assert!(file.write(0..4, &[0.0, 1.0, 2.0, 3.0]).expect("written"));
@@ -123,11 +147,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_begun_anew_needs_every_piece_again_and_leaves_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let mut layout = Layout::new();
+        layout.push("bias", &[3], Init::Constant(0.0));
+        let model = ModelSpec { kind: "mine".into(), layers: 1, heads: 1, width: 3, context: 1 };
+        let mut file = ModelFile::new(&path, 1, &layout, &model);
+        assert!(!file.write(0..2, &[1.0, 2.0]).expect("written"));
+        file.begin_anew();
+        assert_eq!(fs::read_dir(folder.path()).expect("read").count(), 0);
+        assert!(!file.write(2..3, &[6.0]).expect("written"));
+        assert!(file.write(0..2, &[4.0, 5.0]).expect("written"));
+        file.begin_anew();
+        assert!(path.exists(), "what was complete stays");
+        assert!(file.write(0..3, &[7.0, 8.0, 9.0]).expect("written"));
+    }
+
+    #[test]
     fn a_folder_that_is_not_there_is_named() {
         let mut layout = Layout::new();
         layout.push("bias", &[1], Init::Constant(0.0));
         let model = ModelSpec { kind: "mine".into(), layers: 1, heads: 1, width: 3, context: 1 };
-        let mut file = ModelFile::new(Path::new("/nowhere/model.safetensors"), &layout, &model);
+        let mut file = ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model);
         let error = file.write(0..1, &[1.0]).expect_err("no such folder");
         assert!(error.to_string().contains("/nowhere/model.safetensors"));
     }

@@ -1,4 +1,9 @@
 //! One micro-batch of one data shard, between the model and the network.
+//!
+//! A pass that waits for parameters is not in the way of others: what they ask of this worker's
+//! shards is answered at once, so no two members wait for each other's answers. It ends early, and
+//! reports nothing more, when its result has become void; since a model is never interrupted, it
+//! computes on to the end of the micro-batch with whatever is there.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,27 +11,24 @@ use std::time::Duration;
 
 use everstep_kernels::compute::{Batch, Compute, Exchange, Pass};
 use everstep_kernels::reduce;
-use everstep_transport::protocol::Step;
+use everstep_transport::protocol::{Shard, Step};
 
 use super::Port;
 use super::accumulate::{Accumulator, Final};
-use crate::step::event::{Job, Report};
+use super::holdings::{Holdings, Write};
+use crate::step::event::{Job, Origin, Report};
 
 /// The exchange of one pass: waits for parameters, sends off gradients.
 pub struct ShardPass<'a> {
     /// Where parameters come from and partial sums go.
     pub port: &'a mut dyn Port,
-    /// How many parameters the model has.
-    pub parameters: usize,
-    /// The version of each parameter shard on the device.
-    pub versions: &'a mut Vec<Step>,
-    /// The version that the pass computes with.
-    pub wanted: Step,
+    /// What there is of each parameter shard.
+    pub holdings: &'a mut Holdings,
     /// Adds data shards up to subtrees.
     pub accumulator: &'a mut Accumulator,
-    /// Jobs that are not parameters, for later.
+    /// Jobs that have to wait, for later.
     pub deferred: &'a mut VecDeque<Job>,
-    /// The step.
+    /// The step: the pass computes with the version before it.
     pub step: Step,
     /// Whether to wait and to send range by range, or all at once.
     pub overlap: bool,
@@ -34,53 +36,110 @@ pub struct ShardPass<'a> {
     pub held: Vec<Final>,
     /// How long it has waited for parameters.
     pub waited: Duration,
-    /// There will be no more jobs: the worker is ending, and the result of the pass is void.
-    pub closed: bool,
+    /// Why its result counts no more, if that is so.
+    pub end: Option<End>,
     /// A planted bug: parameters are not waited for.
     #[cfg(feature = "planted")]
     pub torn: bool,
 }
 
+/// Why a pass ends before its time.
+#[derive(Debug)]
+pub enum End {
+    /// The step is over without it, or history begins anew: there are other things to do.
+    Void,
+    /// The worker is ending, or the machine cannot be trusted; in words.
+    Failed(String),
+}
+
 impl ShardPass<'_> {
-    /// Runs the pass; returns the loss.
+    /// Runs the pass; returns the loss, or none where the pass has become void.
     pub fn compute(
         &mut self,
         compute: &mut dyn Compute,
         batch: &Batch,
         pass: Pass,
-    ) -> Result<f64, String> {
+    ) -> Result<Option<f64>, String> {
         if !self.overlap {
             // The model asks again, range by range, and finds everything there.
-            let all = 0..self.parameters;
-            let mut arrived = Vec::new();
-            self.need(all, &mut |offset, values: &[f32]| arrived.push((offset, values.to_vec())));
-            for (offset, values) in arrived {
-                compute.load(offset, &values);
-            }
+            let all = 0..self.holdings.layout().count();
+            self.need(all, &mut |offset, values: &[f32]| compute.load(offset, values));
         }
         let loss = compute.gradient(batch, pass, self).map_err(|error| error.to_string())?;
+        match self.end.take() {
+            Some(End::Void) => return Ok(None),
+            Some(End::Failed(reason)) => return Err(reason),
+            None => {}
+        }
         for part in std::mem::take(&mut self.held) {
             self.send(part);
-        }
-        if self.closed {
-            return Err("the worker is ending".into());
         }
         match self.accumulator.unannounced().filter(|_| pass.last) {
             Some(shard) => Err(format!(
                 "the model announced no gradient for all of parameter shard {shard}: a last pass \
                  must announce every range once"
             )),
-            None => Ok(loss),
+            None => Ok(Some(loss)),
         }
     }
 
     fn is_there(&self, shards: &Range<usize>) -> bool {
-        self.versions[shards.clone()].iter().all(|version| *version == self.wanted)
+        self.holdings.versions()[shards.clone()].iter().all(|version| version.next() == self.step)
     }
 
     fn send(&mut self, part: Final) {
         let Final { shard, node, sum } = part;
         self.port.report(Report::Partial { step: self.step, shard, node, sum });
+    }
+
+    /// Does a job that comes while the pass waits, or puts it off.
+    fn take(&mut self, job: Job, write: &mut Write<'_>) {
+        if matches!(job, Job::Enter { origin: Origin::Seed, .. }) {
+            self.deferred.clear();
+            self.end_with(job);
+        } else if settles(&job).is_some_and(|version| version >= self.step) {
+            // It is part of history, so nobody needs this worker's share of it.
+            self.deferred.retain(|job| !matches!(job, Job::Gradient { .. }));
+            self.end_with(job);
+        } else if self.is_done_at_once(&job) {
+            let done = self.holdings.handle(job, self.port, write);
+            self.end = done.err().map(End::Failed);
+        } else {
+            self.deferred.push_back(job);
+        }
+    }
+
+    fn end_with(&mut self, next: Job) {
+        self.deferred.push_back(next);
+        self.end = Some(End::Void);
+    }
+
+    /// Parameters, held ones too, are what it waits for. Others are answered unless a job that
+    /// waits will change what they ask for.
+    fn is_done_at_once(&self, job: &Job) -> bool {
+        let changed_by = |job: &Job| match job {
+            Job::Update { shard, .. } | Job::Restore { shard, .. } => Some(*shard),
+            _ => None,
+        };
+        let changes: Vec<Shard> = self.deferred.iter().filter_map(changed_by).collect();
+        match job {
+            Job::Load { .. } => true,
+            Job::Share { shards, .. } | Job::Export { shards, .. } => {
+                !shards.iter().any(|shard| changes.contains(shard))
+            }
+            _ => changed_by(job).is_some() && self.deferred.is_empty(),
+        }
+    }
+}
+
+/// The step that must have committed for this job to be given.
+fn settles(job: &Job) -> Option<Step> {
+    match job {
+        Job::Load { version: step, .. } | Job::Update { step, .. } | Job::Skip { step } => {
+            Some(*step)
+        }
+        Job::Gradient { step, .. } => Some(Step(step.0 - 1)),
+        _ => None,
     }
 }
 
@@ -93,20 +152,15 @@ impl Exchange for ShardPass<'_> {
         if self.torn {
             return;
         }
-        let length = reduce::shard_length(self.parameters);
+        let length = reduce::shard_length(self.holdings.layout().count());
         let shards = range.start / length..(range.end - 1) / length + 1;
         let began = self.port.now();
         let mut idle = false;
-        while !self.is_there(&shards) && !self.closed {
+        while !self.is_there(&shards) && self.end.is_none() {
             idle = true;
             match self.port.wait() {
-                Some(Job::Load { shard, version, values }) => {
-                    let range = reduce::shard_range(self.parameters, shard.0 as usize);
-                    write(range.start, &values);
-                    self.versions[shard.0 as usize] = version;
-                }
-                Some(job) => self.deferred.push_back(job),
-                None => self.closed = true,
+                Some(job) => self.take(job, write),
+                None => self.end = Some(End::Failed("the worker is ending".into())),
             }
         }
         if idle {
@@ -115,6 +169,9 @@ impl Exchange for ShardPass<'_> {
     }
 
     fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
+        if self.end.is_some() {
+            return;
+        }
         for part in self.accumulator.add(range, gradient) {
             if self.overlap {
                 self.send(part);

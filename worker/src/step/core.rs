@@ -4,27 +4,31 @@
 //! pieces and jobs. The phases are those of `Phase`; the step itself is [`Member`]'s. The core
 //! does not know sockets, threads or files.
 //!
-//! Until shards survive their owners, whatever ends a member's connection ends the run: the core
-//! says so to the coordinator, names the member, and ends.
+//! The core keeps the worker's word: once it has promised a generation, nothing of an older one is
+//! taken any more, whatever brings it (invariants I7 and I15). A lost link, to a coordinator or to
+//! a member, ends nothing: it is told, and others decide.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
-use std::collections::{BTreeMap, VecDeque};
+mod coordinator;
+mod peers;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_kernels::buffer::{Buffer, Pool};
-use everstep_transport::protocol::codec;
-use everstep_transport::protocol::message::Heartbeat;
+use everstep_kernels::buffer::Pool;
+use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::{
-    Chunk, Generation, Message, NodeName, Record, RunSpec, Step, WorkerId,
+    Generation, Message, NodeName, RunSpec, Step, Term, WorkerId, codec,
 };
 use everstep_transport::time::Time;
 
-use super::event::{Admission, Built, Effect, Exit, Input, Report, Summary};
+use super::event::{Built, Effect, Exit, Input, Report, Summary};
+use super::holdings::Holdings;
+use super::learner::Learner;
 use super::member::Member;
-use super::plan::Plan;
 use super::setup::Setup;
 use crate::data::Sampler;
 use crate::optimize;
@@ -46,7 +50,9 @@ enum Phase {
     /// Builds the run's model and data.
     Building(Box<RunSpec>),
     /// Has stated what it would compute, and waits for its id and a generation.
-    Registering(Arc<Setup>),
+    Registering(Arc<Setup>, Box<Registration>),
+    /// Knows a generation that it is no member of.
+    Learning(Box<Learner>),
     /// Is a member.
     Training(Box<Member>),
     /// Has said its last word.
@@ -55,12 +61,10 @@ enum Phase {
 
 /// How often a worker says that it lives.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
-/// How long a lost member may go unnoticed by the coordinator before a member speaks up.
-const LOSS_GRACE: Duration = Duration::from_millis(1500);
+/// The least time between heartbeats that tell something at once.
+const PRESSING: Duration = Duration::from_millis(25);
 /// Most lines in one heartbeat: it must fit the control stream.
 const LINES_PER_HEARTBEAT: usize = 200;
-/// Most messages of a newer generation that wait, for each peer.
-const MAX_EARLY: usize = 4;
 
 /// The worker's core.
 #[derive(Debug)]
@@ -69,14 +73,19 @@ pub struct Core {
     pool: Pool,
     phase: Phase,
     worker: Option<WorkerId>,
-    /// The newest generation whose record has come.
-    known: Generation,
+    /// The highest term heard of, and the number promised, which is at least the generation's.
+    promised: (Term, Generation),
+    /// It was told to leave the run.
+    drains: bool,
     heartbeat_at: Time,
-    /// Members whose connection was lost, and when.
-    lost: BTreeMap<WorkerId, (Time, String)>,
-    /// What members said before this worker knew their generation.
+    /// What the last heartbeat said of holding and being ready.
+    told: (bool, bool),
+    /// Peers whose connection was lost since the generation began.
+    unreachable: BTreeSet<WorkerId>,
+    /// What peers said before this worker knew their generation.
     early: BTreeMap<WorkerId, VecDeque<Message>>,
-    reported: bool,
+    /// What it has reported at the end, in this generation.
+    finished: Option<WorkerResult>,
     refused: u64,
     out: VecDeque<Effect>,
     #[cfg(feature = "planted")]
@@ -91,11 +100,13 @@ impl Core {
             pool,
             phase: Phase::Greeting,
             worker: None,
-            known: Generation(0),
+            promised: (Term(0), Generation(0)),
+            drains: false,
             heartbeat_at: Time(0),
-            lost: BTreeMap::new(),
+            told: (false, false),
+            unreachable: BTreeSet::new(),
             early: BTreeMap::new(),
-            reported: false,
+            finished: None,
             refused: 0,
             out: VecDeque::new(),
             #[cfg(feature = "planted")]
@@ -108,6 +119,8 @@ impl Core {
     pub fn plant(&mut self, plant: crate::plant::Plant) {
         self.plant = Some(plant);
     }
+
+    // Outputs.
 
     /// The next thing to be done.
     pub fn poll_effect(&mut self) -> Option<Effect> {
@@ -122,77 +135,70 @@ impl Core {
         }
     }
 
-    /// Messages and pieces refused so far.
-    pub fn refused(&self) -> u64 {
-        self.refused + self.member().map_or(0, Member::refused)
+    /// The worker's id, once it is registered.
+    pub fn worker(&self) -> Option<WorkerId> {
+        self.worker
     }
 
-    /// What to do with a chunk whose header has arrived from another worker.
-    pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+    /// The highest term heard of, and the number promised, at least that of the generation.
+    pub fn promised(&self) -> (Term, Generation) {
+        self.promised
+    }
+
+    /// The generation whose record the worker is in, as member or learner; 0 if it is in none.
+    pub fn generation(&self) -> Generation {
         match &self.phase {
-            Phase::Training(member) => member.admit(from, chunk),
-            Phase::Ended => Admission::Drop,
-            _ => Admission::Wait,
+            Phase::Learning(learner) => learner.roster().generation(),
+            Phase::Training(member) => member.plan().generation(),
+            _ => Generation(0),
         }
     }
 
+    /// Messages and pieces refused so far.
+    pub fn refused(&self) -> u64 {
+        let phase = match &self.phase {
+            Phase::Learning(learner) => learner.refused(),
+            Phase::Training(member) => member.refused(),
+            _ => 0,
+        };
+        self.refused + phase
+    }
+
+    // Inputs.
+
     /// Something happened at `now`.
     pub fn handle(&mut self, now: Time, input: Input) {
+        if matches!(self.phase, Phase::Ended) {
+            return;
+        }
         match input {
-            Input::Start => self.tell(Message::Hello { schema: codec::schema() }),
+            Input::Start => self.greet(),
             Input::Coordinator(message) => self.coordinator(now, message),
-            Input::CoordinatorLost(reason) => {
-                self.end(Exit::Failed(format!("the coordinator is gone: {reason}")));
+            Input::CoordinatorLost(_) => {} // Training goes on; the shell finds another link.
+            Input::CoordinatorGone(reason) => {
+                self.end(Exit::Failed(format!("no coordinator can be reached: {reason}")));
             }
+            Input::Drain => self.drain(),
+            Input::DrainOverdue => self.end(Exit::Drained),
             Input::Built(built) => self.built(built),
-            Input::BuildFailed(reason) => self.fail(None, reason),
+            Input::BuildFailed(reason) => self.fail(None, false, reason),
             Input::Peer { from, message } => self.peer(now, from, message),
-            Input::PeerLost { from, reason } => {
-                self.lost.entry(from).or_insert((now, reason));
-            }
+            Input::PeerLost { from, .. } => self.peer_lost(now, from),
             Input::Piece { from, chunk, values } => self.piece(now, from, &chunk, values),
             Input::Refused => self.refused += 1,
-            Input::Device(Report::Failed(reason)) => self.fail(None, reason),
-            Input::Device(report) => {
-                if let Phase::Training(member) = &mut self.phase {
-                    member.report(now, report);
-                }
-            }
+            Input::Device(Report::Failed(reason)) => self.fail(None, false, reason),
+            Input::Device(report) => match &mut self.phase {
+                Phase::Learning(learner) => learner.report(report),
+                Phase::Training(member) => member.report(now, report),
+                _ => {}
+            },
             Input::Tick => self.tick(now),
         }
         self.follow(now);
     }
 
-    // The coordinator.
-
-    fn coordinator(&mut self, now: Time, message: Message) {
-        match (message, &mut self.phase) {
-            (Message::Welcome { run }, Phase::Greeting) => {
-                self.out.push_back(Effect::Build(run.clone()));
-                self.phase = Phase::Building(Box::new(run));
-            }
-            (Message::Registered { worker }, Phase::Registering(_)) => self.worker = Some(worker),
-            (Message::Announce(record), Phase::Registering(setup)) => {
-                let setup = setup.clone();
-                self.enter(now, setup, record);
-            }
-            (Message::HeartbeatAnswer { written, .. }, Phase::Training(member)) => {
-                member.written(now, written);
-                // A long tail goes out page by page, each with the answer to the one before.
-                if member.settled_lines().next().is_some() {
-                    self.heartbeat(now);
-                }
-            }
-            (Message::HeartbeatAnswer { generation, .. }, Phase::Registering(_)) => {
-                // The record was announced, and did not come.
-                if generation > self.known {
-                    self.tell(Message::FetchRecord);
-                }
-            }
-            (Message::Refused { reason }, _) => self.end(Exit::Refused(reason)),
-            (Message::Dismiss, _) => self.end(Exit::Dismissed),
-            _ => self.refused += 1,
-        }
+    fn greet(&mut self) {
+        self.tell(Message::Hello { schema: codec::schema(), worker: self.worker });
     }
 
     fn built(&mut self, built: Built) {
@@ -202,7 +208,7 @@ impl Core {
             return;
         };
         let fingerprint = &built.registration.fingerprint;
-        self.phase = Phase::Registering(Arc::new(Setup {
+        let setup = Arc::new(Setup {
             parameters: fingerprint.parameters as usize,
             sampler: Sampler::new(run.seed, fingerprint.samples, run.batch),
             schedule: optimize::schedule(&run),
@@ -210,135 +216,132 @@ impl Core {
             unix_ms_at_zero: self.identity.unix_ms_at_zero,
             pool: self.pool.clone(),
             run: *run,
-        }));
-        self.tell(Message::Register(built.registration));
-    }
-
-    /// Enters the generation. The record may overtake the answer to the registration, so the
-    /// worker finds itself by its name.
-    fn enter(&mut self, now: Time, setup: Arc<Setup>, record: Record) {
-        let mine = record.members.iter().find(|member| member.name == self.identity.name);
-        self.known = self.known.max(record.number);
-        // Enough had registered before: who is in excess waits for the end of the run.
-        let Some(worker) = mine.map(|member| member.worker) else { return };
-        if record.resume != Step(0) {
-            let reason = format!("generation {} begins in the middle of a run", record.number);
-            return self.fail(None, reason);
-        }
-        let data_shards = setup.run.batch.data_shards;
-        match Plan::new(record, worker, setup.parameters, data_shards) {
-            Ok(plan) => {
-                self.worker = Some(worker);
-                self.phase = Phase::Training(Box::new(Member::enter(now, setup, plan)));
-                #[cfg(feature = "planted")]
-                if let Phase::Training(member) = &mut self.phase {
-                    member.plant(self.plant);
-                }
-                for (from, messages) in std::mem::take(&mut self.early) {
-                    for message in messages {
-                        self.peer(now, from, message);
-                    }
-                }
-            }
-            Err(error) => self.fail(None, error.to_string()),
-        }
-    }
-
-    // Other members.
-
-    fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
-        match &mut self.phase {
-            Phase::Training(member) => member.peer(now, from, message),
-            Phase::Ended => {}
-            _ => {
-                let waiting = self.early.entry(from).or_default();
-                if waiting.len() < MAX_EARLY {
-                    waiting.push_back(message);
-                } else {
-                    self.refused += 1;
-                }
-            }
-        }
-    }
-
-    fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
-        if let Phase::Training(member) = &mut self.phase {
-            member.piece(now, from, chunk, values);
-        }
+        });
+        self.tell(Message::Register(built.registration.clone()));
+        self.phase = Phase::Registering(setup, Box::new(built.registration));
     }
 
     // Time.
 
     fn tick(&mut self, now: Time) {
+        if let Phase::Training(member) = &mut self.phase {
+            member.tick(now);
+        }
         if now.since(self.heartbeat_at) >= HEARTBEAT {
             self.heartbeat(now);
-        }
-        let overdue = self.lost.iter().find(|(_, (at, _))| now.since(*at) >= LOSS_GRACE);
-        if let Some((worker, (_, reason))) = overdue {
-            let reason = format!("worker {worker} cannot be reached: {reason}");
-            self.fail(Some(*worker), reason);
         }
     }
 
     fn heartbeat(&mut self, now: Time) {
         let Some(worker) = self.worker else { return };
         self.heartbeat_at = now;
-        let member = self.member();
-        let lines = member.into_iter().flat_map(|member| member.settled_lines().cloned());
-        let generation = member.map_or(Generation(0), |member| member.plan().generation());
+        self.told = self.standing();
+        let lines = self.member().into_iter().flat_map(|member| member.settled_lines().cloned());
+        let step = match &self.phase {
+            Phase::Learning(learner) => learner.committed(),
+            Phase::Training(member) => member.committed(),
+            _ => Step(0),
+        };
         let heartbeat = Heartbeat {
             worker,
-            generation,
-            promised: generation,
-            step: member.map_or(Step(0), Member::committed),
+            generation: self.generation(),
+            promised: self.promised.1,
+            step,
             lines: lines.take(LINES_PER_HEARTBEAT).collect(),
-            unreachable: self.lost.keys().copied().collect(),
+            unreachable: self.unreachable.iter().copied().collect(),
+            held: self.told.0,
+            ready: self.told.1,
         };
         self.tell(Message::Heartbeat(heartbeat));
     }
 
-    /// What follows from a member's new state.
+    /// Whether it holds, and whether it is ready: who cannot reach a member is not.
+    fn standing(&self) -> (bool, bool) {
+        let (roster, held, ready) = match &self.phase {
+            Phase::Learning(learner) => (learner.roster(), false, learner.is_ready()),
+            Phase::Training(member) => {
+                (member.plan().roster(), member.is_held(), member.is_ready())
+            }
+            _ => return (false, false),
+        };
+        (held, ready && !self.unreachable.iter().any(|peer| roster.lists(*peer)))
+    }
+
+    /// What follows from a new state.
     fn follow(&mut self, now: Time) {
-        let Phase::Training(member) = &mut self.phase else { return };
-        while let Some(effect) = member.poll_effect() {
-            self.out.push_back(effect);
+        match &mut self.phase {
+            Phase::Learning(learner) => {
+                self.out.extend(std::iter::from_fn(|| learner.poll_effect()))
+            }
+            Phase::Training(member) => self.out.extend(std::iter::from_fn(|| member.poll_effect())),
+            _ => return,
         }
-        if let Some(broken) = member.broken() {
+        if let Some(broken) = self.member().and_then(Member::broken) {
             let (at_fault, reason) = (broken.at_fault(), broken.to_string());
-            return self.fail(at_fault, reason);
+            return self.fail(at_fault, true, reason);
         }
-        // The last lines go out at once: the run ends when they are written.
-        let pressing = member.is_settled() && now.since(self.heartbeat_at) >= HEARTBEAT / 10;
-        if pressing && member.settled_lines().next().is_some() {
-            return self.heartbeat(now);
+        self.press(now);
+        let Some(summary) = self.member().and_then(Member::result) else { return };
+        if self.finished.is_none() {
+            let result = result(self.worker.unwrap_or_default(), summary, self.refused());
+            self.finished = Some(result.clone());
+            self.tell(Message::Finished(result));
         }
-        let Some(summary) = member.result().filter(|_| !self.reported) else { return };
-        let refused = self.refused + member.refused();
-        let result = result(self.worker.unwrap_or_default(), summary, refused);
-        self.reported = true;
-        self.tell(Message::Finished(result));
+    }
+
+    /// Tells at once what somebody waits for: the last lines, that all is done here, or learned.
+    fn press(&mut self, now: Time) {
+        let last_lines =
+            |member: &Member| member.is_settled() && member.settled_lines().next().is_some();
+        let (held, ready) = self.standing();
+        let often = ready && !self.told.1 || self.member().is_some_and(last_lines);
+        let due = now.since(self.heartbeat_at) >= PRESSING;
+        if held && !self.told.0 || often && due {
+            self.heartbeat(now);
+        }
     }
 
     // Ends.
 
-    /// The worker cannot go on, because of a member or of itself: says so, and ends.
-    fn fail(&mut self, at_fault: Option<WorkerId>, reason: String) {
-        if matches!(self.phase, Phase::Ended) {
-            return;
+    fn drain(&mut self) {
+        self.drains = true;
+        match self.worker {
+            Some(_) => self.tell(Message::Leave),
+            None => self.end(Exit::Drained), // It takes no part in anything.
         }
-        self.tell(Message::Failed { at_fault, reason: reason.clone() });
+    }
+
+    /// The worker cannot go on, because of a member, of its history or of itself: says so, and
+    /// ends.
+    fn fail(&mut self, at_fault: Option<WorkerId>, fatal: bool, reason: String) {
+        self.tell(Message::Failed { at_fault, fatal, reason: reason.clone() });
         self.end(Exit::Failed(reason));
     }
 
     fn end(&mut self, exit: Exit) {
-        if !matches!(self.phase, Phase::Ended) {
-            self.phase = Phase::Ended;
-            self.out.push_back(Effect::Exit(exit));
-        }
+        self.phase = Phase::Ended;
+        self.out.push_back(Effect::Exit(exit));
     }
 
     fn tell(&mut self, message: Message) {
         self.out.push_back(Effect::Tell(message));
+    }
+
+    /// Leaves the phase for another generation; what it held, if it was in one.
+    fn leave(&mut self) -> Option<(Arc<Setup>, Holdings)> {
+        self.refused = self.refused();
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Registering(setup, registration) => {
+                let holdings = Holdings::initial(registration.fingerprint.shards);
+                Some((setup, holdings))
+            }
+            Phase::Learning(learner) => Some((learner.setup().clone(), learner.into_holdings())),
+            Phase::Training(member) => Some((member.setup().clone(), member.into_holdings())),
+            phase => {
+                self.phase = phase;
+                None
+            }
+        }
     }
 }
 

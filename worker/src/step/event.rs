@@ -1,23 +1,32 @@
 //! What goes into the worker's core and what comes out of it.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, DataShard, Generation, Message, Record, RunSpec, Shard, Step, WorkerId,
+    Chunk, DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, WorkerId,
 };
 
 /// Something happened.
 #[derive(Debug)]
 pub enum Input {
-    /// The link to the coordinator is up.
+    /// A link to a coordinator is up, the first or after one that was lost.
     Start,
     /// The coordinator said something.
     Coordinator(Message),
-    /// The link to the coordinator is gone.
+    /// The link to the coordinator is gone; the shell looks for one.
     CoordinatorLost(String),
+    /// No coordinator could be reached for longer than a worker waits.
+    CoordinatorGone(String),
+    /// Leave the run, in good order if there is time.
+    Drain,
+    /// The time for leaving in good order is over.
+    DrainOverdue,
     /// The run's model and data are built.
     Built(Built),
     /// They could not be.
@@ -76,10 +85,22 @@ pub enum Effect {
         /// What.
         parcel: Parcel,
     },
-    /// Build the run's model and data; answer with [`Input::Built`].
+    /// Build the run's model and data, after dropping any device and every link to other workers;
+    /// answer with [`Input::Built`]. What an earlier device still reports counts no more. Each
+    /// build is another incarnation.
     Build(RunSpec),
-    /// A generation begins: connect to its members, and to no one else.
+    /// A generation begins, for a member or a learner: connect to its members, and to no one else.
+    /// What is queued for members is dropped, and streams under way are given up.
     Enter(Record),
+    /// A learner is fed from now on: let it in, as another one to talk to in this generation.
+    Meet {
+        /// Its id.
+        worker: WorkerId,
+        /// The name in its certificate.
+        name: NodeName,
+        /// Where it listens.
+        address: SocketAddr,
+    },
     /// Give the device a job.
     Device(Job),
     /// The worker's process ends.
@@ -97,18 +118,30 @@ pub enum Lane {
     Parameters,
     /// Master weights, to the member that writes the model.
     Masters,
+    /// Parameters of the resume version, to members that asked for them.
+    Resumed,
+    /// Master weights and moments, to learners; each shard's begin with [`Message::State`].
+    States,
 }
 
 impl Lane {
     /// All lanes.
-    pub const ALL: [Self; 4] = [Self::Partials, Self::Reduced, Self::Parameters, Self::Masters];
+    pub const ALL: [Self; 6] = [
+        Self::Partials,
+        Self::Reduced,
+        Self::Parameters,
+        Self::Masters,
+        Self::Resumed,
+        Self::States,
+    ];
 }
 
 /// One thing on a bulk stream.
 #[derive(Clone, Debug)]
 pub enum Parcel {
-    /// A commit, at the head of a stream of parameters.
-    Commit(Commit),
+    /// A message in the order of the stream: a commit at the head of parameters, or the head of a
+    /// shard's state.
+    Message(Message),
     /// A piece of a tensor.
     Tensor {
         /// Its header.
@@ -123,6 +156,8 @@ pub enum Parcel {
 pub enum Exit {
     /// The run is over.
     Dismissed,
+    /// It was told to drain, and has left.
+    Drained,
     /// The coordinator refused the worker.
     Refused(String),
     /// The worker cannot go on.
@@ -149,25 +184,50 @@ pub struct Built {
     pub tokens_per_step: u64,
 }
 
-/// Work for the device, done in order.
+/// Where the state of a generation's shards comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From the seed: version 0 of everything. Whatever was held, or under way, is void.
+    Seed,
+    /// It is held already.
+    Held,
+}
+
+/// What is to be computed in a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// The data shards, ascending.
+    pub data_shards: Vec<DataShard>,
+    /// The subtrees of the reduction that these data shards make up.
+    pub subtrees: Vec<Node>,
+}
+
+/// Work for the device, done in order. While a pass waits for parameters, [`Job::Load`],
+/// [`Job::Share`] and [`Job::Export`] are done at once, and so are [`Job::Update`] and
+/// [`Job::Restore`] as long as nothing is put off before them. A [`Job::Enter`] from the seed ends
+/// the pass and voids what was put off; a job that follows from the commit of the pass's own step
+/// ends the pass and voids what was to be computed of that step. All else waits for its end.
 #[derive(Debug)]
 pub enum Job {
-    /// A generation begins at version 0: initialise parameters and the owned shards' state. Each
-    /// owned shard is reported [`Report::Updated`] at version 0.
+    /// A generation begins. Answered with [`Report::Entered`]; what was reported before it is of
+    /// the generation before.
     Enter {
         /// Its number.
         generation: Generation,
-        /// Data shards to compute in every step, ascending.
-        data_shards: Vec<DataShard>,
-        /// The subtrees of the reduction that these data shards make up.
-        subtrees: Vec<Node>,
-        /// Parameter shards to hold, each with whether this worker is its primary.
+        /// Where the state comes from.
+        origin: Origin,
+        /// Parameter shards to hold, ascending, each with whether this worker is its primary. From
+        /// [`Origin::Held`] all of them are there.
         owned: Vec<(Shard, bool)>,
+        /// Shards that are being learned: kept if they are there. All others are dropped.
+        learned: Vec<Shard>,
     },
-    /// Forward and backward of every data shard, with the parameters of version `step - 1`.
+    /// Forward and backward of these data shards, with the parameters of version `step - 1`.
     Gradient {
         /// The step.
         step: Step,
+        /// What to compute: all that the plan assigns, or what a redo of the step lacks.
+        work: Arc<Work>,
     },
     /// Parameters have arrived.
     Load {
@@ -178,7 +238,8 @@ pub enum Job {
         /// The values to compute with.
         values: Buffer,
     },
-    /// Apply a committed step to an owned shard; answered with [`Report::Updated`].
+    /// Apply a committed step to a shard that is held, owned or learned; answered with
+    /// [`Report::Updated`].
     Update {
         /// The shard.
         shard: Shard,
@@ -188,18 +249,47 @@ pub enum Job {
         norm: f64,
         /// The number of this update in the run's history, from 1.
         update: u64,
-        /// The reduced gradient.
-        gradient: Shared,
+        /// The reduced gradient; none where the step was skipped, and the shard is only relabelled.
+        gradient: Option<Shared>,
     },
-    /// A step was committed without an update: relabel all that is held.
+    /// A step was committed without an update: relabel all parameters that are computed with.
     Skip {
         /// The committed step.
         step: Step,
     },
+    /// Hand out what is computed with of shards of which this worker is primary; answered with
+    /// [`Report::Shared`].
+    Share {
+        /// Who asked.
+        to: WorkerId,
+        /// The shards.
+        shards: Vec<Shard>,
+    },
+    /// Hand out master weights and moments; answered with a [`Report::State`] for each shard.
+    Export {
+        /// Who asked.
+        to: WorkerId,
+        /// The shards, all owned.
+        shards: Vec<Shard>,
+    },
+    /// Take on a shard as another owner has it; answered with [`Report::Restored`].
+    Restore {
+        /// The shard.
+        shard: Shard,
+        /// The version.
+        version: Step,
+        /// The digest that it must have.
+        digest: u64,
+        /// Master weights, then moments.
+        parts: Vec<Buffer>,
+    },
     /// The last step is done: validate, digest the owned shards, hand out the primaries' masters.
+    /// In a generation that begins after the last step it is done anew.
     Finish {
         /// The version that all parameters must have.
         version: Step,
+        /// The data shards whose parts of the held-out samples are this worker's to validate.
+        data_shards: Vec<DataShard>,
     },
     /// Write master weights to the model's file.
     Write {
@@ -213,6 +303,13 @@ pub enum Job {
 /// What the device has done.
 #[derive(Debug)]
 pub enum Report {
+    /// The device has entered a generation.
+    Entered {
+        /// Which.
+        generation: Generation,
+        /// The owned shards, each with its version and its digest.
+        owned: Vec<(Shard, Step, u64)>,
+    },
     /// One parameter shard of one subtree's gradient is final.
     Partial {
         /// The step.
@@ -233,7 +330,7 @@ pub enum Report {
         /// How long it took, without waiting, seconds.
         seconds: f64,
     },
-    /// An owned shard has a new version.
+    /// A shard that is held has a new version.
     Updated {
         /// The version.
         version: Step,
@@ -243,6 +340,39 @@ pub enum Report {
         digest: u64,
         /// What others compute with, if this worker is primary and the values changed.
         parameters: Option<Shared>,
+    },
+    /// What is computed with of a shard, for who asked.
+    Shared {
+        /// Who asked.
+        to: WorkerId,
+        /// The version.
+        version: Step,
+        /// The shard.
+        shard: Shard,
+        /// The values.
+        values: Shared,
+    },
+    /// A shard as this worker holds it, for who asked.
+    State {
+        /// Who asked.
+        to: WorkerId,
+        /// The version.
+        version: Step,
+        /// The shard.
+        shard: Shard,
+        /// Its digest.
+        digest: u64,
+        /// Master weights, then moments.
+        parts: Vec<Shared>,
+    },
+    /// A shard was taken on, or its bits are not those of the digest, and it was not.
+    Restored {
+        /// The version.
+        version: Step,
+        /// The shard.
+        shard: Shard,
+        /// Whether it was taken on.
+        intact: bool,
     },
     /// Master weights of a shard of which this worker is primary, at the end.
     Exported {

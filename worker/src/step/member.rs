@@ -1,67 +1,62 @@
 //! A member's part in one generation: reduce, vote, commit, gather.
 //!
-//! Everything a member knows of the step under way is its `Round`; a commit ends the round and
-//! begins the next. Pieces and messages outside the plan are refused, counted, and change nothing.
-//! What is early is not taken: its sender keeps it ([`Member::admit`]).
+//! Everything a member knows of this generation's try of the step under way is its `Round`; a
+//! commit ends the round and begins the next. What outlives the generation is its [`Holdings`].
+//! Pieces and messages outside the plan are refused, counted, and change nothing. What is early is
+//! not taken: its sender keeps it ([`Member::admit`]). Once the worker has promised a newer
+//! generation, the member says nothing more, and only keeps account of its device.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod admit;
 mod commit;
+mod enter;
+mod feed;
+mod gather;
+mod pace;
 #[cfg(feature = "planted")]
 mod planted;
+mod reduce;
+mod serve;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_kernels::reduce::{self, Node, Operand, Sum};
-use everstep_transport::protocol::codec::MAX_CONTROL;
-use everstep_transport::protocol::step::Contribution;
+use everstep_kernels::buffer::Shared;
+use everstep_kernels::reduce::{Node, Sum};
+use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, DataShard, Encoding, Message, MetricsLine, Shard, Step, WorkerId,
+    Chunk, ChunkKind, Commit, Encoding, Generation, Message, MetricsLine, Shard, Step, Term,
+    WorkerId,
 };
 use everstep_transport::time::Time;
 
+pub use self::feed::Feed;
+use self::feed::Feeds;
+use self::pace::Pace;
+use self::serve::Questions;
 use super::ballot::{Ballot, Broken};
-use super::event::{Admission, Effect, Job, Lane, Parcel, Report, Summary};
+use super::event::{Effect, Job, Lane, Parcel, Report, Summary};
 use super::finish::Finish;
+use super::gradients::Merge;
+use super::holdings::Holdings;
+use super::learning::{Learning, Scene};
 use super::plan::Plan;
 use super::setup::Setup;
 
-/// The step under way.
-#[derive(Debug)]
+/// This generation's try of the step under way.
+#[derive(Debug, Default)]
 struct Round {
-    step: Step,
+    /// What was computed here, on its way up to the subtrees that this member sends.
+    merge: Merge,
     /// The sums of the shards of which this member is primary.
     sums: BTreeMap<Shard, Sum>,
-    /// This member's own partials, until the commit is known: a redo of the step may need them.
-    kept: BTreeMap<(Shard, Node), Shared>,
-    /// The complete sums of all owned shards.
-    reduced: BTreeMap<Shard, Shared>,
     squares: BTreeMap<Shard, f64>,
-    contributions: BTreeMap<DataShard, Contribution>,
-    compute_seconds: f64,
-    voted: bool,
+    /// When this member voted, if it has.
+    voted: Option<Time>,
     /// How many partials of each shard have come.
     #[cfg(feature = "planted")]
     arrived: BTreeMap<Shard, usize>,
-}
-
-impl Round {
-    fn new(step: Step) -> Self {
-        Self {
-            step,
-            sums: BTreeMap::new(),
-            kept: BTreeMap::new(),
-            reduced: BTreeMap::new(),
-            squares: BTreeMap::new(),
-            contributions: BTreeMap::new(),
-            compute_seconds: 0.0,
-            voted: false,
-            #[cfg(feature = "planted")]
-            arrived: BTreeMap::new(),
-        }
-    }
 }
 
 /// A worker that is a member of a generation.
@@ -69,11 +64,10 @@ impl Round {
 pub struct Member {
     setup: Arc<Setup>,
     plan: Plan,
+    holdings: Holdings,
+    pace: Pace,
     round: Round,
-    /// The last commit known here.
-    commit: Option<Commit>,
-    committed_at: Time,
-    /// Owned shards whose state is not yet that of the last commit.
+    /// Owned shards whose state is not yet known to be that of the last commit.
     updating: BTreeSet<Shard>,
     /// Digests of the owned shards, each of its newest version.
     digests: BTreeMap<Shard, u64>,
@@ -81,58 +75,24 @@ pub struct Member {
     gathering: BTreeSet<Shard>,
     /// The votes on the step under way, if this member is the step leader.
     ballot: Option<Ballot>,
-    /// Lines of commits that nobody has said to have written.
-    lines: BTreeMap<Step, MetricsLine>,
-    settled: Step,
+    /// From the vote for the step before to its commit, seconds; 0 in a generation's first step.
+    commit_seconds: f64,
+    /// The next commit is to hold.
+    hold: bool,
+    /// Who is fed, and from when on.
+    feeds: Feeds,
+    /// What others have asked for.
+    questions: Questions,
+    /// Shards that this member is to own, if it is fed.
+    learning: Option<Learning>,
     finish: Finish,
     refused: u64,
     /// What makes this history one that must not go on.
     broken: Option<Broken>,
     out: VecDeque<Effect>,
-    #[cfg(feature = "planted")]
-    plant: Option<crate::plant::Plant>,
 }
 
-/// Most lines of recent commits that a member keeps until they are written; with so many, the step
-/// leader commits nothing more (invariant I13: none is dropped).
-const MAX_LINES: usize = 65_536;
-
 impl Member {
-    /// Enters a first generation, at version 0.
-    pub fn enter(now: Time, setup: Arc<Setup>, plan: Plan) -> Self {
-        let first = plan.record().resume.next();
-        let mut member = Self {
-            round: Round::new(first),
-            commit: None,
-            committed_at: now,
-            updating: plan.owned().keys().copied().collect(),
-            digests: BTreeMap::new(),
-            gathering: BTreeSet::new(),
-            ballot: plan.leads().then(|| Ballot::new(first, false)),
-            lines: BTreeMap::new(),
-            settled: Step(0),
-            finish: Finish::new(&plan),
-            refused: 0,
-            broken: None,
-            out: VecDeque::new(),
-            #[cfg(feature = "planted")]
-            plant: None,
-            setup,
-            plan,
-        };
-        member.out.push_back(Effect::Enter(member.plan.record().clone()));
-        member.device(Job::Enter {
-            generation: member.plan.generation(),
-            data_shards: member.plan.data_shards().to_vec(),
-            subtrees: member.plan.subtrees().collect(),
-            owned: member.plan.owned().iter().map(|(shard, primary)| (*shard, *primary)).collect(),
-        });
-        member.begin_compute();
-        // Who computes nothing and owns nothing is done already.
-        member.advance(now);
-        member
-    }
-
     // Outputs.
 
     /// The next thing to be done.
@@ -145,19 +105,24 @@ impl Member {
         &self.plan
     }
 
+    /// What does not change with the generation.
+    pub(super) fn setup(&self) -> &Arc<Setup> {
+        &self.setup
+    }
+
     /// The last step whose commit is known here.
     pub fn committed(&self) -> Step {
-        self.commit.as_ref().map_or(self.plan.record().resume, |commit| commit.step)
+        self.holdings.committed()
     }
 
     /// The last commit known here.
     pub fn commit(&self) -> Option<&Commit> {
-        self.commit.as_ref()
+        self.holdings.commit.as_ref()
     }
 
     /// The last step that no failure can undo, as far as this member knows.
     pub fn settled(&self) -> Step {
-        self.settled
+        self.holdings.settled
     }
 
     /// Messages and pieces refused so far.
@@ -172,98 +137,59 @@ impl Member {
 
     /// Whether the last step is settled, as far as this member knows.
     pub fn is_settled(&self) -> bool {
-        self.settled.0 == self.setup.run.steps
+        self.settled().0 == self.setup.run.steps
     }
 
     /// What the member has to report, once it is done: the step leader also waits until every line
     /// is written.
     pub fn result(&self) -> Option<&Summary> {
-        let told = !self.plan.leads() || self.is_settled() && self.lines.is_empty();
-        self.finish.result().filter(|_| told)
+        let told = !self.plan.leads() || self.is_settled() && self.holdings.lines.is_empty();
+        self.finish.result().filter(|_| told && !self.pace.is_promised())
     }
 
     /// Lines of settled steps that are not written yet, oldest first; the step leader's alone.
     pub fn settled_lines(&self) -> impl Iterator<Item = &MetricsLine> {
-        let settled = if self.plan.leads() { self.settled } else { Step(0) };
-        self.lines.range(..=settled).map(|(_, line)| line)
+        let settled = if self.plan.leads() { self.settled() } else { Step(0) };
+        self.holdings.lines.range(..=settled).map(|(_, line)| line)
     }
 
-    /// What to do with a chunk from `from` whose header has arrived. A receiver takes only what
-    /// its plan expects, and never allocates for anything else.
-    pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
-        use std::cmp::Ordering::{Equal, Greater, Less};
-        if chunk.generation != self.plan.generation() {
-            let newer = chunk.generation > self.plan.generation();
-            #[cfg(feature = "planted")]
-            if !newer && self.has_plant(crate::plant::Plant::AcceptOld) {
-                return Admission::Take;
-            }
-            return if newer { Admission::Wait } else { Admission::Drop };
-        }
-        let node = Node { level: chunk.level, index: chunk.index };
-        let (expected, now) = match chunk.kind {
-            ChunkKind::Message if chunk.count as usize <= MAX_CONTROL => return Admission::Take,
-            ChunkKind::Message => return Admission::Drop,
-            ChunkKind::Partial => {
-                (self.plan.expects_partial(from, chunk.shard, node), self.round.step)
-            }
-            ChunkKind::Reduced => (self.plan.expects_reduced(from, chunk.shard), self.round.step),
-            ChunkKind::Parameters => {
-                let encoded = chunk.encoding == self.setup.run.all_gather;
-                (encoded && self.plan.expects_parameters(from, chunk.shard), self.committed())
-            }
-            ChunkKind::Master => (self.plan.expects_master(from, chunk.shard), self.committed()),
-        };
-        if !expected || chunk.count as usize != self.plan.length(chunk.shard) {
-            return Admission::Drop;
-        }
-        match chunk.step.cmp(&now) {
-            #[cfg(feature = "planted")]
-            Less if self.has_plant(crate::plant::Plant::AcceptOld) => Admission::Take,
-            Less => Admission::Drop,
-            Greater => Admission::Wait,
-            Equal if self.has(chunk) => Admission::Drop,
-            Equal => Admission::Take,
-        }
+    /// Whether its last commit holds, and all that follows from it is done.
+    pub fn is_held(&self) -> bool {
+        self.pace.is_holding() && self.updating.is_empty() && self.gathering.is_empty()
     }
 
-    /// Whether a chunk's content is here already.
-    fn has(&self, chunk: &Chunk) -> bool {
-        match chunk.kind {
-            ChunkKind::Reduced => self.round.reduced.contains_key(&chunk.shard),
-            ChunkKind::Parameters => !self.gathering.contains(&chunk.shard),
-            _ => false, // The sum, and the end of the run, know what they have.
-        }
+    /// Whether it has learned all that it was fed.
+    pub fn is_ready(&self) -> bool {
+        let current = |learning: &Learning| learning.is_current(&self.holdings);
+        let heard = |learning: &Learning| learning.has_heard() || self.plan.record().waiting;
+        self.learning.as_ref().is_some_and(|learning| heard(learning) && current(learning))
+    }
+
+    /// What it holds, as an answer to a Pause.
+    pub(super) fn status(
+        &self,
+        pause: (Term, Generation),
+        unreachable: impl Iterator<Item = WorkerId>,
+    ) -> Status {
+        let mut status = self.holdings.status(pause, unreachable);
+        let learned = self.learning.iter().flat_map(|learning| learning.prepared(&self.holdings));
+        status.prepared.extend(learned.map(|(shard, _)| (shard, self.plan.generation())));
+        status
     }
 
     // Inputs.
 
-    /// A piece that was admitted has arrived whole.
-    pub fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
-        // The member may have moved on while the body was on its way.
-        if self.admit(from, chunk) != Admission::Take || values.len() != chunk.count as usize {
-            return self.refuse();
-        }
-        match chunk.kind {
-            ChunkKind::Partial => {
-                let node = Node { level: chunk.level, index: chunk.index };
-                self.add(chunk.shard, node, Operand::Owned(values));
-            }
-            ChunkKind::Reduced => {
-                self.round.reduced.insert(chunk.shard, Shared::new(values));
-            }
-            ChunkKind::Parameters => self.gather(chunk.shard, values),
-            ChunkKind::Master => self.write(chunk.shard, Shared::new(values)),
-            ChunkKind::Message => self.refuse(),
-        }
-        self.advance(now);
-    }
-
-    /// Another member says something.
+    /// Another member, or a learner, says something of this generation.
     pub fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
         match message {
             Message::Prepared(vote) => self.cast(from, vote),
             Message::Commit(commit) => self.learn(now, from, commit),
+            Message::Go { step, .. } => self.go(from, step),
+            Message::FetchParameters { shards, .. } => self.share(from, shards),
+            Message::FetchState { shards, .. } => self.export(from, shards),
+            Message::State { shard, version, digest, .. } => {
+                self.state_begins(from, shard, (version, digest));
+            }
             _ => self.refuse(),
         }
         self.advance(now);
@@ -271,108 +197,43 @@ impl Member {
 
     /// The device has done something.
     pub fn report(&mut self, now: Time, report: Report) {
+        let Some(report) = self.follow_device(report) else { return };
         match report {
-            Report::Partial { step, shard, node, sum } => {
-                assert_eq!(step, self.round.step, "the device computes the step under way");
-                self.partial(shard, node, sum);
-            }
+            Report::Partial { step, shard, node, sum } => self.partial(step, shard, node, sum),
             Report::Computed { step, contribution, seconds } => {
-                assert_eq!(step, self.round.step, "the device computes the step under way");
-                self.round.compute_seconds += seconds;
-                self.round.contributions.insert(contribution.data_shard, contribution);
+                let tree = self.plan.tree();
+                self.holdings.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {
-                assert_eq!(version, self.committed(), "the device updates to the last commit");
-                self.updated(shard, digest, parameters);
+                self.updated((shard, version), digest, parameters);
+            }
+            Report::Shared { to, version, shard, values } => {
+                self.shared(to, (shard, version), values);
+            }
+            Report::State { to, version, shard, digest, parts } => {
+                self.exported(to, (shard, version, digest), parts);
+            }
+            Report::Restored { version, shard, intact } => {
+                self.learn_with(|learning, scene| {
+                    learning.restored((shard, version), intact, scene);
+                });
             }
             Report::Exported { shard, values } if self.plan.leads() => self.write(shard, values),
             Report::Exported { shard, values } => {
                 let to = self.plan.record().step_leader();
-                self.stream(to, ChunkKind::Master, (shard, None), values);
+                self.stream(to, Lane::Masters, self.chunk(ChunkKind::Master, shard), values);
             }
             Report::Finished(summary) => self.finish.summary = Some(summary),
             Report::Written => self.finish.written = true,
-            Report::Failed(_) => unreachable!("the core ends on a failed device"),
+            Report::Entered { .. } | Report::Failed(_) => {}
         }
         self.advance(now);
     }
 
     /// Every line up to `step` is written.
     pub fn written(&mut self, now: Time, step: Step) {
-        self.lines = self.lines.split_off(&step.next());
+        self.holdings.lines = self.holdings.lines.split_off(&step.next());
         self.advance(now);
-    }
-
-    // Reduce.
-
-    fn partial(&mut self, shard: Shard, node: Node, sum: Shared) {
-        self.round.kept.insert((shard, node), sum.clone());
-        let primary = self.plan.primary(shard);
-        if primary == self.plan.worker() {
-            self.add(shard, node, Operand::Kept(sum));
-        } else {
-            self.stream(primary, ChunkKind::Partial, (shard, Some(node)), sum);
-        }
-    }
-
-    fn add(&mut self, shard: Shard, node: Node, partial: Operand) {
-        #[cfg(feature = "planted")]
-        let node = self.place_of_partial(shard, node);
-        let (tree, length) = (self.plan.tree(), self.plan.length(shard));
-        let pool = &self.setup.pool;
-        let sums = &mut self.round.sums;
-        let sum = sums.entry(shard).or_insert_with(|| Sum::new(tree, length, pool.clone()));
-        match sum.insert(node, partial) {
-            Ok(None) => {}
-            Ok(Some(total)) => self.reduced(shard, total.into_shared()),
-            Err(_) => self.refuse(),
-        }
-    }
-
-    fn reduced(&mut self, shard: Shard, gradient: Shared) {
-        self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
-        let backups: Vec<_> = self.plan.backups(shard).collect();
-        for to in backups {
-            self.stream(to, ChunkKind::Reduced, (shard, None), gradient.clone());
-        }
-        self.round.reduced.insert(shard, gradient);
-    }
-
-    // Gather.
-
-    /// Each stream of parameters begins with the commit that made them.
-    fn head_streams(&mut self, commit: &Commit) {
-        let primaries = self.plan.owned().iter().filter(|(_, primary)| **primary);
-        let receivers: BTreeSet<_> =
-            primaries.flat_map(|(shard, _)| self.plan.gatherers(*shard)).collect();
-        for to in receivers {
-            let parcel = Parcel::Commit(commit.clone());
-            let (lane, step) = (Lane::Parameters, commit.step);
-            self.out.push_back(Effect::Stream { to, lane, step, parcel });
-        }
-    }
-
-    fn updated(&mut self, shard: Shard, digest: u64, parameters: Option<Shared>) {
-        self.updating.remove(&shard);
-        self.digests.insert(shard, digest);
-        let Some(values) = parameters else { return };
-        let receivers: Vec<_> = self.plan.gatherers(shard).collect();
-        for to in receivers {
-            self.stream(to, ChunkKind::Parameters, (shard, None), values.clone());
-        }
-    }
-
-    fn gather(&mut self, shard: Shard, values: Buffer) {
-        self.gathering.remove(&shard);
-        self.device(Job::Load { shard, version: self.committed(), values });
-    }
-
-    fn write(&mut self, shard: Shard, values: Shared) {
-        if self.finish.expect_master(shard) {
-            self.device(Job::Write { shard, values });
-        } else {
-            self.refuse();
-        }
     }
 
     // Effects.
@@ -382,38 +243,60 @@ impl Member {
     }
 
     fn send(&mut self, to: WorkerId, message: Message) {
-        self.out.push_back(Effect::Send { to, message });
+        if !self.pace.is_promised() {
+            self.out.push_back(Effect::Send { to, message });
+        }
     }
 
-    fn stream(
-        &mut self,
-        to: WorkerId,
-        kind: ChunkKind,
-        (shard, node): (Shard, Option<Node>),
-        values: Shared,
-    ) {
+    fn stream(&mut self, to: WorkerId, lane: Lane, chunk: Chunk, values: Shared) {
+        let parcel =
+            Parcel::Tensor { chunk: Chunk { count: values.len() as u32, ..chunk }, values };
+        self.put(to, lane, chunk.step, parcel);
+    }
+
+    fn put(&mut self, to: WorkerId, lane: Lane, step: Step, parcel: Parcel) {
+        if !self.pace.is_promised() {
+            self.out.push_back(Effect::Stream { to, lane, step, parcel });
+        }
+    }
+
+    /// The header of a tensor of this generation, still without its length.
+    fn chunk(&self, kind: ChunkKind, shard: Shard) -> Chunk {
+        let step = match kind {
+            ChunkKind::Partial | ChunkKind::Reduced => self.step(),
+            _ => self.committed(),
+        };
         let parameters = kind == ChunkKind::Parameters;
-        let (lane, step) = match kind {
-            ChunkKind::Partial => (Lane::Partials, self.round.step),
-            ChunkKind::Reduced => (Lane::Reduced, self.round.step),
-            ChunkKind::Master => (Lane::Masters, self.committed()),
-            ChunkKind::Parameters | ChunkKind::Message => (Lane::Parameters, self.committed()),
-        };
-        let chunk = Chunk {
-            kind,
-            generation: self.plan.generation(),
-            step,
-            shard,
-            level: node.map_or(0, |node| node.level),
-            index: node.map_or(0, |node| node.index),
-            count: values.len() as u32,
-            encoding: if parameters { self.setup.run.all_gather } else { Encoding::F32 },
-        };
-        let parcel = Parcel::Tensor { chunk, values };
-        self.out.push_back(Effect::Stream { to, lane, step, parcel });
+        let encoding = if parameters { self.setup.run.all_gather } else { Encoding::F32 };
+        let generation = self.plan.generation();
+        Chunk { kind, generation, step, shard, level: 0, index: 0, count: 0, encoding }
     }
 
     fn refuse(&mut self) {
         self.refused += 1;
+    }
+
+    // Parts of the whole.
+
+    /// The step under way.
+    fn step(&self) -> Step {
+        self.committed().next()
+    }
+
+    fn learn_with<T>(&mut self, act: impl FnOnce(&mut Learning, &mut Scene<'_>) -> T) -> Option<T> {
+        let Self { learning, plan, setup, holdings, out, pace, .. } = self;
+        let mut scene = Scene {
+            worker: plan.worker(),
+            roster: plan.roster(),
+            state_parts: setup.state_parts(),
+            promised: pace.is_promised(),
+            holdings,
+            out,
+        };
+        learning.as_mut().map(|learning| act(learning, &mut scene))
+    }
+
+    fn node(chunk: &Chunk) -> Node {
+        Node { level: chunk.level, index: chunk.index }
     }
 }

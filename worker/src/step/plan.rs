@@ -7,17 +7,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use everstep_kernels::reduce::{self, Node, Tree};
+use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::generation::RecordError;
 use everstep_transport::protocol::{DataShard, Generation, Rank, Record, Shard, WorkerId};
+
+use super::roster::Roster;
 
 /// A member's view of its generation.
 #[derive(Debug)]
 pub struct Plan {
-    record: Record,
+    roster: Roster,
     worker: WorkerId,
     rank: Rank,
-    parameters: usize,
     tree: Tree,
     /// The subtrees that each rank sends, in rank order.
     subtrees: Vec<BTreeSet<Node>>,
@@ -49,8 +50,8 @@ impl Plan {
         parameters: usize,
         data_shards: u32,
     ) -> Result<Self, PlanError> {
-        record.validate(data_shards, reduce::shard_count(parameters) as u32)?;
-        let generation = record.number;
+        let roster = Roster::new(record, parameters, data_shards)?;
+        let (record, generation) = (roster.record(), roster.generation());
         let rank = record.rank(worker).ok_or(PlanError::NotMember { worker, generation })?;
         let tree = Tree::new(data_shards);
         let subtrees = record
@@ -62,17 +63,22 @@ impl Plan {
             })
             .collect();
         let owned = record.owned_by(rank).into_iter().collect();
-        Ok(Self { record, worker, rank, parameters, tree, subtrees, owned })
+        Ok(Self { roster, worker, rank, tree, subtrees, owned })
     }
 
     /// The record.
     pub fn record(&self) -> &Record {
-        &self.record
+        self.roster.record()
+    }
+
+    /// The record with the sizes of what it shares out.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
     }
 
     /// The generation's number.
     pub fn generation(&self) -> Generation {
-        self.record.number
+        self.roster.generation()
     }
 
     /// This member.
@@ -97,12 +103,22 @@ impl Plan {
 
     /// The data shards that this member computes.
     pub fn data_shards(&self) -> &[DataShard] {
-        &self.record.member(self.rank).data_shards
+        &self.record().member(self.rank).data_shards
     }
 
     /// The subtrees that this member sends.
     pub fn subtrees(&self) -> impl Iterator<Item = Node> {
         self.subtrees[self.rank.0 as usize].iter().copied()
+    }
+
+    /// The subtree, of those that this member sends, that contains a node.
+    pub fn target(&self, node: Node) -> Option<Node> {
+        let range = self.tree.range(node);
+        let holds = |target: &Node| {
+            let whole = self.tree.range(*target);
+            whole.start <= range.start && range.end <= whole.end
+        };
+        self.subtrees().find(holds)
     }
 
     /// The subtrees that a member sends.
@@ -118,44 +134,48 @@ impl Plan {
 
     /// How many parameter shards there are.
     pub fn shards(&self) -> u32 {
-        self.record.shards()
+        self.roster.shards()
     }
 
     /// The elements of a parameter shard.
     pub fn length(&self, shard: Shard) -> usize {
-        reduce::shard_range(self.parameters, shard.0 as usize).len()
+        self.roster.length(shard)
     }
 
     /// The other members.
     pub fn others(&self) -> impl Iterator<Item = WorkerId> {
-        self.record.members.iter().map(|member| member.worker).filter(|other| *other != self.worker)
+        self.record()
+            .members
+            .iter()
+            .map(|member| member.worker)
+            .filter(|other| *other != self.worker)
     }
 
     /// The primary of a shard.
     pub fn primary(&self, shard: Shard) -> WorkerId {
-        self.id(self.record.owners_of(shard)[0])
+        self.roster.primary(shard)
     }
 
     /// The backups of a shard.
     pub fn backups(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
-        self.record.owners_of(shard)[1..].iter().map(|rank| self.id(*rank))
+        self.roster.owners(shard).skip(1)
     }
 
     /// The members that get a shard's new parameters from its primary: all but its owners. The
     /// order begins after this member's own rank, so that not all primaries send to one at once.
     pub fn gatherers(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
-        let owners = self.record.owners_of(shard);
-        let world = self.record.world_size();
+        let owners = self.record().owners_of(shard);
+        let world = self.record().world_size();
         (1..world)
             .map(move |k| Rank((self.rank.0 + k) % world))
             .filter(|rank| !owners.contains(rank))
-            .map(|rank| self.id(rank))
+            .map(|rank| self.roster.id(rank))
     }
 
     /// Whether `from` sends this member the partial of `node` for `shard`.
     pub fn expects_partial(&self, from: WorkerId, shard: Shard, node: Node) -> bool {
         let primary = self.owned.get(&shard) == Some(&true);
-        let rank = self.record.rank(from).filter(|rank| *rank != self.rank);
+        let rank = self.record().rank(from).filter(|rank| *rank != self.rank);
         primary && rank.is_some_and(|rank| self.subtrees[rank.0 as usize].contains(&node))
     }
 
@@ -173,9 +193,5 @@ impl Plan {
     pub fn expects_master(&self, from: WorkerId, shard: Shard) -> bool {
         let known = shard.0 < self.shards();
         known && self.leads() && from != self.worker && self.primary(shard) == from
-    }
-
-    fn id(&self, rank: Rank) -> WorkerId {
-        self.record.member(rank).worker
     }
 }

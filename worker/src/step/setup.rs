@@ -7,6 +7,7 @@ use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::RunSpec;
 
 use crate::data::Sampler;
+use crate::optimize;
 
 /// What does not change with the generation.
 #[derive(Debug)]
@@ -25,4 +26,12 @@ pub struct Setup {
     pub unix_ms_at_zero: u64,
     /// Where new buffers come from.
     pub pool: Pool,
+}
+
+impl Setup {
+    /// How many tensors a parameter shard's state has: master weights and moments.
+    pub fn state_parts(&self) -> usize {
+        let optimizer = optimize::optimizer(&self.run);
+        optimizer.map_or(1, |optimizer| optimizer.bytes_per_parameter() / size_of::<f32>())
+    }
 }

@@ -109,6 +109,7 @@ fn the_tally_is_added_in_index_order_whoever_votes_first() {
     assert_eq!(tally.norm, (100.0f64 + 121.0 + 144.0).sqrt());
     assert_eq!(tally.loss, 3.5);
     assert_eq!(tally.compute_seconds, 2.0, "of the slowest");
+    assert_eq!(tally.commit_seconds, 1.0, "of whoever waited least");
     let samples: Vec<_> = (0..8).map(|d| (DataShard(d), vec![u64::from(d); 2])).collect();
     assert_eq!(tally.samples, samples);
     // In another order these sums would have other bits.

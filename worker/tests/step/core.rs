@@ -8,14 +8,15 @@ use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, WorkerId, exemplars,
+    DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
+    exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 use everstep_worker::step::core::{Core, Identity};
 use everstep_worker::step::event::{Built, Effect, Input, Job, Report};
 
-use crate::support::record_of;
+use crate::support::{GENERATION, record_of};
 
 const SAMPLES: u64 = 100;
 const WORKER: WorkerId = WorkerId(7);
@@ -33,9 +34,10 @@ impl Lone {
     fn training(steps: u64) -> Self {
         let run = RunSpec { steps, copies: 1, ..exemplars::run() };
         let mut record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
-        (record.members[0].worker, record.resume, record.commit) = (WORKER, Step(0), None);
+        record.members[0].worker = WORKER;
         let name = record.members[0].name.clone();
         let mut lone = Self::registered(name, run);
+        lone.give(Input::Coordinator(Message::Pause { term: Term(1), number: GENERATION }));
         lone.give(Input::Coordinator(Message::Announce(record)));
         lone
     }
@@ -84,9 +86,11 @@ impl Lone {
             parameters: None,
         };
         let reports = match job {
-            Job::Enter { .. } => vec![updated(Step(0))],
+            Job::Enter { generation, .. } => {
+                vec![Report::Entered { generation, owned: vec![(Shard(0), Step(0), 0)] }]
+            }
             Job::Update { step, .. } => vec![updated(step)],
-            Job::Gradient { step } => self.gradient(step),
+            Job::Gradient { step, .. } => self.gradient(step),
             _ => Vec::new(),
         };
         for report in reports {
@@ -122,7 +126,7 @@ impl Lone {
                 }
             }
             let step = Step(written.last().copied().unwrap_or(0));
-            let answer = Message::HeartbeatAnswer { generation: Generation(1), written: step };
+            let answer = Message::HeartbeatAnswer { generation: GENERATION, written: step };
             self.give(Input::Coordinator(answer));
         }
         written

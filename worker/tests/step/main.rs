@@ -1,8 +1,17 @@
-//! The step's rooms, each by itself: what a record means, what a ballot counts, what a member waits
-//! for.
+//! The step's rooms: each by itself, one core among peers that the test plays, and several cores
+//! from generation to generation.
 
 mod ballot;
+mod cluster;
 mod core;
+mod generations;
+mod gradients;
+mod learning;
+mod links;
 mod member;
 mod plan;
+#[cfg(feature = "planted")]
+mod planted;
+mod promises;
+mod solo;
 mod support;

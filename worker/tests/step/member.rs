@@ -11,7 +11,8 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 use everstep_worker::optimize;
-use everstep_worker::step::event::{Admission, Effect};
+use everstep_worker::step::event::{Admission, Effect, Report};
+use everstep_worker::step::holdings::Holdings;
 use everstep_worker::step::member::Member;
 use everstep_worker::step::plan::Plan;
 use everstep_worker::step::setup::Setup;
@@ -33,7 +34,10 @@ fn enter(worker: WorkerId, record: Record) -> Member {
         run,
     };
     let plan = Plan::new(record, worker, PARAMETERS, DATA_SHARDS).expect("a member");
-    Member::enter(NOW, Arc::new(setup), plan)
+    let owned = plan.owned().keys().map(|shard| (*shard, Step(0), 0)).collect();
+    let mut member = Member::enter(NOW, Arc::new(setup), plan, Holdings::initial(3));
+    member.report(NOW, Report::Entered { generation: GENERATION, owned });
+    member
 }
 
 /// A spare without a shard of its own, beside one member that does everything.

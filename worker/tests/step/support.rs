@@ -73,5 +73,6 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
         contributions: record.member(Rank(rank)).data_shards.iter().map(part).collect(),
         digests: owned.iter().map(|(shard, _)| (*shard, 100 + u64::from(shard.0))).collect(),
         compute_seconds: f64::from(rank),
+        commit_seconds: f64::from(rank + 1),
     }
 }

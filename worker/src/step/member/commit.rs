@@ -5,22 +5,30 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use everstep_transport::protocol::{
     Commit, Decision, Message, MetricsLine, Prepared, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
-use super::{MAX_LINES, Member, Round};
+use super::{Member, Pace, Round};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 use crate::step::ballot::{Ballot, Broken, Tally};
-use crate::step::event::Job;
+use crate::step::event::{Effect, Job};
+use crate::step::holdings::MAX_LINES;
+use crate::step::version::Version;
 
 impl Member {
     /// Does what has become possible: the vote, and as step leader the commit.
     pub(super) fn advance(&mut self, now: Time) {
+        if matches!(self.pace, Pace::Promised | Pace::Waiting) {
+            return;
+        }
         if self.may_vote() {
-            self.round.voted = true;
+            self.round.voted = Some(now);
             let vote = self.vote();
             let to = self.plan.record().step_leader();
             if self.plan.leads() {
@@ -29,13 +37,14 @@ impl Member {
                 self.send(to, Message::Prepared(vote));
             }
             if self.is_over() {
-                self.device(Job::Finish { version: self.committed() });
+                let data_shards = self.plan.data_shards().to_vec();
+                self.device(Job::Finish { version: self.committed(), data_shards });
             }
             #[cfg(feature = "planted")]
             self.update_early();
         }
         let complete = self.ballot.as_ref().is_some_and(|ballot| ballot.is_complete(&self.plan));
-        if complete && self.lines.len() < MAX_LINES {
+        if complete && self.holdings.lines.len() < MAX_LINES {
             self.decide(now);
         }
         #[cfg(feature = "planted")]
@@ -47,26 +56,30 @@ impl Member {
     /// A vote says that every shard of the version before is here too: who computes has needed
     /// them all, a spare waits for them.
     fn may_vote(&self) -> bool {
-        let current = self.updating.is_empty() && self.gathering.is_empty();
+        let entered = self.holdings.device.entering.is_none();
+        let current = entered && self.updating.is_empty() && self.gathering.is_empty();
+        let computed = self.holdings.gradients.contributions().len();
         let done = self.is_over()
-            || self.round.contributions.len() == self.plan.data_shards().len()
-                && self.round.reduced.len() == self.plan.owned().len();
-        current && done && !self.round.voted
+            || computed == self.plan.data_shards().len()
+                && self.holdings.prepared.len() == self.plan.owned().len();
+        current && done && self.round.voted.is_none()
     }
 
     /// The last step is committed; the vote for the one after it is empty.
     pub(super) fn is_over(&self) -> bool {
-        self.round.step.0 > self.setup.run.steps
+        self.step().0 > self.setup.run.steps
     }
 
     fn vote(&self) -> Prepared {
+        let gradients = &self.holdings.gradients;
         Prepared {
             generation: self.plan.generation(),
-            step: self.round.step,
+            step: self.step(),
             squares: self.round.squares.iter().map(|(shard, sum)| (*shard, *sum)).collect(),
-            contributions: self.round.contributions.values().cloned().collect(),
+            contributions: gradients.contributions().values().cloned().collect(),
             digests: self.digests.iter().map(|(shard, digest)| (*shard, *digest)).collect(),
-            compute_seconds: self.round.compute_seconds,
+            compute_seconds: gradients.seconds(),
+            commit_seconds: self.commit_seconds,
         }
     }
 
@@ -88,12 +101,15 @@ impl Member {
             return;
         }
         // All have voted for this step, so no failure can undo the one before.
-        self.settled = Step(ballot.step().0 - 1);
+        let settled = Step(ballot.step().0 - 1);
+        assert!(settled >= self.settled(), "I5: settled steps never go backwards");
+        self.holdings.settled = settled;
         if over {
             return;
         }
         let commit = self.commit_of(now, ballot.tally());
-        let others: Vec<_> = self.plan.others().collect();
+        let strangers = self.feeds.strangers(commit.step);
+        let others: Vec<_> = self.plan.others().chain(strangers).collect();
         for to in others {
             self.send(to, Message::Commit(commit.clone()));
         }
@@ -103,9 +119,9 @@ impl Member {
     }
 
     fn commit_of(&self, now: Time, tally: Tally) -> Commit {
-        let step = self.round.step;
+        let step = self.step();
         let finite = tally.norm.is_finite() && tally.loss.is_finite();
-        let before = self.commit.as_ref().map_or(0, |commit| commit.updates);
+        let before = self.commit().map_or(0, |commit| commit.updates);
         let recorded = tally.samples.iter().flat_map(|(_, samples)| samples.iter().copied());
         let account = self.setup.sampler.account(recorded, step);
         let line = MetricsLine {
@@ -117,9 +133,10 @@ impl Member {
             decision: if finite { Decision::Apply } else { Decision::Skip },
             learning_rate: f64::from(self.setup.schedule.rate(step.0)),
             tokens: self.setup.tokens_per_step,
-            seconds: now.since(self.committed_at).as_secs_f64(),
+            seconds: self.holdings.committed_at.map_or(0.0, |at| now.since(at).as_secs_f64()),
             unix_ms: self.setup.unix_ms_at_zero + now.0 / 1_000_000,
             compute_seconds: tally.compute_seconds,
+            commit_seconds: tally.commit_seconds,
             samples_lost: account.lost,
             samples_repeated: account.repeated,
         };
@@ -130,7 +147,7 @@ impl Member {
             loss: tally.loss,
             decision: line.decision,
             updates: before + u64::from(finite),
-            hold: false,
+            hold: self.hold,
             line,
         }
     }
@@ -140,9 +157,9 @@ impl Member {
             return self.compare(from, &commit); // It came on another lane first.
         }
         let next = commit.generation == self.plan.generation()
-            && commit.step == self.round.step
+            && commit.step == self.step()
             && self.plan.record().rank(from).is_some();
-        if !next || !self.round.voted || self.plan.leads() {
+        if !next || self.round.voted.is_none() || self.plan.leads() {
             return self.refuse();
         }
         self.adopt(now, commit);
@@ -151,7 +168,7 @@ impl Member {
     /// Holds a commit against the one that is known of its step (invariant I2).
     fn compare(&mut self, from: WorkerId, commit: &Commit) {
         let verdict = |c: &Commit| (c.norm.to_bits(), c.loss.to_bits(), c.decision, c.updates);
-        let known = self.commit.as_ref().filter(|known| known.step == commit.step);
+        let known = self.commit().filter(|known| known.step == commit.step);
         if known.is_some_and(|known| verdict(known) != verdict(commit)) {
             self.broken = Some(Broken::Contradiction { step: commit.step, from });
         }
@@ -159,42 +176,59 @@ impl Member {
 
     /// The step under way has committed: apply it and begin the next.
     fn adopt(&mut self, now: Time, commit: Commit) {
-        assert_eq!(commit.step, self.round.step, "I5: commits come one by one");
-        assert!(self.round.voted, "I19: nobody commits without this member's vote");
-        let round = std::mem::replace(&mut self.round, Round::new(commit.step.next()));
+        assert_eq!(commit.step, self.step(), "I5: commits come one by one");
+        let voted = self.round.voted.expect("I19: nobody commits without this member's vote");
+        self.commit_seconds = now.since(voted).as_secs_f64();
+        assert!(self.keeps_promise(), "I15: nothing is committed after a promise");
+        self.round = Round::default();
+        self.hold = false;
         self.updating = self.plan.owned().keys().copied().collect();
+        let reduced = std::mem::take(&mut self.holdings.prepared);
+        for (shard, reduced) in reduced {
+            let update = self.holdings.update(&commit, shard, Some(reduced.gradient));
+            #[cfg(feature = "planted")]
+            if self.has_plant(Plant::UpdateEarly) {
+                continue;
+            }
+            self.device(update);
+        }
         match commit.decision {
             Decision::Apply => {
                 let shards = (0..self.plan.shards()).map(Shard);
                 self.gathering =
                     shards.filter(|shard| !self.plan.owned().contains_key(shard)).collect();
-                let (step, norm, update) = (commit.step, commit.norm, commit.updates);
-                for (shard, gradient) in round.reduced {
-                    #[cfg(feature = "planted")]
-                    if self.has_plant(Plant::UpdateEarly) {
-                        continue;
-                    }
-                    self.device(Job::Update { shard, step, norm, update, gradient });
-                }
                 self.head_streams(&commit);
             }
             Decision::Skip => {
                 self.gathering.clear();
-                self.device(Job::Skip { step: commit.step });
+                let skip = self.holdings.skip(&commit);
+                self.out.extend(skip.map(Effect::Device));
             }
         }
-        self.committed_at = now;
-        self.lines.insert(commit.step, commit.line.clone());
-        if self.lines.len() > MAX_LINES {
-            self.lines.pop_first(); // never the step leader's, which is the one that reports them
+        self.holdings.gradients.begin(Version::of(&commit));
+        self.holdings.commit(now, commit.clone());
+        self.learn_with(|learning, scene| learning.commit(&commit, scene));
+        if commit.hold {
+            self.pace = Pace::Holding { since: now };
+        } else {
+            self.begin_compute();
         }
-        self.commit = Some(commit);
-        self.begin_compute();
     }
 
+    /// Has the device compute what is assigned to this member and not here or under way already.
     pub(super) fn begin_compute(&mut self) {
-        if !self.is_over() && !self.plan.data_shards().is_empty() {
-            self.device(Job::Gradient { step: self.round.step });
+        if self.is_over() {
+            return;
         }
+        let assigned: BTreeSet<u32> = self.plan.data_shards().iter().map(|it| it.0).collect();
+        let work = self.holdings.gradients.assign(self.plan.tree(), &assigned);
+        if let Some(work) = work {
+            self.device(Job::Gradient { step: self.step(), work: Arc::new(work) });
+        }
+    }
+
+    #[cfg(not(feature = "planted"))]
+    fn keeps_promise(&self) -> bool {
+        !self.pace.is_promised()
     }
 }

@@ -2,6 +2,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::{Rank, Shard};
 
@@ -10,13 +11,21 @@ use crate::plant::Plant;
 use crate::step::event::Job;
 
 impl Member {
-    /// From now on the member has this bug, or none.
-    pub fn plant(&mut self, plant: Option<Plant>) {
-        self.plant = plant;
+    pub(super) fn has_plant(&self, plant: Plant) -> bool {
+        self.holdings.has_plant(plant)
     }
 
-    pub(super) fn has_plant(&self, plant: Plant) -> bool {
-        self.plant == Some(plant)
+    /// Whether the worker has promised nothing newer: a bug forgets that.
+    pub(super) fn keeps_promise(&self) -> bool {
+        !self.pace.is_promised() || self.has_plant(Plant::BreakPromise)
+    }
+
+    /// What was kept, in truth as it is.
+    pub(super) fn add_into_kept(&self, sum: Shared) -> Shared {
+        if !self.has_plant(Plant::AddIntoKept) {
+            return sum;
+        }
+        Shared::new(Buffer::detached(sum.iter().map(|value| value + value).collect()))
     }
 
     /// Where in the tree a partial is added: in truth at its own node.
@@ -38,7 +47,7 @@ impl Member {
             ballot.count() + 1 == self.plan.record().members.len()
         };
         self.has_plant(Plant::CommitEarly)
-            && self.round.voted
+            && self.round.voted.is_some()
             && !self.is_over()
             && self.ballot.as_ref().is_some_and(missing_one)
     }
@@ -48,8 +57,9 @@ impl Member {
             return;
         }
         let norm = self.round.squares.values().sum::<f64>().sqrt();
-        let (step, update) = (self.round.step, self.round.step.0);
-        for (shard, gradient) in self.round.reduced.clone() {
+        let (step, update) = (self.step(), self.step().0);
+        for (shard, reduced) in self.holdings.prepared.clone() {
+            let gradient = Some(reduced.gradient);
             self.device(Job::Update { shard, step, norm, update, gradient });
         }
     }

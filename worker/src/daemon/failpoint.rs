@@ -1,0 +1,330 @@
+//! Failpoints: where a test may kill, stop or delay a worker, by name.
+//!
+//! There is one for every stage and message of a step and of a change of generation, derived here
+//! from what goes into the core and what comes out of it. What is to happen at which is said as the
+//! crate `fail` has it, in the environment: `FAILPOINTS="vote.send=1*return(kill)"`. Beside that
+//! crate's actions there is `return(kill)`: SIGKILL, on itself. Each point that acts first appends
+//! its name as a line to the file that `EVERSTEP_FAILPOINT_LOG` names, if it names one.
+//!
+//! All points are passed on the network thread: what delays it there delays all that is said. Only
+//! the feature `failpoints` builds this.
+
+use std::env;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+
+use everstep_transport::protocol::{ChunkKind, Message, Step};
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::step::event::{Effect, Input, Job, Lane, Report};
+
+/// All failpoints. `.send` is passed before something is sent, `.receive` before it is taken in.
+pub const POINTS: &[&str] = &[
+    // A worker's beginning and end.
+    "hello.send",
+    "welcome.receive",
+    "register.send",
+    "registered.receive",
+    "finished.send",
+    "dismiss.receive",
+    // A step. A Gradient job is given to the device: it loads.
+    "load",
+    // A data shard is computed: the next one's forward pass begins, if there is one.
+    "forward",
+    // A partial sum is final: the backward pass is under way.
+    "backward",
+    "reduce_scatter.send",
+    "reduce_scatter.receive",
+    "reduced.send",
+    "reduced.receive",
+    "vote.send",
+    "vote.receive",
+    "commit.send",
+    "commit.receive",
+    "update",
+    "all_gather.send",
+    "all_gather.receive",
+    "masters.send",
+    "masters.receive",
+    // A change of generation.
+    "pause.receive",
+    "status.send",
+    "announce.receive",
+    "fetch_record.send",
+    "enter",
+    "fetch_parameters.send",
+    "fetch_parameters.receive",
+    "parameters.send",
+    "parameters.receive",
+    // A join.
+    "feed.receive",
+    "meet",
+    "fetch_state.send",
+    "fetch_state.receive",
+    "state.send",
+    "state.receive",
+    "restore",
+    // A planned change.
+    "hold.receive",
+    "held",
+    "go.send",
+    "go.receive",
+    "leave.send",
+    "evicted.receive",
+];
+
+/// Where the present action of whichever point acts is done.
+const ACTION: &str = "action";
+/// Where actions are set only to see whether there are such.
+const TRIAL: &str = "trial";
+
+/// What `FAILPOINTS` says cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("FAILPOINTS: \"{term}\" {problem}")]
+pub struct FailpointError {
+    /// The part of it.
+    pub term: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// Reads `FAILPOINTS`, once, when the process starts.
+///
+/// # Errors
+/// A name that is no failpoint, or an action that there is not.
+pub fn arm() -> Result<(), FailpointError> {
+    let all = env::var("FAILPOINTS").unwrap_or_default();
+    all.split(';').map(str::trim).filter(|term| !term.is_empty()).try_for_each(|term| {
+        arm_one(term).map_err(|problem| FailpointError { term: term.into(), problem })
+    })
+}
+
+fn arm_one(term: &str) -> Result<(), String> {
+    let (name, actions) = term.split_once('=').ok_or("is not NAME=ACTIONS")?;
+    let known = POINTS.contains(&name.trim());
+    known.then_some(()).ok_or("is no failpoint of a worker")?;
+    let told: Result<Vec<_>, _> = actions.split("->").map(told).collect();
+    fail::cfg(name.trim(), &told?.join("->"))
+}
+
+/// The same action at the same times, but told to [`act`] instead of done: the crate does most
+/// actions without a word, and they are to be logged.
+fn told(term: &str) -> Result<String, String> {
+    let term = term.trim();
+    let head = term.split('(').next().unwrap_or_default();
+    let (times, action) = term.split_at(head.rfind(['%', '*']).map_or(0, |at| at + 1));
+    match action {
+        "off" | "return(kill)" => Ok(term.into()),
+        _ if action.starts_with("return") => Err("returns something else than `kill`".into()),
+        _ => {
+            fail::cfg(TRIAL, action)?;
+            Ok(format!("{times}return({action})"))
+        }
+    }
+}
+
+/// Something goes into the core, whose generation resumes with version `resume`.
+pub fn on_input(input: &Input, resume: Step) {
+    of_input(input, resume).into_iter().for_each(pass);
+}
+
+/// Something came out of the core.
+pub fn on_effect(effect: &Effect) {
+    of_effect(effect).into_iter().for_each(pass);
+}
+
+fn pass(point: &'static str) {
+    fail::fail_point!(point, |action| act(point, &action.unwrap_or_default()));
+}
+
+fn act(point: &str, action: &str) {
+    tracing::warn!(point, action, "failpoint");
+    if let Err(error) = log(point) {
+        tracing::error!(point, %error, "the failpoint cannot be logged");
+    }
+    if action == "kill" {
+        let _ = kill_process(getpid(), Signal::KILL); // nothing comes after this
+    }
+    if fail::cfg(ACTION, action).is_ok() {
+        fail::fail_point!(ACTION);
+    }
+}
+
+fn log(point: &str) -> io::Result<()> {
+    let Some(path) = env::var_os("EVERSTEP_FAILPOINT_LOG") else { return Ok(()) };
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    file.write_all(format!("{point}\n").as_bytes())
+}
+
+fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
+    match input {
+        Input::Coordinator(message) | Input::Peer { message, .. } => of_message(message, "receive"),
+        Input::Piece { chunk, .. } => match chunk.kind {
+            ChunkKind::Partial => Some("reduce_scatter.receive"),
+            ChunkKind::Reduced => Some("reduced.receive"),
+            // What a commit of this generation made is gathered; what was there before is asked for.
+            ChunkKind::Parameters if chunk.step > resume => Some("all_gather.receive"),
+            ChunkKind::Parameters => Some("parameters.receive"),
+            ChunkKind::Master => Some("masters.receive"),
+            ChunkKind::State => Some("state.receive"),
+            ChunkKind::Message => None,
+        },
+        Input::Device(Report::Computed { .. }) => Some("forward"),
+        Input::Device(Report::Partial { .. }) => Some("backward"),
+        _ => None,
+    }
+}
+
+fn of_effect(effect: &Effect) -> Option<&'static str> {
+    match effect {
+        Effect::Tell(Message::Heartbeat(heartbeat)) => heartbeat.held.then_some("held"),
+        Effect::Tell(message) | Effect::Send { message, .. } => of_message(message, "send"),
+        Effect::Stream { lane, .. } => Some(match lane {
+            Lane::Partials => "reduce_scatter.send",
+            Lane::Reduced => "reduced.send",
+            Lane::Parameters => "all_gather.send",
+            Lane::Masters => "masters.send",
+            Lane::Resumed => "parameters.send",
+            Lane::States => "state.send",
+        }),
+        Effect::Enter(_) => Some("enter"),
+        Effect::Meet { .. } => Some("meet"),
+        Effect::Device(Job::Gradient { .. }) => Some("load"),
+        Effect::Device(Job::Update { .. }) => Some("update"),
+        Effect::Device(Job::Restore { .. }) => Some("restore"),
+        Effect::Build(_) | Effect::Device(_) | Effect::Exit(_) => None,
+    }
+}
+
+/// The point of a message, by its name, if there is one.
+fn of_message(message: &Message, way: &str) -> Option<&'static str> {
+    let name = match message {
+        Message::Prepared(_) => "vote",
+        message => message.name(),
+    };
+    POINTS.iter().copied().find(|point| point.split_once('.') == Some((name, way)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use everstep_transport::protocol::message::Heartbeat;
+    use everstep_transport::protocol::step::Contribution;
+    use everstep_transport::protocol::{
+        Chunk, DataShard, Encoding, Generation, Shard, WorkerId, exemplars,
+    };
+
+    use super::*;
+    use crate::step::event::{Parcel, Work};
+
+    const PEER: WorkerId = WorkerId(7);
+
+    fn messages() -> BTreeSet<&'static str> {
+        let ways = ["send", "receive"];
+        let all = exemplars::all().into_iter();
+        all.flat_map(|message| ways.map(|way| of_message(&message, way))).flatten().collect()
+    }
+
+    fn inputs() -> BTreeSet<&'static str> {
+        let piece = |kind, step| {
+            let step = Step(step);
+            let chunk =
+                Chunk { kind, encoding: Encoding::F32, ..Chunk::message(Generation(2), step, 1) };
+            let values = everstep_kernels::buffer::Buffer::detached(vec![0.0]);
+            Input::Piece { from: PEER, chunk, values }
+        };
+        let contribution = Contribution { data_shard: DataShard(0), loss: 1.0, samples: vec![] };
+        let (step, seconds) = (Step(4), 1.0);
+        let sum = everstep_kernels::buffer::Shared::new(
+            everstep_kernels::buffer::Buffer::detached(vec![0.0]),
+        );
+        let node = everstep_kernels::reduce::Node { level: 0, index: 0 };
+        let inputs = [
+            piece(ChunkKind::Partial, 4),
+            piece(ChunkKind::Reduced, 4),
+            piece(ChunkKind::Parameters, 3),
+            piece(ChunkKind::Parameters, 4),
+            piece(ChunkKind::Master, 4),
+            piece(ChunkKind::State, 4),
+            Input::Device(Report::Computed { step, contribution, seconds }),
+            Input::Device(Report::Partial { step, shard: Shard(0), node, sum }),
+        ];
+        inputs.iter().filter_map(|input| of_input(input, Step(3))).collect()
+    }
+
+    fn effects() -> BTreeSet<&'static str> {
+        let message = || exemplars::all().remove(0);
+        let stream = |lane| Effect::Stream {
+            to: PEER,
+            lane,
+            step: Step(1),
+            parcel: Parcel::Message(message()),
+        };
+        let (shard, step) = (Shard(0), Step(1));
+        let others = exemplars::all().into_iter().filter_map(|message| match message {
+            Message::Announce(record) => Some(Effect::Enter(record)),
+            Message::Feed { learner: worker, name, address, .. } => {
+                Some(Effect::Meet { worker, name, address })
+            }
+            Message::Heartbeat(heartbeat) => {
+                let held = Heartbeat { held: true, ..heartbeat };
+                Some(Effect::Tell(Message::Heartbeat(held)))
+            }
+            _ => None,
+        });
+        let jobs = [
+            Job::Gradient { step, work: Arc::new(Work::default()) },
+            Job::Update { shard, step, norm: 1.0, update: 1, gradient: None },
+            Job::Restore { shard, version: step, digest: 0, parts: vec![] },
+        ];
+        let jobs = jobs.into_iter().map(Effect::Device);
+        let effects = Lane::ALL.into_iter().map(stream).chain(others).chain(jobs);
+        effects.filter_map(|effect| of_effect(&effect)).collect()
+    }
+
+    #[test]
+    fn every_failpoint_is_passed_by_something_and_nothing_passes_another() {
+        let passed: BTreeSet<_> = messages().into_iter().chain(inputs()).chain(effects()).collect();
+        assert_eq!(passed, POINTS.iter().copied().collect());
+        assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
+    }
+
+    #[test]
+    fn what_is_no_failpoint_or_no_action_is_refused() {
+        for (term, problem) in [
+            ("vote.sent=return(kill)", "is no failpoint of a worker"),
+            ("vote.send", "is not NAME=ACTIONS"),
+            ("vote.send=return(1)", "returns something else than `kill`"),
+            ("vote.send=sleeep(1)", "unrecognized command \"sleeep\""),
+            ("vote.send=x*sleep(1)", "failed to parse"),
+        ] {
+            let error = arm_one(term).unwrap_err();
+            assert!(error.contains(problem), "{term}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_action_is_done_as_often_as_was_said() {
+        arm_one("update = off").unwrap();
+        pass("update");
+        arm_one("update = 1*off -> 2*panic(now) -> off").unwrap();
+        pass("update");
+        for _ in 0..2 {
+            assert!(std::panic::catch_unwind(|| pass("update")).is_err());
+        }
+        pass("update");
+        pass("enter");
+    }
+
+    #[test]
+    fn frequencies_stay_and_actions_are_told() {
+        let told = |term| told(term).unwrap();
+        assert_eq!(told("sleep(30)"), "return(sleep(30))");
+        assert_eq!(told(" 50%3*pause"), "50%3*return(pause)");
+        assert_eq!(told("1*return(kill)"), "1*return(kill)");
+        assert_eq!(told("off"), "off");
+        assert_eq!(told("print(100% * 2)"), "return(print(100% * 2))");
+    }
+}

@@ -1,0 +1,119 @@
+//! What goes to another worker on bulk streams, in one generation.
+//!
+//! Each lane has its own queue, task and stream, so a lane whose receiver is not ready yet holds up
+//! no other. The queues are bounded by the plan: a step has so many pieces, and the next step's
+//! begin only when this one has committed. Dropped, all of it is given up: what is queued is
+//! forgotten, and streams under way are reset.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use everstep_kernels::buffer::Shared;
+use everstep_kernels::reduce;
+use everstep_transport::protocol::{Chunk, Encoding, Generation, Step, codec};
+use everstep_transport::quic::{BulkSender, Link, LinkError};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+
+use super::traffic::Traffic;
+use crate::step::event::{Lane, Parcel};
+
+/// A parcel, and the step that names its stream.
+type Queued = (Step, Parcel);
+
+/// The lanes to one worker.
+pub struct Lanes {
+    generation: Generation,
+    queues: BTreeMap<Lane, UnboundedSender<Queued>>,
+    /// The queues' other ends, until there is a link.
+    unsent: Vec<UnboundedReceiver<Queued>>,
+    tasks: JoinSet<()>,
+}
+
+impl Lanes {
+    /// Empty lanes that wait for a link.
+    pub fn new(generation: Generation) -> Self {
+        let (queues, unsent) = Lane::ALL
+            .into_iter()
+            .map(|lane| {
+                let (sender, receiver) = unbounded_channel();
+                ((lane, sender), receiver)
+            })
+            .unzip();
+        Self { generation, queues, unsent, tasks: JoinSet::new() }
+    }
+
+    /// The generation that they are of.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Sends what is queued and what will be.
+    pub fn start(&mut self, link: &Link, traffic: &Arc<Traffic>) {
+        for queue in self.unsent.drain(..) {
+            let (link, traffic) = (link.clone(), traffic.clone());
+            let generation = self.generation;
+            self.tasks.spawn(async move {
+                if let Err(error) = send(&link, queue, generation, &traffic).await {
+                    link.close(&format!("a lane ended: {error}"));
+                }
+            });
+        }
+    }
+
+    /// Queues a parcel.
+    pub fn queue(&self, lane: Lane, step: Step, parcel: Parcel) {
+        // An error means that the lane's task ended with its link, which its reader tells.
+        let _ = self.queues[&lane].send((step, parcel));
+    }
+}
+
+async fn send(
+    link: &Link,
+    mut queue: UnboundedReceiver<Queued>,
+    generation: Generation,
+    traffic: &Traffic,
+) -> Result<(), LinkError> {
+    let mut open = None;
+    while let Some((step, parcel)) = queue.recv().await {
+        let stream = match open.take() {
+            Some((of, stream)) if of == step => stream,
+            before => {
+                if let Some((_, stream)) = before {
+                    BulkSender::finish(stream)?;
+                }
+                link.bulk().await?
+            }
+        };
+        let (_, stream) = open.insert((step, stream));
+        let (chunk, body) = encode(parcel, generation, step);
+        stream.send(&chunk, body).await?;
+        traffic.add_sent(chunk.body_bytes());
+    }
+    Ok(())
+}
+
+/// A shared buffer as the bytes that go onto the wire.
+struct WireBytes(Shared);
+
+impl AsRef<[u8]> for WireBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+fn encode(parcel: Parcel, generation: Generation, step: Step) -> (Chunk, Bytes) {
+    match parcel {
+        Parcel::Message(message) => {
+            let bytes = Bytes::from_owner(codec::encode(&message));
+            (Chunk::message(generation, step, bytes.len()), bytes)
+        }
+        Parcel::Tensor { chunk, values } if chunk.encoding == Encoding::Bf16 => {
+            let mut bytes = vec![0; chunk.body_bytes()];
+            reduce::encode_bf16(&values, &mut bytes);
+            (chunk, bytes.into())
+        }
+        Parcel::Tensor { chunk, values } => (chunk, Bytes::from_owner(WireBytes(values))),
+    }
+}

@@ -1,0 +1,183 @@
+//! Who this worker talks to: the members of its generation and the learners that are fed in it.
+//!
+//! Each pair of workers shares one link, which outlives generations; the newer worker calls the
+//! older one. A link of a worker that is no peer waits as a stranger's, unread and bounded in number
+//! and time: a record or a Meet that names it may be under way.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix::Recipient;
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::{Generation, NodeName, Record, WorkerId};
+use everstep_transport::quic::{Endpoint, Link};
+
+use super::event::{Arrival, Heard, LinkOf};
+use super::peer::{PATIENCE, Peer};
+use super::reception::Inlet;
+use crate::step::event::Input;
+
+/// Links of workers that are no peers; more are closed.
+const MAX_STRANGERS: usize = 1024;
+/// Generations that a stranger's link may see begin.
+const MAX_WAIT: u32 = 4;
+
+/// The peers, and who waits to be one.
+pub struct Peers {
+    endpoint: Arc<Endpoint>,
+    inlet: Inlet,
+    arrivals: Recipient<Arrival>,
+    own: Option<WorkerId>,
+    generation: Generation,
+    known: BTreeMap<WorkerId, Peer>,
+    strangers: Vec<Stranger>,
+    /// How many links have been attached.
+    links: u64,
+}
+
+struct Stranger {
+    link: Link,
+    /// Generations that began since.
+    waited: u32,
+}
+
+impl Peers {
+    /// Nobody. Links that are called go to `arrivals`, what peers say to `inlet`.
+    pub fn new(endpoint: Arc<Endpoint>, inlet: Inlet, arrivals: Recipient<Arrival>) -> Self {
+        Self {
+            endpoint,
+            inlet,
+            arrivals,
+            own: None,
+            generation: Generation(0),
+            known: BTreeMap::new(),
+            strangers: Vec::new(),
+            links: 0,
+        }
+    }
+
+    /// A generation begins for this worker, which is `own`: its members are the peers, and nobody
+    /// else is. Returns what the core is to be told.
+    pub fn enter(&mut self, own: Option<WorkerId>, record: &Record) -> Vec<Input> {
+        (self.own, self.generation) = (own, record.number);
+        let mut before = std::mem::take(&mut self.known);
+        for member in record.members.iter().filter(|member| Some(member.worker) != own) {
+            let (name, address) = (member.name.clone(), member.address);
+            let peer = before.remove(&member.worker);
+            let mut peer = peer.unwrap_or_else(|| Peer::new(name, address, record.number));
+            peer.renew(record.number, &self.inlet);
+            self.known.insert(member.worker, peer);
+        }
+        self.strangers.iter_mut().for_each(|stranger| stranger.waited += 1);
+        let left = before.into_values().filter_map(Peer::into_link);
+        self.strangers.extend(left.map(|link| Stranger { link, waited: 0 }));
+        self.connect()
+    }
+
+    /// A learner is a peer, too, in this generation. Returns what the core is to be told.
+    pub fn meet(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
+        if Some(worker) != self.own && !self.known.contains_key(&worker) {
+            self.known.insert(worker, Peer::new(name, address, self.generation));
+        }
+        self.connect()
+    }
+
+    /// A link is up. Returns what the core is to be told.
+    pub fn admit(&mut self, link: Link) -> Option<Input> {
+        let identity = link.identity();
+        let of_name = |(_, peer): &(&WorkerId, &mut Peer)| peer.name == identity.name;
+        if identity.role != Role::Worker {
+            return Some(refuse(&link, "only workers call workers"));
+        }
+        let Some((worker, peer)) = self.known.iter_mut().find(of_name) else {
+            return self.wait(link);
+        };
+        self.links += 1;
+        let (worker, number) = (*worker, self.links);
+        let cut = peer.attach(link, LinkOf { worker, number }, &self.inlet);
+        let reason = "it has connected anew".into();
+        cut.then_some(Input::PeerLost { from: worker, reason })
+    }
+
+    /// Whether the core is to be told what came of this link: no, unless it is its worker's now.
+    pub fn hear(&mut self, Heard { from, input }: &Heard) -> bool {
+        let peer = self.known.get_mut(&from.worker);
+        let Some(peer) = peer.filter(|peer| peer.link_number() == Some(from.number)) else {
+            return false;
+        };
+        if matches!(input, Input::PeerLost { .. }) {
+            peer.lose();
+        }
+        true
+    }
+
+    /// A peer.
+    pub fn peer(&mut self, worker: WorkerId) -> Option<&mut Peer> {
+        self.known.get_mut(&worker)
+    }
+
+    /// Peers whose links should have come up by now, each once, as the core is told.
+    pub fn overdue(&mut self) -> Vec<Input> {
+        let now = Instant::now();
+        let overdue = self.known.iter_mut().filter_map(|(worker, peer)| {
+            let reason = || format!("no link to it came up within {PATIENCE:?}");
+            peer.is_overdue(now).then(|| Input::PeerLost { from: *worker, reason: reason() })
+        });
+        overdue.collect()
+    }
+
+    /// Closes all links.
+    pub fn clear(&mut self, reason: &str) {
+        let links = std::mem::take(&mut self.known).into_values().filter_map(Peer::into_link);
+        let strangers = self.strangers.drain(..).map(|stranger| stranger.link);
+        links.chain(strangers).for_each(|link| link.close(reason));
+    }
+
+    /// Gives every peer its link, where one waits, or calls it, where that is this worker's part.
+    fn connect(&mut self) -> Vec<Input> {
+        let waiting = std::mem::take(&mut self.strangers);
+        let mut told = Vec::new();
+        for Stranger { link, waited } in waiting {
+            let is_peer = self.known.values().any(|peer| peer.name == link.identity().name);
+            if link.ended().is_some() {
+                continue;
+            }
+            if is_peer {
+                told.extend(self.admit(link));
+            } else if waited < MAX_WAIT {
+                self.strangers.push(Stranger { link, waited });
+            } else {
+                told.push(refuse(&link, "this node is not a member of the generation"));
+            }
+        }
+        for (worker, peer) in &mut self.known {
+            if self.own > Some(*worker) {
+                let arrivals = self.arrivals.clone();
+                peer.call(&self.endpoint, move |link| arrivals.do_send(Arrival(link)));
+            }
+        }
+        told
+    }
+
+    fn wait(&mut self, link: Link) -> Option<Input> {
+        self.strangers.retain(|stranger| {
+            stranger.link.ended().is_none() && stranger.link.identity() != link.identity()
+        });
+        if self.strangers.len() == MAX_STRANGERS {
+            return Some(refuse(&link, "too many nodes wait to become members"));
+        }
+        self.strangers.push(Stranger { link, waited: 0 });
+        None
+    }
+}
+
+fn refuse(link: &Link, reason: &str) -> Input {
+    tracing::warn!(peer = %link.identity(), reason, "refused a node");
+    link.close(reason);
+    Input::Refused
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! What comes from another worker on one link: messages, and streams of chunks.
+//!
+//! A task brings one thing at a time and waits for the actor before it reads on, so a busy actor
+//! holds its peers back. A chunk's body stays with its sender until the core takes it. A stream
+//! that its sender gave up is forgotten: its generation is over, and the link lives on.
+
+use std::sync::Arc;
+
+use actix::Recipient;
+use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_kernels::reduce;
+use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, codec};
+use everstep_transport::quic::{BulkReceiver, Link, LinkError};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::event::{Ask, Heard, LinkOf};
+use super::traffic::Traffic;
+use crate::step::event::{Admission, Input};
+
+/// Where everything goes that comes in.
+#[derive(Clone)]
+pub struct Inlet {
+    /// Tells the actor.
+    pub heard: Recipient<Heard>,
+    /// Asks the actor.
+    pub asks: Recipient<Ask>,
+    /// Changes whenever the core may admit what it did not before.
+    pub changed: watch::Receiver<u64>,
+    /// Where buffers come from.
+    pub pool: Pool,
+    /// Counts bytes.
+    pub traffic: Arc<Traffic>,
+}
+
+/// Starts to listen. Dropped, the tasks end, and nothing more comes of this link.
+pub fn listen(link: &Link, from: LinkOf, inlet: &Inlet) -> JoinSet<()> {
+    let reader = Reader { link: link.clone(), from, inlet: inlet.clone() };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(reader.clone().messages());
+    tasks.spawn(reader.streams());
+    tasks
+}
+
+#[derive(Clone)]
+struct Reader {
+    link: Link,
+    from: LinkOf,
+    inlet: Inlet,
+}
+
+impl Reader {
+    async fn messages(self) {
+        let from = self.from.worker;
+        let reason = loop {
+            match self.link.receive().await {
+                Ok(message) => self.tell(Input::Peer { from, message }).await,
+                Err(error) => break error.to_string(),
+            }
+        };
+        self.tell(Input::PeerLost { from, reason }).await;
+    }
+
+    async fn streams(self) {
+        // In a set of their own, so that they end with this task.
+        let mut streams = JoinSet::new();
+        while let Ok(stream) = self.link.accept_bulk().await {
+            while streams.try_join_next().is_some() {} // those that have ended are forgotten
+            let reader = self.clone();
+            streams.spawn(async move {
+                match reader.chunks(stream).await {
+                    Ok(()) | Err(LinkError::Abandoned) => {}
+                    Err(error) => reader.link.close(&format!("a stream ended: {error}")),
+                }
+            });
+        }
+    }
+
+    async fn chunks(&self, mut stream: BulkReceiver) -> Result<(), LinkError> {
+        let from = self.from.worker;
+        while let Some(chunk) = stream.header().await? {
+            match self.admission(&chunk).await {
+                Admission::Take if chunk.kind == ChunkKind::Message => {
+                    let mut bytes = vec![0; chunk.body_bytes()];
+                    stream.body(&chunk, &mut bytes).await?;
+                    let Ok(message) = codec::decode(&bytes) else {
+                        self.link.close("a garbled message on a bulk stream");
+                        return Ok(());
+                    };
+                    self.tell(Input::Peer { from, message }).await;
+                }
+                Admission::Take => {
+                    let values = receive_values(&mut stream, &chunk, &self.inlet.pool).await?;
+                    self.inlet.traffic.add_received(chunk.body_bytes());
+                    self.tell(Input::Piece { from, chunk, values }).await;
+                }
+                Admission::Wait | Admission::Drop => {
+                    tracing::debug!(worker = %from, ?chunk, "a chunk outside the plan");
+                    self.tell(Input::Refused).await;
+                    stream.skip(&chunk).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the core until it knows what to do with the chunk.
+    async fn admission(&self, chunk: &Chunk) -> Admission {
+        let mut changed = self.inlet.changed.clone();
+        loop {
+            changed.mark_unchanged();
+            let ask = Ask { from: self.from.worker, chunk: *chunk };
+            match self.inlet.asks.send(ask).await {
+                Ok(Admission::Wait) => {
+                    if changed.changed().await.is_err() {
+                        return Admission::Drop; // the actor has ended
+                    }
+                }
+                Ok(answer) => return answer,
+                Err(_) => return Admission::Drop,
+            }
+        }
+    }
+
+    async fn tell(&self, input: Input) {
+        // An error means that the actor has ended, and the process with it.
+        let _ = self.inlet.heard.send(Heard { from: self.from, input }).await;
+    }
+}
+
+async fn receive_values(
+    stream: &mut BulkReceiver,
+    chunk: &Chunk,
+    pool: &Pool,
+) -> Result<Buffer, LinkError> {
+    let mut values = pool.take(chunk.count as usize);
+    if chunk.encoding == Encoding::Bf16 {
+        let mut bytes = vec![0; chunk.body_bytes()];
+        stream.body(chunk, &mut bytes).await?;
+        reduce::decode_bf16(&bytes, &mut values);
+    } else {
+        stream.body(chunk, values.as_bytes_mut()).await?;
+    }
+    Ok(values)
+}

@@ -1,0 +1,346 @@
+//! The parameter shards as this worker has them: of every shard the parameters to compute with, and
+//! of those that it owns or learns a copy of the state, f32 master weights and optimizer moments.
+//!
+//! Input: those [`Job`]s that change or ask for state, in order. Output: their [`Report`]s, and new
+//! parameters through a `write(offset, values)`, since they may come while a pass is under way. The
+//! parameters that are computed with follow each copy that is at least as new: rounded as the run
+//! wants, they are what its primary sends to all others.
+//!
+//! This file does not know passes, and takes the core's word for who may ask for what.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::layout::Layout;
+use everstep_kernels::optimizer::{Apply, Optimizer, ShardState, clip_factor};
+use everstep_kernels::reduce;
+use everstep_kernels::schedule::Schedule;
+use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
+
+use super::Port;
+use crate::optimize;
+use crate::step::event::{Job, Origin, Report};
+
+/// Where parameters to compute with go: `write(offset, values)`.
+pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
+/// What this worker has of each parameter shard.
+pub struct Holdings {
+    seed: u64,
+    all_gather: Encoding,
+    clip_norm: Option<f64>,
+    layout: Layout,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    pool: Pool,
+    copies: BTreeMap<Shard, Copy>,
+    /// The version of each shard of the parameters that are computed with.
+    versions: Vec<Step>,
+}
+
+/// A shard that is held.
+struct Copy {
+    state: ShardState,
+    version: Step,
+    digest: u64,
+    role: Role,
+}
+
+/// Why a shard is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Primary,
+    Backup,
+    Learner,
+}
+
+impl Holdings {
+    /// Holds no shard yet, where version 0 of all parameters has been written. The run has been
+    /// validated, and its optimizer with it.
+    pub fn new(run: &RunSpec, layout: Layout, pool: Pool) -> Self {
+        Self {
+            seed: run.seed,
+            all_gather: run.all_gather,
+            clip_norm: run.optimizer.clip_norm,
+            optimizer: optimize::optimizer(run).expect("the run's optimizer was built before"),
+            schedule: optimize::schedule(run),
+            pool,
+            copies: BTreeMap::new(),
+            versions: vec![Step(0); reduce::shard_count(layout.count())],
+            layout,
+        }
+    }
+
+    /// Does a job on parameter shards; all others are done elsewhere. An error is one of this
+    /// machine, in words.
+    pub fn handle(
+        &mut self,
+        job: Job,
+        port: &mut dyn Port,
+        write: &mut Write<'_>,
+    ) -> Result<(), String> {
+        match job {
+            Job::Enter { generation, origin, owned, learned } => {
+                match origin {
+                    Origin::Seed => self.begin(&owned, write),
+                    Origin::Held => self.keep(&owned, &learned),
+                }
+                let owned = self.owned().map(|(shard, copy)| (shard, copy.version, copy.digest));
+                port.report(Report::Entered { generation, owned: owned.collect() });
+            }
+            Job::Load { shard, version, values } => self.load(shard, version, &values, write),
+            Job::Update { shard, step, norm, update, gradient } => {
+                let clip = clip_factor(norm, self.clip_norm);
+                let change = gradient.as_ref().map(|gradient| Change { update, clip, gradient });
+                self.update(shard, step, change)?;
+                port.report(self.updated(shard, gradient.is_some(), write));
+            }
+            Job::Skip { step } => self.skip(step),
+            Job::Share { to, shards } => {
+                shards.into_iter().for_each(|shard| port.report(self.shared(to, shard)));
+            }
+            Job::Export { to, shards } => {
+                shards.into_iter().for_each(|shard| port.report(self.state(to, shard)));
+            }
+            Job::Restore { shard, version, digest, parts } => {
+                let intact = self.restore(shard, version, digest, &parts);
+                if intact {
+                    self.follow(shard, write);
+                }
+                port.report(Report::Restored { version, shard, intact });
+            }
+            Job::Gradient { .. } | Job::Finish { .. } | Job::Write { .. } => {
+                unreachable!("these are not about the state of shards")
+            }
+        }
+        Ok(())
+    }
+
+    /// The version of each shard of the parameters that are computed with.
+    pub fn versions(&self) -> &[Step] {
+        &self.versions
+    }
+
+    /// The flat parameter vector.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The shards of which this worker is primary, with their master weights.
+    pub fn primaries(&self) -> impl Iterator<Item = (Shard, &[f32])> {
+        let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
+        primaries.map(|(shard, copy)| (shard, copy.state.master.as_slice()))
+    }
+
+    /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
+    pub fn seal(&self) -> Vec<(Shard, [u8; 32])> {
+        self.owned().map(|(shard, copy)| (shard, copy.seal())).collect()
+    }
+
+    /// Bytes of master weights and moments of the owned shards.
+    pub fn bytes(&self) -> u64 {
+        let parameters: usize = self.owned().map(|(_, copy)| copy.state.master.len()).sum();
+        (parameters * self.optimizer.bytes_per_parameter()) as u64
+    }
+
+    // A generation begins.
+
+    /// Everything is what the seed says: parameters, and these shards' states.
+    fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
+        let copies = owned.iter().map(|&(shard, primary)| {
+            let master = self.initial(shard);
+            let copy = Copy::new(self.optimizer.state(master), Step(0), Role::of_owner(primary));
+            (shard, copy)
+        });
+        self.copies = copies.collect();
+        for index in 0..self.versions.len() {
+            // Version 0 is never of anything but the seed.
+            if self.versions[index] != Step(0) {
+                let shard = Shard(index as u32);
+                let mut values = self.initial(shard);
+                round(&mut values, self.all_gather);
+                self.load(shard, Step(0), &values, write);
+            }
+        }
+    }
+
+    /// Goes on with these copies and drops all others. Invariant I16: a listed owner holds its
+    /// shards.
+    fn keep(&mut self, owned: &[(Shard, bool)], learned: &[Shard]) {
+        let mut held = std::mem::take(&mut self.copies);
+        for &(shard, primary) in owned {
+            let copy = held.remove(&shard).expect("I16: a listed owner holds its shards");
+            self.copies.insert(shard, Copy { role: Role::of_owner(primary), ..copy });
+        }
+        for &shard in learned {
+            let copy = held.remove(&shard).map(|copy| Copy { role: Role::Learner, ..copy });
+            self.copies.extend(copy.map(|copy| (shard, copy)));
+        }
+    }
+
+    fn initial(&self, shard: Shard) -> Vec<f32> {
+        let range = self.range(shard);
+        let mut values = vec![0.0; range.len()];
+        self.layout.init(self.seed, range, &mut values);
+        values
+    }
+
+    // A step has committed.
+
+    /// Makes the next version of a held shard, and refuses one whose old bits are not those that
+    /// the last version had.
+    fn update(
+        &mut self,
+        shard: Shard,
+        step: Step,
+        change: Option<Change<'_>>,
+    ) -> Result<(), String> {
+        let range = self.range(shard);
+        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
+        assert_eq!(copy.version.next(), step, "I3: versions follow each other");
+        if copy.state.digest(copy.version.0) != copy.digest {
+            return Err(format!(
+                "parameter shard {shard} changed in memory since step {}: this machine's memory \
+                 cannot be trusted",
+                copy.version
+            ));
+        }
+        if let Some(Change { update, clip, gradient }) = change {
+            let learning_rate = self.schedule.rate(step.0);
+            let apply = Apply { step: update, learning_rate, clip, layout: &self.layout, range };
+            self.optimizer.update(&mut copy.state, gradient, &apply);
+        }
+        copy.version = step;
+        copy.digest = copy.state.digest(step.0);
+        Ok(())
+    }
+
+    /// Computes with a shard's new version, and hands it out if this worker is primary.
+    fn updated(&mut self, shard: Shard, changed: bool, write: &mut Write<'_>) -> Report {
+        let values = self.follow(shard, write);
+        let copy = &self.copies[&shard];
+        let told = changed && copy.role == Role::Primary;
+        let parameters = told.then(|| Shared::new(values));
+        Report::Updated { version: copy.version, shard, digest: copy.digest, parameters }
+    }
+
+    /// Relabels what is computed with; what is not of the version before is still to come.
+    fn skip(&mut self, step: Step) {
+        let before = self.versions.iter_mut().filter(|version| version.next() == step);
+        before.for_each(|version| *version = step);
+    }
+
+    // Parameters.
+
+    fn load(&mut self, shard: Shard, version: Step, values: &[f32], write: &mut Write<'_>) {
+        write(self.range(shard).start, values);
+        self.versions[shard.0 as usize] = version;
+    }
+
+    /// Computes with a held shard, unless newer parameters have come from its primary; returns what
+    /// is computed with at the held version.
+    fn follow(&mut self, shard: Shard, write: &mut Write<'_>) -> Buffer {
+        let values = self.computing(shard);
+        let version = self.copies[&shard].version;
+        if version >= self.versions[shard.0 as usize] {
+            self.load(shard, version, &values, write);
+        }
+        values
+    }
+
+    fn computing(&self, shard: Shard) -> Buffer {
+        let mut values = copied(&self.copies[&shard].state.master, &self.pool);
+        round(&mut values, self.all_gather);
+        values
+    }
+
+    // For others.
+
+    /// Whether this worker is primary says whoever asks: perhaps it has not entered yet.
+    fn shared(&self, to: WorkerId, shard: Shard) -> Report {
+        let version = self.copies[&shard].version;
+        Report::Shared { to, version, shard, values: Shared::new(self.computing(shard)) }
+    }
+
+    fn state(&self, to: WorkerId, shard: Shard) -> Report {
+        let Copy { state, version, digest, .. } = &self.copies[&shard];
+        let parts = std::iter::once(&state.master).chain(&state.moments);
+        let parts = parts.map(|part| Shared::new(copied(part, &self.pool))).collect();
+        Report::State { to, version: *version, shard, digest: *digest, parts }
+    }
+
+    /// Takes a shard on as another owner has it; `false` where it does not fit, and then nothing
+    /// has changed.
+    fn restore(&mut self, shard: Shard, version: Step, digest: u64, parts: &[Buffer]) -> bool {
+        let length = self.range(shard).len();
+        let wanted = self.optimizer.bytes_per_parameter() / size_of::<f32>();
+        if parts.len() != wanted || parts.iter().any(|part| part.len() != length) {
+            return false;
+        }
+        let [master, moments @ ..] = parts else { return false };
+        let moments = moments.iter().map(|moment| moment.to_vec()).collect();
+        let state = ShardState { master: master.to_vec(), moments };
+        let copy = Copy::new(state, version, Role::Learner);
+        let intact = copy.digest == digest;
+        if intact {
+            self.copies.insert(shard, copy);
+        }
+        intact
+    }
+
+    fn owned(&self) -> impl Iterator<Item = (Shard, &Copy)> {
+        let owned = self.copies.iter().filter(|(_, copy)| copy.role != Role::Learner);
+        owned.map(|(shard, copy)| (*shard, copy))
+    }
+
+    fn range(&self, shard: Shard) -> Range<usize> {
+        reduce::shard_range(self.layout.count(), shard.0 as usize)
+    }
+}
+
+/// What a step does to a shard.
+struct Change<'a> {
+    /// The number of this update in the run's history, from 1.
+    update: u64,
+    clip: f32,
+    gradient: &'a [f32],
+}
+
+impl Copy {
+    fn new(state: ShardState, version: Step, role: Role) -> Self {
+        let digest = state.digest(version.0);
+        Self { state, version, digest, role }
+    }
+
+    fn seal(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.version.0.to_le_bytes());
+        for values in std::iter::once(&self.state.master).chain(&self.state.moments) {
+            for value in values.chunks(1024) {
+                let bytes: Vec<u8> = value.iter().flat_map(|v| v.to_le_bytes()).collect();
+                hasher.update(&bytes);
+            }
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+impl Role {
+    fn of_owner(primary: bool) -> Self {
+        if primary { Self::Primary } else { Self::Backup }
+    }
+}
+
+fn copied(values: &[f32], pool: &Pool) -> Buffer {
+    let mut copy = pool.take(values.len());
+    copy.copy_from_slice(values);
+    copy
+}
+
+/// Makes of master weights what travels, and what everyone computes with.
+pub fn round(values: &mut [f32], all_gather: Encoding) {
+    if all_gather == Encoding::Bf16 {
+        reduce::round_bf16(values);
+    }
+}

@@ -1,0 +1,243 @@
+//! What the coordinator says: registration, promises, records, and the end.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, Term, WorkerId};
+use everstep_transport::time::Time;
+
+use super::{Core, Phase};
+use crate::step::event::{Effect, Exit};
+use crate::step::learner::Learner;
+use crate::step::member::{Feed, Member};
+use crate::step::plan::Plan;
+use crate::step::roster::Roster;
+
+impl Core {
+    pub(super) fn coordinator(&mut self, now: Time, message: Message) {
+        match message {
+            Message::Welcome { run } => self.welcomed(run),
+            Message::Registered { worker } => self.registered(now, worker),
+            Message::Announce(record) => self.announced(now, record),
+            Message::HeartbeatAnswer { generation, written } => {
+                self.answered(now, generation, written);
+            }
+            Message::Pause { term, number } => self.pause(term, number),
+            Message::Feed { term, generation, learner, name, address, shards } => {
+                let feed = Feed { learner, name, address, shards };
+                if self.obeys(term, generation) {
+                    self.feed(feed);
+                }
+            }
+            Message::Hold { term, generation } => {
+                let obeys = self.obeys(term, generation);
+                if let Phase::Training(member) = &mut self.phase
+                    && obeys
+                {
+                    member.hold();
+                }
+            }
+            Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
+            Message::Evicted { .. } => {} // It is about an id that was given up before.
+            Message::Refused { reason } => self.end(Exit::Refused(reason)),
+            Message::Dismiss if self.drains => self.end(Exit::Drained),
+            Message::Dismiss => self.end(Exit::Dismissed),
+            _ => self.refused += 1,
+        }
+    }
+
+    // Registration.
+
+    fn welcomed(&mut self, run: RunSpec) {
+        match &self.phase {
+            Phase::Greeting => {
+                self.out.push_back(Effect::Build(run.clone()));
+                self.phase = Phase::Building(Box::new(run));
+            }
+            // The link was lost before the answer came: registered again, it gets the same id.
+            Phase::Registering(_, registration) if self.worker.is_none() => {
+                let registration = Message::Register((**registration).clone());
+                self.tell(registration);
+            }
+            Phase::Building(_) => {} // It registers when that is done.
+            _ => self.refused += 1,
+        }
+    }
+
+    /// The coordinator knows this worker, for the first time or on a new link: whatever was said on
+    /// an old one may not have arrived.
+    fn registered(&mut self, now: Time, worker: WorkerId) {
+        let expected = match self.phase {
+            Phase::Registering(..) => self.worker.is_none_or(|known| known == worker),
+            _ => self.worker == Some(worker),
+        };
+        if !expected {
+            self.refused += 1;
+            return;
+        }
+        self.worker = Some(worker);
+        self.heartbeat(now);
+        if let Some(result) = self.finished.clone() {
+            self.tell(Message::Finished(result));
+        }
+        if self.drains {
+            self.tell(Message::Leave);
+        }
+    }
+
+    /// Whatever it holds is void: it begins again, as another worker in the same process.
+    fn evicted(&mut self) {
+        if self.drains {
+            return self.end(Exit::Drained);
+        }
+        let Some((setup, _)) = self.leave() else { return };
+        let run = setup.run.clone();
+        self.worker = None;
+        self.promised = (Term(0), Generation(0));
+        self.unreachable.clear();
+        self.early.clear();
+        self.finished = None;
+        self.told = (false, false);
+        self.out.push_back(Effect::Build(run.clone()));
+        self.phase = Phase::Building(Box::new(run));
+        self.greet();
+    }
+
+    fn answered(&mut self, now: Time, generation: Generation, written: Step) {
+        // The record was announced, and did not come.
+        if generation > self.generation() && generation >= self.promised.1 {
+            self.tell(Message::FetchRecord);
+        }
+        match &mut self.phase {
+            Phase::Learning(learner) => learner.written(written),
+            Phase::Training(member) => {
+                member.written(now, written);
+                // A long tail goes out page by page, each with the answer to the one before.
+                if member.settled_lines().next().is_some() {
+                    self.heartbeat(now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // Generations.
+
+    /// Promises a generation, and shows what is held (invariant I15: promises never fall).
+    fn pause(&mut self, term: Term, number: Generation) {
+        let (highest, promised) = self.promised;
+        let fresh = number > self.generation() && term >= highest && number >= promised;
+        if self.worker.is_none() || !fresh {
+            return;
+        }
+        self.promised = (term, number);
+        self.stop();
+        let unreachable = self.unreachable.iter().copied();
+        let status = match &self.phase {
+            Phase::Registering(..) => blank((term, number), unreachable.collect()),
+            Phase::Learning(learner) => learner.status((term, number), unreachable),
+            Phase::Training(member) => member.status((term, number), unreachable),
+            _ => return,
+        };
+        self.tell(Message::Status(status));
+    }
+
+    /// Nothing of the generation is said or taken any more.
+    fn stop(&mut self) {
+        match &mut self.phase {
+            Phase::Learning(learner) => learner.promise(),
+            Phase::Training(member) => member.promise(),
+            _ => {}
+        }
+    }
+
+    /// Whether a leader's word on a generation holds.
+    fn obeys(&mut self, term: Term, generation: Generation) -> bool {
+        let (highest, promised) = self.promised;
+        let holds = term >= highest && generation == self.generation() && generation == promised;
+        if holds {
+            self.promised.0 = term;
+        }
+        holds
+    }
+
+    fn announced(&mut self, now: Time, record: Record) {
+        let Some(worker) = self.worker else { return };
+        // What is older than the promise is over before it has begun here.
+        if record.number <= self.generation() || record.number < self.promised.1 {
+            return;
+        }
+        let promised = std::mem::replace(&mut self.promised.1, record.number);
+        let listed = record.rank(worker).is_some();
+        if !listed && matches!(self.phase, Phase::Training(_)) {
+            return self.stop(); // Its state is void, as it will be told.
+        }
+        let Some((setup, holdings)) = self.leave() else { return };
+        #[cfg(feature = "planted")]
+        let holdings = self.planted(holdings);
+        self.unreachable.clear();
+        self.finished = None;
+        self.told = (false, false);
+        let data_shards = setup.run.batch.data_shards;
+        if listed {
+            assert_eq!(promised, record.number, "I15: a member has promised its generation");
+            match Plan::new(record, worker, setup.parameters, data_shards) {
+                Ok(plan) => {
+                    let member = Member::enter(now, setup, plan, holdings);
+                    self.phase = Phase::Training(Box::new(member));
+                }
+                Err(error) => return self.fail(None, true, error.to_string()),
+            }
+        } else {
+            match Roster::new(record, setup.parameters, data_shards) {
+                Ok(roster) => {
+                    let learner = Learner::enter(setup, worker, roster, holdings);
+                    self.phase = Phase::Learning(Box::new(learner));
+                }
+                Err(error) => return self.fail(None, true, error.to_string()),
+            }
+        }
+        self.hear_early(now);
+    }
+
+    fn feed(&mut self, feed: Feed) {
+        match &mut self.phase {
+            Phase::Learning(learner) if self.worker == Some(feed.learner) => {
+                learner.feed(&feed.shards);
+            }
+            Phase::Training(member) => {
+                if !member.plan().roster().lists(feed.learner) {
+                    self.unreachable.remove(&feed.learner); // It is let in again.
+                }
+                member.feed(feed);
+            }
+            _ => {} // Another learner's.
+        }
+    }
+
+    #[cfg(feature = "planted")]
+    fn planted(
+        &self,
+        mut holdings: crate::step::holdings::Holdings,
+    ) -> crate::step::holdings::Holdings {
+        holdings.plant = self.plant;
+        if self.plant == Some(crate::plant::Plant::ForgetLine) {
+            holdings.lines.clear();
+        }
+        holdings
+    }
+}
+
+/// The evidence of a worker that has never been in a generation.
+fn blank((term, number): (Term, Generation), unreachable: Vec<WorkerId>) -> Status {
+    Status {
+        term,
+        number,
+        commit: None,
+        prepared: Vec::new(),
+        versions: Vec::new(),
+        under_way: None,
+        lines: Vec::new(),
+        unreachable,
+    }
+}

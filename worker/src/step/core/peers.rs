@@ -1,0 +1,141 @@
+//! What other workers say: taken in the generation that both are in, and in no other.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::cmp::Ordering;
+
+use everstep_kernels::buffer::Buffer;
+use everstep_transport::protocol::{Chunk, Generation, Message, WorkerId};
+use everstep_transport::time::Time;
+
+use super::{Core, Phase};
+use crate::step::event::Admission;
+
+/// Most messages of a newer generation that wait, for each peer.
+const MAX_EARLY: usize = 4;
+
+impl Core {
+    /// What to do with a chunk whose header has arrived from another worker.
+    pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+        if chunk.generation < self.promised.1 && !self.takes_old() {
+            return Admission::Drop;
+        }
+        match &self.phase {
+            Phase::Ended => Admission::Drop,
+            _ if chunk.generation > self.generation() => Admission::Wait,
+            Phase::Learning(learner) => learner.admit(from, chunk),
+            Phase::Training(member) => member.admit(from, chunk),
+            _ => Admission::Drop,
+        }
+    }
+
+    /// A piece has arrived whole. Since it was admitted the worker may have promised, or entered,
+    /// another generation.
+    pub(super) fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
+        if self.admit(from, chunk) != Admission::Take {
+            self.refused += 1;
+            return;
+        }
+        match &mut self.phase {
+            Phase::Learning(learner) => learner.piece(from, chunk, values),
+            Phase::Training(member) => member.piece(now, from, chunk, values),
+            _ => self.refused += 1,
+        }
+    }
+
+    pub(super) fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
+        let Some(generation) = generation_of(&message) else {
+            self.refused += 1;
+            return;
+        };
+        if generation < self.promised.1 && !self.takes_late(&message) {
+            self.refused += 1; // I7: what is over changes nothing
+            return;
+        }
+        match generation.cmp(&self.generation()) {
+            Ordering::Less => self.refused += 1,
+            Ordering::Greater => self.put_off(from, message),
+            Ordering::Equal => match &mut self.phase {
+                Phase::Learning(learner) => learner.peer(now, from, message),
+                Phase::Training(member) => member.peer(now, from, message),
+                _ => self.refused += 1,
+            },
+        }
+    }
+
+    /// Keeps what is of a generation that this worker does not know yet, and asks for its record.
+    fn put_off(&mut self, from: WorkerId, message: Message) {
+        let first = self.early.is_empty();
+        let waiting = self.early.entry(from).or_default();
+        if waiting.len() < MAX_EARLY {
+            waiting.push_back(message);
+        } else {
+            self.refused += 1;
+        }
+        if first && self.worker.is_some() {
+            self.tell(Message::FetchRecord);
+        }
+    }
+
+    /// A generation has begun: takes what came too early for the one before.
+    pub(super) fn hear_early(&mut self, now: Time) {
+        for (from, messages) in std::mem::take(&mut self.early) {
+            for message in messages {
+                self.peer(now, from, message);
+            }
+        }
+    }
+
+    /// A link is gone. A member's loss is told at once; a learner's is its own.
+    pub(super) fn peer_lost(&mut self, now: Time, from: WorkerId) {
+        let (known, is_member) = match &mut self.phase {
+            Phase::Learning(learner) => {
+                learner.lost(from);
+                let listed = learner.roster().lists(from);
+                (listed, listed)
+            }
+            Phase::Training(member) => {
+                let listed = member.plan().roster().lists(from);
+                (member.lost(from) || listed, listed)
+            }
+            _ => return,
+        };
+        if known && self.unreachable.insert(from) && is_member {
+            self.heartbeat(now);
+        }
+    }
+
+    #[cfg(not(feature = "planted"))]
+    fn takes_old(&self) -> bool {
+        false
+    }
+
+    #[cfg(feature = "planted")]
+    fn takes_old(&self) -> bool {
+        self.plant == Some(crate::plant::Plant::AcceptOld)
+    }
+
+    #[cfg(not(feature = "planted"))]
+    fn takes_late(&self, _: &Message) -> bool {
+        false
+    }
+
+    #[cfg(feature = "planted")]
+    fn takes_late(&self, message: &Message) -> bool {
+        let plant = self.plant == Some(crate::plant::Plant::BreakPromise);
+        plant && matches!(message, Message::Commit(_))
+    }
+}
+
+/// The generation of what workers say to each other; none of what they may not say.
+fn generation_of(message: &Message) -> Option<Generation> {
+    match message {
+        Message::Prepared(vote) => Some(vote.generation),
+        Message::Commit(commit) => Some(commit.generation),
+        Message::Go { generation, .. }
+        | Message::FetchParameters { generation, .. }
+        | Message::FetchState { generation, .. }
+        | Message::State { generation, .. } => Some(*generation),
+        _ => None,
+    }
+}

@@ -1,0 +1,190 @@
+//! What a worker has computed of the step under way, in whatever generation.
+//!
+//! The device computes data shards in passes, and reports sums of subtrees. A step that is done
+//! again needs only what is missing: a subtree that is still wholly this worker's stays, here or
+//! under way, with its data shards' contributions; every other one counts no more. [`Merge`] adds
+//! what stayed and what is new up to the subtrees that the plan of the day sends.
+//!
+//! Input: assignments, the device's reports. Output: what is left to compute; sums. Parameters of
+//! another history make all of it void (invariant I19). It does not know who gets the sums.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use everstep_kernels::buffer::{Pool, Shared};
+use everstep_kernels::reduce::{Node, Operand, Sum, Tree};
+use everstep_transport::protocol::step::Contribution;
+use everstep_transport::protocol::{DataShard, Shard, Step};
+
+use super::event::Work;
+use super::version::Version;
+
+/// The gradients of one step, computed with one version of the parameters.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    base: Version,
+    /// What the device was told to compute and has not finished, in order; of older steps too.
+    passes: VecDeque<Pass>,
+    /// Subtrees that count: here, or to come from a pass. No two share a leaf.
+    nodes: BTreeSet<Node>,
+    /// Their sums, as the device made them.
+    partials: BTreeMap<(Shard, Node), Shared>,
+    contributions: BTreeMap<DataShard, Contribution>,
+    seconds: f64,
+}
+
+/// One piece of work on the device.
+#[derive(Debug)]
+struct Pass {
+    step: Step,
+    /// Data shards that have not been reported.
+    left: BTreeSet<DataShard>,
+    /// Its subtrees that still count.
+    nodes: BTreeSet<Node>,
+}
+
+impl Gradients {
+    /// Nothing yet of the step after `base`. What the device still computes counts no more.
+    pub fn begin(&mut self, base: Version) {
+        self.base = base;
+        self.nodes.clear();
+        self.partials.clear();
+        self.contributions.clear();
+        self.seconds = 0.0;
+        for pass in &mut self.passes {
+            pass.nodes.clear();
+        }
+    }
+
+    /// As [`Gradients::begin`], where the device gives up whatever it computes.
+    pub fn begin_anew(&mut self, base: Version) {
+        self.begin(base);
+        self.passes.clear();
+    }
+
+    /// What the step is computed with.
+    pub fn base(&self) -> Version {
+        self.base
+    }
+
+    /// The step.
+    pub fn step(&self) -> Step {
+        self.base.step.next()
+    }
+
+    /// The step, if its computing has begun.
+    pub fn under_way(&self) -> Option<Step> {
+        (!self.nodes.is_empty()).then(|| self.step())
+    }
+
+    /// Keeps what is of use to who is assigned these data shards, and no more; returns what is
+    /// missing, which is under way from now on.
+    pub fn assign(&mut self, tree: Tree, assigned: &BTreeSet<u32>) -> Option<Work> {
+        self.nodes.retain(|node| tree.range(*node).all(|leaf| assigned.contains(&leaf)));
+        let covered: BTreeSet<u32> = self.nodes.iter().flat_map(|node| tree.range(*node)).collect();
+        self.partials.retain(|(_, node), _| self.nodes.contains(node));
+        self.contributions.retain(|data_shard, _| covered.contains(&data_shard.0));
+        for pass in &mut self.passes {
+            pass.nodes.retain(|node| self.nodes.contains(node));
+        }
+        let missing: BTreeSet<u32> = assigned.difference(&covered).copied().collect();
+        if missing.is_empty() {
+            return None;
+        }
+        let subtrees = tree.subtrees(&missing);
+        let data_shards: Vec<_> = missing.into_iter().map(DataShard).collect();
+        self.nodes.extend(&subtrees);
+        self.passes.push_back(Pass {
+            step: self.step(),
+            left: data_shards.iter().copied().collect(),
+            nodes: subtrees.iter().copied().collect(),
+        });
+        Some(Work { data_shards, subtrees })
+    }
+
+    /// The device has a sum; says whether it counts.
+    pub fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: &Shared) -> bool {
+        let counts = self.pass(step).nodes.contains(&node);
+        if counts {
+            let twice = self.partials.insert((shard, node), sum.clone());
+            assert!(twice.is_none(), "I18: the device makes each sum once");
+        }
+        counts
+    }
+
+    /// The device has computed a data shard of `tree`.
+    pub fn computed(&mut self, tree: Tree, step: Step, contribution: Contribution, seconds: f64) {
+        let pass = self.pass(step);
+        let data_shard = contribution.data_shard;
+        assert!(pass.left.remove(&data_shard), "the device computes what it was told, and once");
+        let counts = pass.nodes.iter().any(|node| tree.range(*node).contains(&data_shard.0));
+        if pass.left.is_empty() {
+            self.passes.pop_front();
+        }
+        if counts {
+            self.seconds += seconds;
+            self.contributions.insert(data_shard, contribution);
+        }
+    }
+
+    /// The sums that count and are here, in order.
+    pub fn partials(&self) -> impl Iterator<Item = (Shard, Node, &Shared)> {
+        self.partials.iter().map(|((shard, node), sum)| (*shard, *node, sum))
+    }
+
+    /// What the data shards brought whose sums count, as far as they are computed.
+    pub fn contributions(&self) -> &BTreeMap<DataShard, Contribution> {
+        &self.contributions
+    }
+
+    /// Compute that counts, seconds.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// Takes what was computed for what the step after `base` asks for: a planted bug.
+    #[cfg(feature = "planted")]
+    pub fn mistake_for(&mut self, base: Version) {
+        self.base = base;
+    }
+
+    /// The pass that reports: the device drops those of a step that has committed without it.
+    fn pass(&mut self, step: Step) -> &mut Pass {
+        while self.passes.front().is_some_and(|pass| pass.step < step) {
+            self.passes.pop_front();
+        }
+        let pass = self.passes.front_mut().filter(|pass| pass.step == step);
+        pass.expect("the device computes what it was told, in order")
+    }
+}
+
+/// Sums on their way up to the subtrees that a plan sends.
+#[derive(Debug, Default)]
+pub struct Merge {
+    sums: BTreeMap<(Shard, Node), Sum>,
+}
+
+impl Merge {
+    /// Adds the sum of `node` into that of `target`, an ancestor or itself; returns it once it is
+    /// complete. What is kept for a redo is never added into.
+    ///
+    /// # Panics
+    /// If a part of `node` was added before (invariant I18), or `node` is not under `target`.
+    pub fn add(
+        &mut self,
+        (tree, target): (Tree, Node),
+        (shard, node): (Shard, Node),
+        sum: Shared,
+        pool: &Pool,
+    ) -> Option<Operand> {
+        let place = (shard, target);
+        let begin = || Sum::of(target, tree, sum.len(), pool.clone());
+        let total = self.sums.entry(place).or_insert_with(begin).insert(node, Operand::Kept(sum));
+        let total = total.expect("I18: each part of a subtree is added once");
+        if total.is_some() {
+            self.sums.remove(&place);
+        }
+        total
+    }
+}

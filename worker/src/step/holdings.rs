@@ -1,0 +1,334 @@
+//! What a worker holds, and carries from one generation into the next.
+//!
+//! Input: a record. Output: the jobs that bring the device to what the record resumes with: a
+//! worker that has missed the last commit applies it first; what is of no use is dropped. The
+//! device does its jobs in order, so what it was told to do counts as done: versions here are those
+//! that it will have. Who does what within a generation is not known here.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+#[cfg(feature = "planted")]
+mod planted;
+
+use std::collections::BTreeMap;
+
+use everstep_kernels::buffer::Shared;
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{
+    Cause, Commit, Decision, Generation, MetricsLine, Record, Shard, Step, Term, WorkerId,
+};
+use everstep_transport::time::Time;
+
+use super::event::{Job, Origin};
+use super::gradients::Gradients;
+use super::version::Version;
+
+/// Most lines of recent commits that a worker keeps until they are written; with so many, a step
+/// leader commits nothing more (invariant I13: none is dropped).
+pub const MAX_LINES: usize = 65_536;
+/// Most lines in one status; the next step leader tells the others.
+const LINES_IN_STATUS: usize = 128;
+
+/// All that outlives a generation.
+#[derive(Debug)]
+pub struct Holdings {
+    /// The generation that it was last judged by; 0 before the first.
+    pub(super) generation: Generation,
+    /// The last commit known here; none before the first.
+    pub(super) commit: Option<Commit>,
+    /// When that became known; when the first generation began, before.
+    pub(super) committed_at: Option<Time>,
+    /// The version of each parameter shard that the device computes with.
+    pub(super) computing: Vec<Version>,
+    /// The shards of which the device holds master weights and moments.
+    pub(super) copies: BTreeMap<Shard, Copy>,
+    /// Reduced gradients of the step after the commit.
+    pub(super) prepared: BTreeMap<Shard, Reduced>,
+    /// What was computed of that step.
+    pub(super) gradients: Gradients,
+    /// Lines of commits that nobody has said to have written.
+    pub(super) lines: BTreeMap<Step, MetricsLine>,
+    /// The last step that no failure can undo.
+    pub(super) settled: Step,
+    /// How far the device has followed.
+    pub(super) device: Following,
+    #[cfg(feature = "planted")]
+    pub(super) plant: Option<crate::plant::Plant>,
+}
+
+/// Master weights and moments of one shard, on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copy {
+    pub version: Version,
+    /// Not owned yet: it is being learned.
+    pub learned: bool,
+}
+
+/// A reduced gradient.
+#[derive(Clone, Debug)]
+pub(super) struct Reduced {
+    /// The generation in which it was reduced.
+    pub generation: Generation,
+    pub gradient: Shared,
+}
+
+/// Which entries the device has been told of and has not reported.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Following {
+    /// The newest: until it is reported, updates are those of the generation before.
+    pub entering: Option<Generation>,
+    /// The newest from the seed: until it is reported, everything else that is reported is void.
+    pub void_until: Option<Generation>,
+}
+
+impl Following {
+    /// The device has entered a generation.
+    pub fn entered(&mut self, generation: Generation) {
+        let ahead = |awaited: Option<Generation>| awaited.filter(|awaited| *awaited > generation);
+        self.entering = ahead(self.entering);
+        self.void_until = ahead(self.void_until);
+    }
+}
+
+impl Holdings {
+    /// Holds the initial parameters of a model of so many shards, and nothing else.
+    pub fn initial(shards: u32) -> Self {
+        Self {
+            generation: Generation(0),
+            commit: None,
+            committed_at: None,
+            computing: vec![Version::default(); shards as usize],
+            copies: BTreeMap::new(),
+            prepared: BTreeMap::new(),
+            gradients: Gradients::default(),
+            lines: BTreeMap::new(),
+            settled: Step(0),
+            device: Following::default(),
+            #[cfg(feature = "planted")]
+            plant: None,
+        }
+    }
+
+    /// The last committed step.
+    pub(super) fn committed(&self) -> Step {
+        self.commit.as_ref().map_or(Step(0), |commit| commit.step)
+    }
+
+    /// The state that the last commit makes.
+    pub(super) fn version(&self) -> Version {
+        self.commit.as_ref().map(Version::of).unwrap_or_default()
+    }
+
+    // A generation begins.
+
+    /// Makes of what is held what the record resumes with, for who owns these shards in it;
+    /// returns what the device has to do.
+    ///
+    /// # Panics
+    /// If the record goes back behind what was settled, or lists this worker as owner of a shard
+    /// that it cannot bring to the resume version (invariants I17 and I16).
+    pub(super) fn enter(&mut self, record: &Record, owned: &BTreeMap<Shard, bool>) -> Vec<Job> {
+        let resume = Version::resumed(record);
+        let follows = record.predecessor == self.generation && record.cause != Cause::Rollback;
+        assert!(!follows || record.resume >= self.settled, "I17: what has settled is history");
+        let mut jobs = Vec::new();
+        let origin = if self.is_void(record, owned) {
+            self.begin_anew(record, owned);
+            Origin::Seed
+        } else {
+            self.roll_forward(record, owned, &mut jobs);
+            self.keep(record, owned);
+            Origin::Held
+        };
+        for shard in owned.keys() {
+            let held = self.copies.get(shard).map(|copy| copy.version);
+            assert_eq!(held, Some(resume), "I16: an owner reaches the resume version by itself");
+            self.computing[shard.0 as usize] = resume;
+        }
+        self.generation = record.number;
+        self.settled = record.resume;
+        self.device.entering = Some(record.number);
+        jobs.push(Job::Enter {
+            generation: record.number,
+            origin,
+            owned: owned.iter().map(|(shard, primary)| (*shard, *primary)).collect(),
+            learned: self.learned().map(|(shard, _)| shard).collect(),
+        });
+        jobs
+    }
+
+    /// Whether to begin from the seed: the run does; or at version 0 something is missing, which
+    /// the seed gives; or the device computes with what is not part of history.
+    fn is_void(&self, record: &Record, owned: &BTreeMap<Shard, bool>) -> bool {
+        let resume = Version::resumed(record);
+        let holds = |shard| self.copies.get(shard).is_some_and(|copy| copy.version == resume);
+        let initial = resume == Version::default();
+        let foreign = |version: &Version| version.step >= resume.step && *version != resume;
+        let begins = matches!(record.cause, Cause::Start | Cause::Rollback);
+        initial && (begins || !owned.keys().all(holds)) || self.computing.iter().any(foreign)
+    }
+
+    fn begin_anew(&mut self, record: &Record, owned: &BTreeMap<Shard, bool>) {
+        let initial = Version::default();
+        self.computing.fill(initial);
+        let copy = Copy { version: initial, learned: false };
+        self.copies = owned.keys().map(|shard| (*shard, copy)).collect();
+        self.prepared.clear();
+        self.gradients.begin_anew(Version::resumed(record));
+        self.lines.clear();
+        self.commit = record.commit.clone();
+        self.device.void_until = Some(record.number);
+    }
+
+    /// Applies the recorded commit where it is the one that this worker has missed.
+    fn roll_forward(
+        &mut self,
+        record: &Record,
+        owned: &BTreeMap<Shard, bool>,
+        jobs: &mut Vec<Job>,
+    ) {
+        let missed = record.commit.as_ref().filter(|commit| commit.step > self.committed());
+        let Some(commit) = missed else { return };
+        if commit.step == self.committed().next() {
+            let resume = Version::of(commit);
+            for (shard, copy) in &mut self.copies {
+                let wanted = copy.learned || owned.contains_key(shard);
+                let reduced = self.prepared.get(shard);
+                let reduced = reduced.filter(|reduced| reduced.generation == commit.generation);
+                let Some(reduced) = reduced.filter(|_| copy.version.step.next() == commit.step)
+                else {
+                    continue;
+                };
+                if wanted {
+                    copy.version = resume;
+                    #[cfg(feature = "planted")]
+                    if self.plant == Some(crate::plant::Plant::SkipRollForward) {
+                        continue;
+                    }
+                    jobs.push(update(commit, *shard, Some(reduced.gradient.clone())));
+                    follow(&mut self.computing, *shard, resume);
+                }
+            }
+            jobs.extend(self.skip(commit));
+        }
+        self.lines.insert(commit.step, commit.line.clone());
+    }
+
+    /// Keeps what is of the resume version, and of the step after it what is of the same history.
+    fn keep(&mut self, record: &Record, owned: &BTreeMap<Shard, bool>) {
+        let resume = Version::resumed(record);
+        self.copies.retain(|shard, copy| {
+            let owns = owned.contains_key(shard);
+            let kept = copy.version == resume && (owns || copy.learned);
+            copy.learned &= !owns;
+            kept
+        });
+        #[cfg(feature = "planted")]
+        let stale = self.prepared.clone();
+        self.prepared.clear();
+        #[cfg(feature = "planted")]
+        self.keep_too_much(stale, resume);
+        if self.gradients.base() != resume {
+            self.gradients.begin(resume);
+        }
+        self.lines.split_off(&resume.step.next());
+        self.commit = record.commit.clone();
+    }
+
+    // A step has committed.
+
+    /// What relabels the parameters that are computed with, if the step was skipped: those of the
+    /// version before it.
+    pub(super) fn skip(&mut self, commit: &Commit) -> Option<Job> {
+        if commit.decision != Decision::Skip {
+            return None;
+        }
+        let before = |version: &&mut Version| version.step.next() == commit.step;
+        let current = self.computing.iter_mut().filter(before);
+        current.for_each(|version| *version = Version::of(commit));
+        Some(Job::Skip { step: commit.step })
+    }
+
+    /// Makes a commit the last one that is known.
+    pub(super) fn commit(&mut self, now: Time, commit: Commit) {
+        self.committed_at = Some(now);
+        self.lines.insert(commit.step, commit.line.clone());
+        if self.lines.len() > MAX_LINES {
+            self.lines.pop_first(); // never a step leader's, which is the one that reports them
+        }
+        self.commit = Some(commit);
+    }
+
+    /// Applies a commit to a held shard, by its reduced gradient.
+    pub(super) fn update(
+        &mut self,
+        commit: &Commit,
+        shard: Shard,
+        gradient: Option<Shared>,
+    ) -> Job {
+        let version = Version::of(commit);
+        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
+        assert_eq!(
+            copy.version.step.next(),
+            version.step,
+            "I19: no update is left out or repeated"
+        );
+        copy.version = version;
+        follow(&mut self.computing, shard, version);
+        update(commit, shard, gradient)
+    }
+
+    /// A shard was taken on as another owner has it.
+    pub(super) fn restored(&mut self, shard: Shard, version: Version) {
+        self.copies.insert(shard, Copy { version, learned: true });
+        follow(&mut self.computing, shard, version);
+    }
+
+    /// The shards that are held and not owned.
+    pub(super) fn learned(&self) -> impl Iterator<Item = (Shard, Version)> {
+        let learned = self.copies.iter().filter(|(_, copy)| copy.learned);
+        learned.map(|(shard, copy)| (*shard, copy.version))
+    }
+
+    // Evidence.
+
+    /// What is held, as an answer to the Pause of this term and number.
+    pub(super) fn status(
+        &self,
+        (term, number): (Term, Generation),
+        unreachable: impl Iterator<Item = WorkerId>,
+    ) -> Status {
+        let versions = self
+            .copies
+            .iter()
+            .map(|(shard, Copy { version, .. })| (*shard, version.step, version.generation));
+        let prepared = self.prepared.iter().map(|(shard, reduced)| (*shard, reduced.generation));
+        let status = Status {
+            term,
+            number,
+            commit: self.commit.clone(),
+            prepared: prepared.collect(),
+            versions: versions.collect(),
+            under_way: self.gradients.under_way(),
+            lines: self.lines.values().take(LINES_IN_STATUS).cloned().collect(),
+            unreachable: unreachable.collect(),
+        };
+        #[cfg(feature = "planted")]
+        let status = self.misstate(status);
+        status
+    }
+}
+
+/// The device computes with a held shard that is as new as what it computed with before.
+fn follow(computing: &mut [Version], shard: Shard, version: Version) {
+    let before = &mut computing[shard.0 as usize];
+    if before.step <= version.step {
+        *before = version;
+    }
+}
+
+fn update(commit: &Commit, shard: Shard, gradient: Option<Shared>) -> Job {
+    let gradient = gradient.filter(|_| commit.decision == Decision::Apply);
+    let (step, norm, update) = (commit.step, commit.norm, commit.updates);
+    Job::Update { shard, step, norm, update, gradient }
+}

@@ -1,0 +1,41 @@
+//! What a planted bug changes in what is held.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::Shard;
+use everstep_transport::protocol::step::Status;
+
+use super::{Holdings, Reduced};
+use crate::plant::Plant;
+use crate::step::version::Version;
+
+impl Holdings {
+    pub(in crate::step) fn has_plant(&self, plant: Plant) -> bool {
+        self.plant == Some(plant)
+    }
+
+    /// Keeps on entering what should have been dropped.
+    pub(super) fn keep_too_much(&mut self, stale: BTreeMap<Shard, Reduced>, resume: Version) {
+        if self.has_plant(Plant::StaleReduced) {
+            self.prepared = stale;
+        }
+        if self.has_plant(Plant::RedoOtherSamples) {
+            self.gradients.mistake_for(resume);
+        }
+    }
+
+    /// What is told of the last commits: in truth their lines, and the generation that made it.
+    pub(super) fn misstate(&self, mut status: Status) -> Status {
+        if self.has_plant(Plant::ForgetLine) {
+            status.lines.clear();
+        }
+        if let Some(commit) =
+            status.commit.as_mut().filter(|_| self.has_plant(Plant::OldRecordCommit))
+        {
+            commit.generation = self.generation;
+        }
+        status
+    }
+}

@@ -1,0 +1,286 @@
+//! A worker that takes no part yet: it knows the generation, and may be fed in it.
+//!
+//! Input: what members send a learner. Output: questions to owners, jobs. It computes nothing,
+//! votes for nothing and leads nothing; it follows the commits that it hears. What it has learned
+//! is its [`Holdings`]. Nothing of its generation waits at its door: what it cannot take at once,
+//! it asks for again.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_transport::protocol::codec::MAX_CONTROL;
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{
+    Chunk, ChunkKind, Commit, Generation, Message, Shard, Step, Term, WorkerId,
+};
+use everstep_transport::time::Time;
+
+use super::event::{Admission, Effect, Job, Report};
+use super::holdings::{Holdings, Reduced};
+use super::learning::{Head, Learning, Scene};
+use super::roster::Roster;
+use super::setup::Setup;
+use super::version::Version;
+
+/// A worker beside its generation.
+#[derive(Debug)]
+pub(super) struct Learner {
+    setup: Arc<Setup>,
+    worker: WorkerId,
+    roster: Roster,
+    holdings: Holdings,
+    learning: Learning,
+    stage: Stage,
+    refused: u64,
+    out: VecDeque<Effect>,
+}
+
+/// What a learner does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It waits to be fed.
+    Idle,
+    /// It is fed.
+    Fed,
+    /// It has promised a newer generation.
+    Promised,
+}
+
+impl Learner {
+    /// Begins a generation that does not list the worker, with what it holds.
+    pub fn enter(
+        setup: Arc<Setup>,
+        worker: WorkerId,
+        roster: Roster,
+        mut holdings: Holdings,
+    ) -> Self {
+        let jobs = holdings.enter(roster.record(), &BTreeMap::new());
+        Self {
+            learning: Learning::default(),
+            stage: Stage::Idle,
+            refused: 0,
+            out: jobs.into_iter().map(Effect::Device).collect(),
+            setup,
+            worker,
+            roster,
+            holdings,
+        }
+    }
+
+    /// What outlives the generation.
+    pub fn into_holdings(mut self) -> Holdings {
+        let generation = self.roster.generation();
+        for (shard, gradient) in self.learning.prepared(&self.holdings) {
+            self.holdings.prepared.insert(shard, Reduced { generation, gradient });
+        }
+        self.holdings
+    }
+
+    // Outputs.
+
+    /// The next thing to be done.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.out.pop_front()
+    }
+
+    /// The generation.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// What does not change with it.
+    pub fn setup(&self) -> &Arc<Setup> {
+        &self.setup
+    }
+
+    /// The last step whose commit is known here.
+    pub fn committed(&self) -> Step {
+        self.holdings.committed()
+    }
+
+    /// Messages and pieces refused so far.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Whether all that it was promised is here, or comes with the next commit.
+    pub fn is_ready(&self) -> bool {
+        let waiting = self.roster.record().waiting;
+        let current = |version: &Version| match waiting {
+            true => *version == self.holdings.version(),
+            false => version.generation == self.roster.generation(),
+        };
+        self.stage == Stage::Fed
+            && (waiting || self.learning.has_heard())
+            && self.holdings.computing.iter().all(current)
+            && self.learning.is_current(&self.holdings)
+    }
+
+    /// What it holds, as an answer to a Pause.
+    pub fn status(
+        &self,
+        pause: (Term, Generation),
+        unreachable: impl Iterator<Item = WorkerId>,
+    ) -> Status {
+        let mut status = self.holdings.status(pause, unreachable);
+        let prepared = self.learning.prepared(&self.holdings).into_iter();
+        status.prepared.extend(prepared.map(|(shard, _)| (shard, self.roster.generation())));
+        status
+    }
+
+    /// What to do with a chunk of this generation from `from` whose header has arrived.
+    pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+        let whole = chunk.count as usize == self.roster.length(chunk.shard);
+        let expected = match chunk.kind {
+            ChunkKind::Message => self.roster.lists(from) && chunk.count as usize <= MAX_CONTROL,
+            ChunkKind::Parameters => whole && self.expects_parameters(from, chunk),
+            ChunkKind::Reduced | ChunkKind::State if whole => {
+                return self.learning.admit(from, chunk, &self.roster, &self.holdings);
+            }
+            _ => false,
+        };
+        if expected { Admission::Take } else { Admission::Drop }
+    }
+
+    /// Only the last commit's are of use, and each once.
+    fn expects_parameters(&self, from: WorkerId, chunk: &Chunk) -> bool {
+        let last = self.holdings.version();
+        chunk.encoding == self.setup.run.all_gather
+            && self.roster.is_primary(from, chunk.shard)
+            && chunk.step == last.step
+            && self.holdings.computing[chunk.shard.0 as usize] != last
+    }
+
+    // Inputs.
+
+    /// It is fed from now on, or with other shards than before.
+    pub fn feed(&mut self, shards: &[Shard]) {
+        if self.stage == Stage::Idle {
+            self.stage = Stage::Fed;
+            self.out.push_back(Effect::Enter(self.roster.record().clone()));
+            if self.roster.record().waiting {
+                self.fetch();
+            }
+        }
+        self.learn_with(|learning, scene| learning.feed(shards, scene));
+    }
+
+    /// The worker has promised a newer generation.
+    pub fn promise(&mut self) {
+        self.stage = Stage::Promised;
+    }
+
+    /// A piece that was admitted has arrived whole.
+    pub fn piece(&mut self, from: WorkerId, chunk: &Chunk, values: Buffer) {
+        if self.admit(from, chunk) != Admission::Take || values.len() != chunk.count as usize {
+            return self.refuse();
+        }
+        let shard = chunk.shard;
+        match chunk.kind {
+            ChunkKind::Parameters => {
+                let version = self.holdings.version();
+                self.holdings.computing[shard.0 as usize] = version;
+                let load = Job::Load { shard, version: version.step, values };
+                self.out.push_back(Effect::Device(load));
+            }
+            ChunkKind::Reduced => {
+                let gradient = Shared::new(values);
+                self.learn_with(|learning, scene| learning.reduced(chunk, gradient, scene));
+            }
+            ChunkKind::State => {
+                self.learn_with(|learning, scene| learning.part(shard, values, scene));
+            }
+            ChunkKind::Partial | ChunkKind::Master | ChunkKind::Message => self.refuse(),
+        }
+    }
+
+    /// A member says something of this generation.
+    pub fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
+        match message {
+            Message::Commit(commit) if self.roster.lists(from) => self.hear(now, commit),
+            Message::State { shard, version, digest, .. } => {
+                let head = Head { shard, version, digest };
+                if !self.learn_with(|learning, scene| learning.head(from, head, scene)) {
+                    self.refuse();
+                }
+            }
+            _ => self.refuse(),
+        }
+    }
+
+    /// The device has done something.
+    pub fn report(&mut self, report: Report) {
+        match report {
+            Report::Entered { generation, .. } => self.holdings.device.entered(generation),
+            _ if self.holdings.device.entering.is_some() => {}
+            Report::Restored { version, shard, intact } => {
+                self.learn_with(|learning, scene| {
+                    learning.restored((shard, version), intact, scene);
+                });
+            }
+            _ => {} // Of updates it needs no account: the device makes them in order.
+        }
+    }
+
+    /// A worker cannot be reached.
+    pub fn lost(&mut self, peer: WorkerId) {
+        self.learn_with(|learning, scene| learning.lost(peer, scene));
+    }
+
+    /// Every line up to `step` is written.
+    pub fn written(&mut self, step: Step) {
+        self.holdings.lines = self.holdings.lines.split_off(&step.next());
+    }
+
+    // What follows.
+
+    /// A step has committed; it may be the first that is heard of here for a while.
+    fn hear(&mut self, now: Time, commit: Commit) {
+        if commit.step > self.committed() {
+            let skip = self.holdings.skip(&commit);
+            self.out.extend(skip.map(Effect::Device));
+            self.holdings.commit(now, commit.clone());
+        }
+        if commit.step > self.roster.record().resume {
+            self.learn_with(|learning, scene| learning.commit(&commit, scene));
+        }
+    }
+
+    /// Asks primaries for parameters of the resume version: no commit will bring them.
+    fn fetch(&mut self) {
+        let resume = Version::resumed(self.roster.record());
+        let mut questions: BTreeMap<WorkerId, BTreeSet<Shard>> = BTreeMap::new();
+        for (index, version) in self.holdings.computing.iter().enumerate() {
+            let shard = Shard(index as u32);
+            if *version != resume {
+                questions.entry(self.roster.primary(shard)).or_default().insert(shard);
+            }
+        }
+        let generation = self.roster.generation();
+        for (to, shards) in questions {
+            let shards = shards.into_iter().collect();
+            let message = Message::FetchParameters { generation, shards };
+            self.out.push_back(Effect::Send { to, message });
+        }
+    }
+
+    fn learn_with<T>(&mut self, act: impl FnOnce(&mut Learning, &mut Scene<'_>) -> T) -> T {
+        let Self { learning, setup, worker, roster, holdings, stage, out, .. } = self;
+        let mut scene = Scene {
+            worker: *worker,
+            roster,
+            state_parts: setup.state_parts(),
+            promised: *stage == Stage::Promised,
+            holdings,
+            out,
+        };
+        act(learning, &mut scene)
+    }
+
+    fn refuse(&mut self) {
+        self.refused += 1;
+    }
+}

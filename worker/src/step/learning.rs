@@ -1,0 +1,228 @@
+//! How a worker learns shards that it is to own: a member its new backups, a learner all of its.
+//!
+//! Intuition: let the reduced gradients run in, take a copy of the state from an owner meanwhile,
+//! and apply what came after that copy. Each shard is a [`Lesson`]; where a gradient is missing in
+//! between, or a copy is broken, the lesson begins again.
+//!
+//! Input: a feed, reduced gradients, commits, states. Output: questions to owners, jobs. It lasts
+//! one generation; the shards that it has taken on are the worker's [`Holdings`]. Bounded: so many
+//! gradients wait for each shard, so many states are under way.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod lesson;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_transport::protocol::{Chunk, ChunkKind, Commit, Message, Shard, Step, WorkerId};
+
+use self::lesson::{Lesson, MAX_WAITING};
+use super::event::{Admission, Effect};
+use super::holdings::Holdings;
+use super::roster::Roster;
+use super::version::Version;
+
+/// States that are under way at once, at most, bytes; one may be larger.
+const MAX_UNDER_WAY: usize = 64 << 20;
+/// Commits that are remembered: enough for every gradient that may wait.
+const MAX_COMMITS: usize = 2 * MAX_WAITING;
+
+/// The lessons of one generation.
+#[derive(Debug, Default)]
+pub(super) struct Learning {
+    lessons: BTreeMap<Shard, Lesson>,
+    /// Recent commits of this generation.
+    commits: BTreeMap<Step, Commit>,
+    /// Owners that cannot be asked.
+    lost: BTreeSet<WorkerId>,
+}
+
+/// Where a worker learns.
+pub(super) struct Scene<'a> {
+    pub worker: WorkerId,
+    pub roster: &'a Roster,
+    /// Master weights and moments: so many tensors make up a shard's state.
+    pub state_parts: usize,
+    /// A newer generation is promised: nobody is asked for anything.
+    pub promised: bool,
+    pub holdings: &'a mut Holdings,
+    pub out: &'a mut VecDeque<Effect>,
+}
+
+/// A state's head, as its owner tells it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    pub shard: Shard,
+    pub version: Step,
+    pub digest: u64,
+}
+
+impl Learning {
+    /// These shards are to be learned, and no others.
+    pub fn feed(&mut self, shards: &[Shard], scene: &mut Scene<'_>) {
+        let mut before = std::mem::take(&mut self.lessons);
+        let wanted = shards.iter().filter(|shard| {
+            let owned = scene.holdings.copies.get(shard).is_some_and(|copy| !copy.learned);
+            shard.0 < scene.roster.shards() && !owned
+        });
+        for shard in wanted {
+            let held = scene.holdings.copies.contains_key(shard);
+            let lesson = before.remove(shard).unwrap_or_else(|| Lesson::new(held));
+            self.lessons.insert(*shard, lesson);
+        }
+        let last = scene.holdings.commit.clone();
+        self.commits.extend(
+            last.filter(|commit| commit.generation == scene.roster.generation())
+                .map(|commit| (commit.step, commit)),
+        );
+        self.advance(scene);
+    }
+
+    /// Whether every lesson is at the last commit.
+    pub fn is_current(&self, holdings: &Holdings) -> bool {
+        let current = |(shard, lesson): (&Shard, &Lesson)| {
+            let copy = holdings.copies.get(shard).filter(|_| lesson.is_held());
+            copy.is_some_and(|copy| copy.version.step == holdings.committed())
+        };
+        self.lessons.iter().all(current)
+    }
+
+    /// Whether a commit of this generation has been heard.
+    pub fn has_heard(&self) -> bool {
+        !self.commits.is_empty()
+    }
+
+    /// Reduced gradients of the step after the last commit, of shards that are held at it.
+    pub fn prepared(&self, holdings: &Holdings) -> Vec<(Shard, Shared)> {
+        let next = holdings.committed().next();
+        let held = self.lessons.iter().filter(|(shard, lesson)| {
+            let copy = holdings.copies.get(shard);
+            lesson.is_held() && copy.is_some_and(|copy| copy.version.step.next() == next)
+        });
+        held.filter_map(|(shard, lesson)| Some((*shard, lesson.waiting(next)?))).collect()
+    }
+
+    // What arrives.
+
+    /// What to do with a chunk, whose length is that of its shard: a gradient that is of use, or
+    /// the next part of a state that was asked for.
+    pub fn admit(
+        &self,
+        from: WorkerId,
+        chunk: &Chunk,
+        roster: &Roster,
+        holdings: &Holdings,
+    ) -> Admission {
+        let Some(lesson) = self.lessons.get(&chunk.shard) else { return Admission::Drop };
+        let copy = holdings.copies.get(&chunk.shard);
+        let expected = match chunk.kind {
+            ChunkKind::Reduced => {
+                roster.is_primary(from, chunk.shard) && lesson.wants(chunk.step, copy)
+            }
+            ChunkKind::State => lesson.expects_part(from, chunk),
+            _ => false,
+        };
+        if expected { Admission::Take } else { Admission::Drop }
+    }
+
+    /// A reduced gradient has come.
+    pub fn reduced(&mut self, chunk: &Chunk, gradient: Shared, scene: &mut Scene<'_>) {
+        if let Some(lesson) = self.lessons.get_mut(&chunk.shard) {
+            lesson.put_off(chunk.step, gradient);
+        }
+        self.advance(scene);
+    }
+
+    /// A state begins; says whether it was asked for.
+    pub fn head(&mut self, from: WorkerId, head: Head, scene: &mut Scene<'_>) -> bool {
+        let known = Version::within(scene.roster.record(), head.version).is_some();
+        let lesson = self.lessons.get_mut(&head.shard);
+        let taken = lesson.is_some_and(|lesson| lesson.begin(from, head, known));
+        self.advance(scene);
+        taken
+    }
+
+    /// A part of a state has come.
+    pub fn part(&mut self, shard: Shard, values: Buffer, scene: &mut Scene<'_>) {
+        if let Some(lesson) = self.lessons.get_mut(&shard) {
+            let job = lesson.part(values, scene.state_parts);
+            if job.is_some() {
+                scene.holdings.copies.remove(&shard);
+            }
+            scene.out.extend(job.map(Effect::Device));
+        }
+    }
+
+    /// The device has taken a state on, or has found it broken.
+    pub fn restored(
+        &mut self,
+        (shard, version): (Shard, Step),
+        intact: bool,
+        scene: &mut Scene<'_>,
+    ) {
+        let version = Version::within(scene.roster.record(), version);
+        let lesson = self.lessons.get_mut(&shard);
+        if let (Some(lesson), Some(version)) = (lesson, version)
+            && lesson.restored(version.step, intact)
+        {
+            scene.holdings.restored(shard, version);
+        }
+        self.advance(scene);
+    }
+
+    /// A step has committed.
+    pub fn commit(&mut self, commit: &Commit, scene: &mut Scene<'_>) {
+        self.commits.insert(commit.step, commit.clone());
+        if self.commits.len() > MAX_COMMITS {
+            self.commits.pop_first();
+        }
+        self.advance(scene);
+    }
+
+    /// An owner cannot be reached: what it was asked for is asked of others.
+    pub fn lost(&mut self, peer: WorkerId, scene: &mut Scene<'_>) {
+        self.lost.insert(peer);
+        for lesson in self.lessons.values_mut() {
+            lesson.lost(peer);
+        }
+        self.advance(scene);
+    }
+
+    // What follows.
+
+    fn advance(&mut self, scene: &mut Scene<'_>) {
+        let Scene { holdings, out, .. } = scene;
+        for (shard, lesson) in &mut self.lessons {
+            lesson.advance(*shard, &self.commits, holdings, out);
+        }
+        self.ask(scene);
+    }
+
+    /// Asks owners for what is wanted, as far as there is room.
+    fn ask(&mut self, scene: &mut Scene<'_>) {
+        if scene.promised {
+            return;
+        }
+        let size = |shard| scene.roster.length(shard) * size_of::<f32>() * scene.state_parts;
+        let under_way = self.lessons.iter().filter(|(_, lesson)| lesson.is_under_way());
+        let mut under_way: usize = under_way.map(|(shard, _)| size(*shard)).sum();
+        let waiting = scene.roster.record().waiting;
+        let mut questions: BTreeMap<WorkerId, Vec<Shard>> = BTreeMap::new();
+        for (shard, lesson) in self.lessons.iter_mut().filter(|(_, l)| l.is_wanted(waiting)) {
+            if under_way > 0 && under_way + size(*shard) > MAX_UNDER_WAY {
+                break;
+            }
+            let owners = scene.roster.owners(*shard);
+            let owners = owners.filter(|it| *it != scene.worker && !self.lost.contains(it));
+            let Some(donor) = lesson.ask(*shard, &owners.collect::<Vec<_>>()) else { continue };
+            under_way += size(*shard);
+            questions.entry(donor).or_default().push(*shard);
+        }
+        let generation = scene.roster.generation();
+        for (to, shards) in questions {
+            let message = Message::FetchState { generation, shards };
+            scene.out.push_back(Effect::Send { to, message });
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! How one shard is learned.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_transport::protocol::{Chunk, Commit, Decision, Shard, Step, WorkerId};
+
+use super::Head;
+use crate::step::event::{Effect, Job};
+use crate::step::holdings::{Copy, Holdings};
+
+/// Reduced gradients of one shard that wait, at most; older ones are dropped.
+pub const MAX_WAITING: usize = 4;
+
+/// How far one shard is learned.
+#[derive(Debug)]
+pub struct Lesson {
+    stage: Stage,
+    /// How often an owner was asked: the next time another one is.
+    tries: usize,
+    /// From this step on every reduced gradient is here, or on its way.
+    first: Option<Step>,
+    /// Gradients that cannot be applied yet.
+    waiting: BTreeMap<Step, Shared>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// No owner has been asked.
+    Wanted,
+    /// An owner has been asked.
+    Asked { donor: WorkerId },
+    /// It answers.
+    Arriving { donor: WorkerId, head: Head, parts: Vec<Buffer> },
+    /// The device is taking it on.
+    Restoring { version: Step },
+    /// It is held, and follows the commits.
+    Held,
+}
+
+impl Lesson {
+    /// A shard that may be held already, since an earlier generation.
+    pub fn new(held: bool) -> Self {
+        let stage = if held { Stage::Held } else { Stage::Wanted };
+        Self { stage, tries: 0, first: None, waiting: BTreeMap::new() }
+    }
+
+    pub fn is_held(&self) -> bool {
+        matches!(self.stage, Stage::Held)
+    }
+
+    /// Whether its state takes up room on its way.
+    pub fn is_under_way(&self) -> bool {
+        !matches!(self.stage, Stage::Wanted | Stage::Held)
+    }
+
+    /// Whether to ask for its state: a primary that feeds shows itself by a first gradient, unless
+    /// the generation waits, and there are none.
+    pub fn is_wanted(&self, waiting: bool) -> bool {
+        matches!(self.stage, Stage::Wanted) && (waiting || self.first.is_some())
+    }
+
+    /// The gradient of a step, if it waits.
+    pub fn waiting(&self, step: Step) -> Option<Shared> {
+        self.waiting.get(&step).cloned()
+    }
+
+    /// Whether the gradient of a step is of use.
+    pub fn wants(&self, step: Step, copy: Option<&Copy>) -> bool {
+        let applied = self.is_held() && copy.is_some_and(|copy| step <= copy.version.step);
+        !applied && !self.waiting.contains_key(&step)
+    }
+
+    /// Whether a chunk is the next part of the state that arrives.
+    pub fn expects_part(&self, from: WorkerId, chunk: &Chunk) -> bool {
+        let Stage::Arriving { donor, head, parts } = &self.stage else { return false };
+        *donor == from && head.version == chunk.step && parts.len() == chunk.index as usize
+    }
+
+    /// Takes a gradient; where too many wait, the oldest is as if it had never come.
+    pub fn put_off(&mut self, step: Step, gradient: Shared) {
+        self.waiting.insert(step, gradient);
+        let first = self.first.unwrap_or(step);
+        self.first = Some(first.min(step));
+        if self.waiting.len() > MAX_WAITING {
+            let dropped = self.waiting.pop_first();
+            self.first = dropped.map(|(oldest, _)| oldest.next()).max(self.first);
+        }
+    }
+
+    /// Chooses whom to ask, and counts it as asked: so that several owners serve, each is asked
+    /// for some shards.
+    pub fn ask(&mut self, shard: Shard, owners: &[WorkerId]) -> Option<WorkerId> {
+        let place = (shard.0 as usize + self.tries).checked_rem(owners.len())?;
+        self.tries += 1;
+        self.stage = Stage::Asked { donor: owners[place] };
+        Some(owners[place])
+    }
+
+    /// An owner answers; one whose version is not part of this generation's history is asked again.
+    pub fn begin(&mut self, from: WorkerId, head: Head, known: bool) -> bool {
+        let Stage::Asked { donor } = self.stage else { return false };
+        if donor != from {
+            return false;
+        }
+        let arriving = Stage::Arriving { donor, head, parts: Vec::new() };
+        self.stage = if known { arriving } else { Stage::Wanted };
+        true
+    }
+
+    /// Takes a part that was admitted; returns what the device has to do once all are there.
+    pub fn part(&mut self, values: Buffer, wanted: usize) -> Option<Job> {
+        let Stage::Arriving { head, parts, .. } = &mut self.stage else { return None };
+        parts.push(values);
+        if parts.len() < wanted {
+            return None;
+        }
+        let (Head { shard, version, digest }, parts) = (*head, std::mem::take(parts));
+        self.stage = Stage::Restoring { version };
+        Some(Job::Restore { shard, version, digest, parts })
+    }
+
+    /// The device has taken a version on, or has found it broken; says whether it is held now.
+    pub fn restored(&mut self, version: Step, intact: bool) -> bool {
+        if !matches!(self.stage, Stage::Restoring { version: awaited } if awaited == version) {
+            return false;
+        }
+        self.stage = if intact { Stage::Held } else { Stage::Wanted };
+        if intact {
+            self.waiting = self.waiting.split_off(&version.next());
+        }
+        intact
+    }
+
+    /// An owner cannot be reached.
+    pub fn lost(&mut self, peer: WorkerId) {
+        if let Stage::Asked { donor } | Stage::Arriving { donor, .. } = self.stage
+            && donor == peer
+        {
+            self.stage = Stage::Wanted;
+        }
+    }
+
+    /// Applies what can be applied, or begins again where that has become impossible.
+    pub fn advance(
+        &mut self,
+        shard: Shard,
+        commits: &BTreeMap<Step, Commit>,
+        holdings: &mut Holdings,
+        out: &mut VecDeque<Effect>,
+    ) {
+        while self.is_held() {
+            let Some(copy) = holdings.copies.get(&shard) else { break };
+            let next = copy.version.step.next();
+            let outrun = holdings.committed().0 >= copy.version.step.0 + MAX_WAITING as u64;
+            let commit = commits.get(&next);
+            let gradient = self.waiting.remove(&next);
+            match commit {
+                Some(commit) if gradient.is_some() || commit.decision == Decision::Skip => {
+                    out.push_back(Effect::Device(holdings.update(commit, shard, gradient)));
+                }
+                _ => {
+                    let missing =
+                        gradient.is_none() && self.first.is_some_and(|first| next < first);
+                    self.waiting.extend(gradient.map(|gradient| (next, gradient)));
+                    #[cfg(feature = "planted")]
+                    if missing && holdings.has_plant(crate::plant::Plant::FeedGap) {
+                        if self.leaps(shard, commits, holdings, out) {
+                            continue;
+                        }
+                        return;
+                    }
+                    if missing || outrun {
+                        self.stage = Stage::Wanted;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Applies a later gradient over a gap: a planted bug.
+    #[cfg(feature = "planted")]
+    fn leaps(
+        &mut self,
+        shard: Shard,
+        commits: &BTreeMap<Step, Commit>,
+        holdings: &mut Holdings,
+        out: &mut VecDeque<Effect>,
+    ) -> bool {
+        let Some(first) = self.first else { return false };
+        // The device is told that nothing happened in between.
+        let Some(commit) = commits.get(&first).filter(|_| self.waiting.contains_key(&first)) else {
+            return false;
+        };
+        let Some(copy) = holdings.copies.get(&shard) else { return false };
+        for step in copy.version.step.0 + 1..first.0 {
+            let skipped = Commit { step: Step(step), decision: Decision::Skip, ..commit.clone() };
+            out.push_back(Effect::Device(holdings.update(&skipped, shard, None)));
+        }
+        true
+    }
+}

@@ -1,0 +1,119 @@
+//! What a member takes: only what its plan, or its feed, expects, and never more than that.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::reduce::Operand;
+use everstep_transport::protocol::codec::MAX_CONTROL;
+use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step, WorkerId};
+use everstep_transport::time::Time;
+
+use super::Member;
+use crate::step::event::Admission;
+use crate::step::holdings::Reduced;
+use crate::step::learning::Head;
+
+impl Member {
+    /// What to do with a chunk from `from` whose header has arrived. A receiver never allocates for
+    /// what it does not expect.
+    pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+        use std::cmp::Ordering::{Equal, Greater, Less};
+        if chunk.generation != self.plan.generation() {
+            let newer = chunk.generation > self.plan.generation();
+            #[cfg(feature = "planted")]
+            if !newer && self.has_plant(crate::plant::Plant::AcceptOld) {
+                return Admission::Take;
+            }
+            return if newer { Admission::Wait } else { Admission::Drop };
+        }
+        if chunk.kind == ChunkKind::Message {
+            let small = chunk.count as usize <= MAX_CONTROL;
+            return if small { Admission::Take } else { Admission::Drop };
+        }
+        if chunk.count as usize != self.plan.length(chunk.shard) {
+            return Admission::Drop;
+        }
+        let Some(due) = self.due(from, chunk) else { return self.admit_lesson(from, chunk) };
+        match chunk.step.cmp(&due) {
+            #[cfg(feature = "planted")]
+            Less if self.has_plant(crate::plant::Plant::AcceptOld) => Admission::Take,
+            Less => Admission::Drop,
+            Greater => Admission::Wait,
+            Equal if self.has(chunk) => Admission::Drop,
+            Equal => Admission::Take,
+        }
+    }
+
+    /// The step of which the plan expects such a chunk from `from` now, if it expects any.
+    fn due(&self, from: WorkerId, chunk: &Chunk) -> Option<Step> {
+        let Self { plan, setup, .. } = self;
+        let shard = chunk.shard;
+        let (expected, due) = match chunk.kind {
+            ChunkKind::Partial => {
+                (plan.expects_partial(from, shard, Self::node(chunk)), self.step())
+            }
+            ChunkKind::Reduced => (plan.expects_reduced(from, shard), self.step()),
+            ChunkKind::Parameters => {
+                let encoded = chunk.encoding == setup.run.all_gather;
+                (encoded && plan.expects_parameters(from, shard), self.committed())
+            }
+            ChunkKind::Master => (plan.expects_master(from, shard), self.committed()),
+            ChunkKind::State | ChunkKind::Message => (false, self.committed()),
+        };
+        expected.then_some(due)
+    }
+
+    /// Whether a chunk's content is here already.
+    fn has(&self, chunk: &Chunk) -> bool {
+        match chunk.kind {
+            ChunkKind::Reduced => self.holdings.prepared.contains_key(&chunk.shard),
+            ChunkKind::Parameters => !self.gathering.contains(&chunk.shard),
+            _ => false, // The sum, and the end of the run, know what they have.
+        }
+    }
+
+    fn admit_lesson(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+        let Some(learning) = &self.learning else { return Admission::Drop };
+        learning.admit(from, chunk, self.plan.roster(), &self.holdings)
+    }
+
+    /// A piece that was admitted has arrived whole.
+    pub fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
+        // The member may have moved on while the body was on its way.
+        if self.admit(from, chunk) != Admission::Take || values.len() != chunk.count as usize {
+            return self.refuse();
+        }
+        let (shard, generation) = (chunk.shard, self.plan.generation());
+        match chunk.kind {
+            ChunkKind::Partial => self.add(shard, Self::node(chunk), Operand::Owned(values)),
+            ChunkKind::Reduced if self.plan.owned().contains_key(&shard) => {
+                let reduced = Reduced { generation, gradient: Shared::new(values) };
+                self.holdings.prepared.insert(shard, reduced);
+            }
+            ChunkKind::Reduced => {
+                let gradient = Shared::new(values);
+                self.learn_with(|learning, scene| learning.reduced(chunk, gradient, scene));
+            }
+            ChunkKind::Parameters => self.gather(shard, values),
+            ChunkKind::Master => self.write(shard, Shared::new(values)),
+            ChunkKind::State => {
+                self.learn_with(|learning, scene| learning.part(shard, values, scene));
+            }
+            ChunkKind::Message => self.refuse(),
+        }
+        self.advance(now);
+    }
+
+    /// The state of a shard begins to arrive.
+    pub(super) fn state_begins(
+        &mut self,
+        from: WorkerId,
+        shard: Shard,
+        (version, digest): (Step, u64),
+    ) {
+        let head = Head { shard, version, digest };
+        if self.learn_with(|learning, scene| learning.head(from, head, scene)) != Some(true) {
+            self.refuse();
+        }
+    }
+}

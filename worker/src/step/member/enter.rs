@@ -1,0 +1,127 @@
+//! How a member begins and ends a generation: what it brings along, and what is done again.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use everstep_transport::protocol::{Message, Shard, Step, WorkerId};
+use everstep_transport::time::Time;
+
+use super::{Feeds, Member, Pace, Questions, Round};
+use crate::step::ballot::Ballot;
+use crate::step::event::{Effect, Report};
+use crate::step::finish::Finish;
+use crate::step::holdings::{Holdings, Reduced};
+use crate::step::plan::Plan;
+use crate::step::setup::Setup;
+use crate::step::version::Version;
+
+impl Member {
+    /// Enters a generation with what the worker holds.
+    ///
+    /// # Panics
+    /// If the record asks for what it cannot have: see invariants I16 and I17.
+    pub fn enter(now: Time, setup: Arc<Setup>, plan: Plan, mut holdings: Holdings) -> Self {
+        let mut out = VecDeque::from([Effect::Enter(plan.record().clone())]);
+        out.extend(holdings.enter(plan.record(), plan.owned()).into_iter().map(Effect::Device));
+        holdings.committed_at.get_or_insert(now);
+        let first = holdings.committed().next();
+        let over = first.0 > setup.run.steps;
+        let mut member = Self {
+            pace: if plan.record().waiting { Pace::Waiting } else { Pace::Stepping },
+            round: Round::default(),
+            updating: plan.owned().keys().copied().collect(),
+            digests: BTreeMap::new(),
+            gathering: BTreeSet::new(),
+            ballot: plan.leads().then(|| Ballot::new(first, over)),
+            commit_seconds: 0.0,
+            hold: false,
+            feeds: Feeds::default(),
+            questions: Questions::default(),
+            learning: None,
+            finish: Finish::new(&plan),
+            refused: 0,
+            broken: None,
+            out,
+            holdings,
+            setup,
+            plan,
+        };
+        member.fetch();
+        if !member.plan.record().waiting {
+            member.begin_compute();
+            member.merge_kept();
+        }
+        member.advance(now);
+        member
+    }
+
+    /// What outlives the generation.
+    pub(in crate::step) fn into_holdings(mut self) -> Holdings {
+        let generation = self.plan.generation();
+        let learned = self.learning.map_or_else(Vec::new, |it| it.prepared(&self.holdings));
+        for (shard, gradient) in learned {
+            self.holdings.prepared.insert(shard, Reduced { generation, gradient });
+        }
+        self.holdings
+    }
+
+    /// Asks primaries for the parameters of the resume version that this member lacks.
+    fn fetch(&mut self) {
+        let resume = Version::resumed(self.plan.record());
+        let mut questions: BTreeMap<WorkerId, Vec<Shard>> = BTreeMap::new();
+        for (index, version) in self.holdings.computing.iter().enumerate() {
+            let shard = Shard(index as u32);
+            if *version != resume {
+                self.gathering.insert(shard);
+                questions.entry(self.plan.primary(shard)).or_default().push(shard);
+            }
+        }
+        let generation = self.plan.generation();
+        for (to, shards) in questions {
+            self.send(to, Message::FetchParameters { generation, shards });
+        }
+    }
+
+    /// What was kept of an aborted try goes where this generation's plan wants it.
+    fn merge_kept(&mut self) {
+        let kept = self.holdings.gradients.partials();
+        let kept: Vec<_> = kept.map(|(shard, node, sum)| (shard, node, sum.clone())).collect();
+        for (shard, node, sum) in kept {
+            #[cfg(feature = "planted")]
+            let sum = self.add_into_kept(sum);
+            self.merge(shard, node, sum);
+        }
+    }
+
+    /// Keeps account of what the device has done; returns what is of this generation.
+    pub(super) fn follow_device(&mut self, report: Report) -> Option<Report> {
+        let device = &mut self.holdings.device;
+        match report {
+            Report::Entered { generation, owned } => {
+                device.entered(generation);
+                if generation == self.plan.generation() {
+                    for (shard, version, digest) in owned {
+                        self.entered(shard, version, digest);
+                    }
+                }
+                Some(Report::Entered { generation, owned: Vec::new() })
+            }
+            _ if device.void_until.is_some() => None,
+            Report::Partial { .. }
+            | Report::Computed { .. }
+            | Report::Shared { .. }
+            | Report::State { .. } => Some(report),
+            _ if device.entering.is_some() => None,
+            _ => Some(report),
+        }
+    }
+
+    fn entered(&mut self, shard: Shard, version: Step, digest: u64) {
+        let resume = self.plan.record().resume;
+        assert_eq!(version, resume, "I16: an owner holds its shards at the resume version");
+        self.updating.remove(&shard);
+        self.digests.insert(shard, digest);
+    }
+}

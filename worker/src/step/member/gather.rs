@@ -1,0 +1,66 @@
+//! From updated shards to everyone's new parameters, and to the model's file.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_transport::protocol::{ChunkKind, Commit, Message, Shard, Step, WorkerId};
+
+use super::Member;
+use crate::step::event::{Job, Lane, Parcel};
+
+impl Member {
+    /// Each stream of parameters begins with the commit that made them.
+    pub(super) fn head_streams(&mut self, commit: &Commit) {
+        let primaries = self.plan.owned().iter().filter(|(_, primary)| **primary);
+        let receivers: BTreeSet<_> =
+            primaries.flat_map(|(shard, _)| self.gatherers(*shard, commit.step)).collect();
+        for to in receivers {
+            let parcel = Parcel::Message(Message::Commit(commit.clone()));
+            self.put(to, Lane::Parameters, commit.step, parcel);
+        }
+    }
+
+    /// The device has a new version of a shard.
+    pub(super) fn updated(
+        &mut self,
+        (shard, version): (Shard, Step),
+        digest: u64,
+        parameters: Option<Shared>,
+    ) {
+        if !self.plan.owned().contains_key(&shard) {
+            return; // one that is being learned
+        }
+        assert_eq!(version, self.committed(), "the device updates to the last commit");
+        self.updating.remove(&shard);
+        self.digests.insert(shard, digest);
+        let Some(values) = parameters else { return };
+        let receivers: Vec<_> = self.gatherers(shard, version).collect();
+        let chunk = self.chunk(ChunkKind::Parameters, shard);
+        for to in receivers {
+            self.stream(to, Lane::Parameters, chunk, values.clone());
+        }
+    }
+
+    /// Who gets a shard's parameters of a version from its primary.
+    fn gatherers(&self, shard: Shard, version: Step) -> impl Iterator<Item = WorkerId> {
+        self.plan.gatherers(shard).chain(self.feeds.strangers(version))
+    }
+
+    /// Parameters have arrived.
+    pub(super) fn gather(&mut self, shard: Shard, values: Buffer) {
+        self.gathering.remove(&shard);
+        self.holdings.computing[shard.0 as usize] = self.holdings.version();
+        self.device(Job::Load { shard, version: self.committed(), values });
+    }
+
+    /// Master weights have arrived.
+    pub(super) fn write(&mut self, shard: Shard, values: Shared) {
+        if self.finish.expect_master(shard) {
+            self.device(Job::Write { shard, values });
+        } else {
+            self.refuse();
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! From the sums of this worker's data shards to reduced shards.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_kernels::buffer::Shared;
+use everstep_kernels::reduce::{self, Node, Operand, Sum};
+use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step};
+
+use super::Member;
+use crate::step::event::Lane;
+use crate::step::holdings::Reduced;
+
+impl Member {
+    /// The device has a sum. Whoever has promised another generation keeps it for that.
+    pub(super) fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: Shared) {
+        let counts = self.holdings.gradients.partial(step, shard, node, &sum);
+        // In a generation that waits it is kept for the next one.
+        if counts && !self.pace.is_promised() && !self.plan.record().waiting {
+            self.merge(shard, node, sum);
+        }
+    }
+
+    /// Adds a sum up to the subtree that this member sends, and sends that once it is whole.
+    pub(super) fn merge(&mut self, shard: Shard, node: Node, sum: Shared) {
+        let target = self.plan.target(node).expect("what counts is of this member's data shards");
+        let place = (self.plan.tree(), target);
+        let pool = &self.setup.pool;
+        let Some(total) = self.round.merge.add(place, (shard, node), sum, pool) else { return };
+        let primary = self.plan.primary(shard);
+        if primary == self.plan.worker() {
+            return self.add(shard, target, total);
+        }
+        let (level, index) = (target.level, target.index);
+        let chunk = Chunk { level, index, ..self.chunk(ChunkKind::Partial, shard) };
+        self.stream(primary, Lane::Partials, chunk, total.into_shared());
+    }
+
+    /// Adds a member's subtree into a shard of which this member is primary.
+    pub(super) fn add(&mut self, shard: Shard, node: Node, partial: Operand) {
+        #[cfg(feature = "planted")]
+        let node = self.place_of_partial(shard, node);
+        let (tree, length) = (self.plan.tree(), self.plan.length(shard));
+        let pool = &self.setup.pool;
+        let sums = &mut self.round.sums;
+        let sum = sums.entry(shard).or_insert_with(|| Sum::new(tree, length, pool.clone()));
+        match sum.insert(node, partial) {
+            Ok(None) => {}
+            Ok(Some(total)) => self.reduced(shard, total.into_shared()),
+            Err(_) => self.refuse(), // I18: what would repeat a part is an error, and added nowhere
+        }
+    }
+
+    fn reduced(&mut self, shard: Shard, gradient: Shared) {
+        self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
+        let backups = self.plan.backups(shard);
+        let learners = self.feeds.reduced(shard, self.step());
+        let receivers: Vec<_> = backups.chain(learners).collect();
+        let chunk = self.chunk(ChunkKind::Reduced, shard);
+        for to in receivers {
+            self.stream(to, Lane::Reduced, chunk, gradient.clone());
+        }
+        let reduced = Reduced { generation: self.plan.generation(), gradient };
+        self.holdings.prepared.insert(shard, reduced);
+    }
+}

@@ -1,0 +1,84 @@
+//! What a member hands out when asked: parameters to compute with, states to learn.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+
+use everstep_kernels::buffer::Shared;
+use everstep_transport::protocol::{Chunk, ChunkKind, Message, Shard, Step, WorkerId};
+
+use super::Member;
+use crate::step::event::{Job, Lane, Parcel};
+
+/// What others have asked for, and the device has not handed out yet.
+#[derive(Debug, Default)]
+pub(super) struct Questions {
+    parameters: BTreeSet<(WorkerId, Shard)>,
+    states: BTreeSet<(WorkerId, Shard)>,
+}
+
+impl Questions {
+    /// Nobody waits for answers at the other end.
+    pub fn forget(&mut self, worker: WorkerId) {
+        self.parameters.retain(|(to, _)| *to != worker);
+        self.states.retain(|(to, _)| *to != worker);
+    }
+}
+
+impl Member {
+    /// Somebody asks for the parameters that the generation resumes with.
+    pub(super) fn share(&mut self, to: WorkerId, mut shards: Vec<Shard>) {
+        let primary = |shard: &Shard| self.plan.owned().get(shard) == Some(&true);
+        let current = self.committed() == self.plan.record().resume;
+        if !current || !self.serves(to) || !shards.iter().all(primary) {
+            return self.refuse();
+        }
+        shards.retain(|shard| self.questions.parameters.insert((to, *shard)));
+        self.device(Job::Share { to, shards });
+    }
+
+    /// Somebody asks for master weights and moments.
+    pub(super) fn export(&mut self, to: WorkerId, mut shards: Vec<Shard>) {
+        let owned = |shard: &Shard| self.plan.owned().contains_key(shard);
+        if !self.serves(to) || !shards.iter().all(owned) {
+            return self.refuse();
+        }
+        shards.retain(|shard| self.questions.states.insert((to, *shard)));
+        self.device(Job::Export { to, shards });
+    }
+
+    fn serves(&self, to: WorkerId) -> bool {
+        self.plan.roster().lists(to) || self.feeds.has(to)
+    }
+
+    /// The device hands out parameters.
+    pub(super) fn shared(&mut self, to: WorkerId, (shard, version): (Shard, Step), values: Shared) {
+        // What an earlier generation asked for may come late, and be of an earlier version.
+        let current = version == self.plan.record().resume && version == self.committed();
+        if current && self.questions.parameters.remove(&(to, shard)) {
+            let chunk = self.chunk(ChunkKind::Parameters, shard);
+            self.stream(to, Lane::Resumed, chunk, values);
+        }
+    }
+
+    /// The device hands out a state.
+    pub(super) fn exported(
+        &mut self,
+        to: WorkerId,
+        (shard, version, digest): (Shard, Step, u64),
+        parts: Vec<Shared>,
+    ) {
+        let current = (self.plan.record().resume..=self.committed()).contains(&version);
+        if !current || !self.questions.states.remove(&(to, shard)) {
+            return;
+        }
+        let generation = self.plan.generation();
+        let head = Message::State { generation, shard, version, digest };
+        self.put(to, Lane::States, version, Parcel::Message(head));
+        for (index, values) in parts.into_iter().enumerate() {
+            let state = self.chunk(ChunkKind::State, shard);
+            let chunk = Chunk { step: version, index: index as u32, ..state };
+            self.stream(to, Lane::States, chunk, values);
+        }
+    }
+}

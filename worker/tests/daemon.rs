@@ -1,0 +1,191 @@
+//! A worker's daemon in a thread, and a coordinator that is played: what a worker says on links
+//! that end and come again, when it is evicted, and when it is told to leave.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use everstep_transport::identity::{
+    Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role,
+};
+use everstep_transport::protocol::message::Registration;
+use everstep_transport::protocol::{Message, NodeName, RunSpec, WorkerId, exemplars};
+use everstep_transport::quic::{Endpoint, Link, Settings};
+use everstep_worker::builtin;
+use everstep_worker::daemon::{Ended, Options, WorkerError, run};
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::time::{sleep, timeout};
+
+/// Signals are for the whole process: one worker at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const FIRST: WorkerId = WorkerId(5);
+
+/// One cluster: its played coordinator, and one worker.
+struct Scene {
+    authority: Arc<Authority>,
+    token: JoinToken,
+    address: SocketAddr,
+    endpoint: Option<Endpoint>,
+    dir: tempfile::TempDir,
+    worker: JoinHandle<Result<Ended, WorkerError>>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Scene {
+    fn set() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let authority = Arc::new(Authority::create().unwrap());
+        let token = JoinToken::create(&authority);
+        let listen = (Ipv4Addr::LOCALHOST, 0).into();
+        let endpoint = coordinator(&authority, &token, listen).unwrap();
+        let address = endpoint.local_address();
+        let options = Options {
+            coordinators: vec![address],
+            token: token.to_string(),
+            listen,
+            dir: None,
+            overlap: true,
+        };
+        let worker = thread::spawn(|| run(options, Arc::new(builtin::registry()), |_| {}));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("text"), "to be or not to be ".repeat(100)).unwrap();
+        let endpoint = Some(endpoint);
+        Self { authority, token, address, endpoint, dir, worker, _alone: alone }
+    }
+
+    fn run(&self) -> RunSpec {
+        let mut run = exemplars::run();
+        run.data.path = self.dir.path().join("text").display().to_string();
+        run
+    }
+
+    async fn link(&self) -> Link {
+        let accepted = self.endpoint.as_ref().expect("a coordinator").accept();
+        timeout(PATIENCE, accepted).await.expect("a worker in time").expect("a link")
+    }
+
+    /// A link on which the worker has registered under [`FIRST`], and what it registered with.
+    async fn registered(&self) -> (Link, Registration) {
+        let link = self.link().await;
+        assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
+        link.send(Message::Welcome { run: self.run() }).unwrap();
+        let registration = registration(&link).await;
+        link.send(Message::Registered { worker: FIRST }).unwrap();
+        hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
+        (link, registration)
+    }
+
+    /// The coordinator's process is gone, and then there is another one at the same address.
+    async fn restart(&mut self, link: Link) {
+        drop((self.endpoint.take(), link)); // either keeps the port
+        let rebind = async {
+            while self.endpoint.is_none() {
+                sleep(Duration::from_millis(20)).await;
+                self.endpoint = coordinator(&self.authority, &self.token, self.address);
+            }
+        };
+        timeout(PATIENCE, rebind).await.expect("the port is free in time");
+    }
+
+    async fn ended(self) -> Result<Ended, WorkerError> {
+        let joined = tokio::task::spawn_blocking(|| self.worker.join());
+        let joined = timeout(PATIENCE, joined).await.expect("an end in time");
+        joined.expect("a thread to wait").expect("a worker does not panic")
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn coordinator(
+    authority: &Arc<Authority>,
+    token: &JoinToken,
+    listen: SocketAddr,
+) -> Option<Endpoint> {
+    let name = NodeName::parse("coordinator-1").unwrap();
+    let identity = Identity { role: Role::Coordinator, name };
+    let credentials = authority.issue(&identity, NODE_LIFETIME).unwrap();
+    let enrolment = Enrolment::new(authority.clone(), vec![token.accepted()]);
+    let settings = Settings::for_address(listen.ip());
+    Endpoint::bind(listen, &credentials, settings, Some(enrolment)).ok()
+}
+
+async fn hear(link: &Link) -> Message {
+    let message = timeout(PATIENCE, link.receive()).await;
+    message.expect("a message in time").expect("the link lives")
+}
+
+async fn hear_until(link: &Link, wanted: impl Fn(&Message) -> bool) -> Message {
+    let wait = async {
+        loop {
+            let message = hear(link).await;
+            if wanted(&message) {
+                return message;
+            }
+        }
+    };
+    timeout(PATIENCE, wait).await.expect("the message in time")
+}
+
+async fn registration(link: &Link) -> Registration {
+    match hear_until(link, |message| matches!(message, Message::Register(_))).await {
+        Message::Register(registration) => registration,
+        _ => unreachable!("it is what was waited for"),
+    }
+}
+
+fn terminate() {
+    kill_process(getpid(), Signal::TERM).unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_comes_back_under_its_id_when_its_coordinator_is_back() {
+    let mut scene = Scene::set();
+    let (link, _) = scene.registered().await;
+    scene.restart(link).await;
+    let up = Instant::now();
+    let link = scene.link().await;
+    println!("back {:?} after the coordinator was", up.elapsed());
+    assert!(matches!(hear(&link).await, Message::Hello { worker: Some(FIRST), .. }));
+    link.send(Message::Registered { worker: FIRST }).unwrap();
+    hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
+    link.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
+    assert!(link.closed().await.is_gone());
+}
+
+#[tokio::test]
+async fn an_evicted_worker_registers_again_as_another_one() {
+    let scene = Scene::set();
+    let (link, first) = scene.registered().await;
+    link.send(Message::Evicted { worker: FIRST }).unwrap();
+    hear_until(&link, |message| matches!(message, Message::Hello { worker: None, .. })).await;
+    link.send(Message::Welcome { run: scene.run() }).unwrap();
+    let second = registration(&link).await;
+    assert_ne!(second.incarnation, first.incarnation);
+    assert_eq!(second, Registration { incarnation: second.incarnation, ..first });
+    link.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
+}
+
+#[tokio::test]
+async fn a_worker_that_gets_sigterm_asks_to_leave_and_goes_when_it_may() {
+    let scene = Scene::set();
+    let (link, _) = scene.registered().await;
+    terminate();
+    hear_until(&link, |message| *message == Message::Leave).await;
+    link.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(Ended::Drained)));
+}
+
+#[tokio::test]
+async fn a_second_sigterm_is_the_end_of_patience() {
+    let scene = Scene::set();
+    let (link, _) = scene.registered().await;
+    terminate();
+    hear_until(&link, |message| *message == Message::Leave).await;
+    terminate();
+    assert!(link.closed().await.is_gone());
+    assert!(matches!(scene.ended().await, Ok(Ended::Drained)));
+}

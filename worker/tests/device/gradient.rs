@@ -1,0 +1,85 @@
+//! Gradients: of all data shards, of some, and again.
+
+use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step};
+use everstep_worker::step::event::{Job, Origin, Report};
+use proptest::prelude::*;
+
+use crate::support::{
+    Bench, DATA_SHARDS, SHARDS, bits, computed, enter, gradient, reduce, relabel, run,
+};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Invariant I3 for a redo: whoever computes which data shards, in however many jobs.
+    #[test]
+    fn data_shards_in_any_number_of_jobs_add_up_to_the_same_bits(
+        jobs in prop::collection::vec(0usize..4, DATA_SHARDS as usize),
+    ) {
+        let mut bench = Bench::primary_of(0..SHARDS);
+        let whole = bench.reduced(1);
+        let mut parts = Vec::new();
+        for job in 0..4 {
+            let mine = (0..DATA_SHARDS).filter(|data_shard| jobs[*data_shard as usize] == job);
+            parts.extend(bench.give(gradient(1, mine)));
+        }
+        prop_assert_eq!(bits(&reduce(&parts)), bits(&whole));
+    }
+}
+
+#[test]
+fn after_a_redo_the_next_steps_go_on() {
+    let mut steady = Bench::primary_of(0..SHARDS);
+    let mut bench = Bench::primary_of(0..SHARDS);
+    assert_eq!(computed(&bench.give(gradient(1, 0..5))), [0, 1, 2, 3, 4]);
+    assert_eq!(computed(&bench.give(gradient(1, 5..8))), [5, 6, 7]);
+    assert_eq!(computed(&bench.give(gradient(1, 0..0))), [0; 0]);
+    for step in 1..4 {
+        assert_eq!(bench.train(step, 0..SHARDS), steady.train(step, 0..SHARDS));
+    }
+}
+
+#[test]
+fn a_skipped_step_relabels_and_changes_nothing_else() {
+    let mut bench = Bench::primary_of(0..SHARDS);
+    let initial = bench.digests(0..SHARDS);
+    bench.give(gradient(1, 0..8));
+    assert!(bench.give(Job::Skip { step: Step(1) }).is_empty());
+    for shard in 0..SHARDS {
+        match bench.give(relabel(1, shard)).as_slice() {
+            [Report::Updated { version: Step(1), digest, parameters: None, .. }] => {
+                assert_ne!(*digest, initial[shard as usize].2, "the version is in the digest");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(bench.reduced(2).len() as u32, SHARDS, "nothing is waited for");
+}
+
+fn in_bf16() -> RunSpec {
+    RunSpec { all_gather: Encoding::Bf16, ..run() }
+}
+
+#[test]
+fn after_a_rollback_everything_is_as_the_seed_says() {
+    for run in [run(), in_bf16()] {
+        let mut bench = Bench::of(&run, None);
+        let first = bench.give(enter(1, Origin::Seed, 0..SHARDS));
+        let whole = bits(&bench.reduced(1));
+        let trained: Vec<_> = (1..4).map(|step| bench.train(step, 0..SHARDS)).collect();
+        // Of fewer shards: the others' parameters are to be computed with all the same.
+        let entered = bench.give(enter(2, Origin::Seed, 1..3));
+        assert_eq!(owned(&entered), owned(&first)[1..3]);
+        assert_eq!(bits(&bench.reduced(1)), whole);
+        bench.give(enter(3, Origin::Seed, 0..SHARDS));
+        let again: Vec<_> = (1..4).map(|step| bench.train(step, 0..SHARDS)).collect();
+        assert_eq!(again, trained);
+    }
+}
+
+fn owned(reports: &[Report]) -> Vec<(Shard, Step, u64)> {
+    match reports {
+        [Report::Entered { owned, .. }] => owned.clone(),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,152 @@
+//! Shards that change hands: exported, restored, learned, shared.
+
+use everstep_kernels::buffer::Buffer;
+use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
+use everstep_worker::step::event::{Job, Origin, Report};
+
+use crate::support::{Bench, SHARDS, bits, enter, learn, load, parameters, run, update, updated};
+
+const ASKING: WorkerId = WorkerId(7);
+
+/// A shard's state as it arrives, to be spoilt at will.
+struct State {
+    shard: Shard,
+    version: Step,
+    digest: u64,
+    parts: Vec<Vec<f32>>,
+}
+
+impl State {
+    fn restore(self) -> Job {
+        let Self { shard, version, digest, parts } = self;
+        let parts = parts.into_iter().map(Buffer::detached).collect();
+        Job::Restore { shard, version, digest, parts }
+    }
+}
+
+fn export(bench: &mut Bench, shard: u32) -> State {
+    let reports = bench.give(Job::Export { to: ASKING, shards: vec![Shard(shard)] });
+    let [Report::State { to: ASKING, version, shard, digest, parts }] = reports.as_slice() else {
+        panic!("{reports:?}")
+    };
+    let parts = parts.iter().map(|part| part.to_vec()).collect();
+    State { shard: *shard, version: *version, digest: *digest, parts }
+}
+
+fn is_intact(reports: &[Report]) -> bool {
+    matches!(reports, [Report::Restored { intact: true, .. }])
+}
+
+#[test]
+fn a_learner_goes_on_from_what_an_owner_exports_as_the_owner_does() {
+    for run in [run(), RunSpec { all_gather: Encoding::Bf16, ..run() }] {
+        let mut owner = Bench::of(&run, None);
+        owner.give(enter(1, Origin::Seed, 0..SHARDS));
+        owner.train(1, 0..SHARDS);
+        owner.train(2, 0..SHARDS);
+        let mut learner = Bench::of(&run, None);
+        learner.give(learn(1, 0..SHARDS));
+        for shard in 0..SHARDS {
+            assert!(is_intact(&learner.give(export(&mut owner, shard).restore())));
+        }
+        let gradients = owner.reduced(3);
+        assert_eq!(bits(&learner.reduced(3)), bits(&gradients), "it computes with what it learned");
+        for shard in 0..SHARDS {
+            let made = owner.give(update(3, shard, &gradients));
+            let learned = learner.give(update(3, shard, &gradients));
+            assert_eq!(updated(&made), updated(&learned));
+            assert!(parameters(&learned).is_empty(), "a learner sends nothing");
+        }
+        assert_eq!(learner.digests(0..SHARDS), owner.digests(0..SHARDS));
+        assert_eq!(learner.train(4, 0..SHARDS), owner.train(4, 0..SHARDS));
+    }
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_nothing_is_lost() {
+    let mut owner = Bench::primary_of(0..SHARDS);
+    owner.train(1, 0..SHARDS);
+    let spoilers: [fn(&mut State); 5] = [
+        |state| state.digest ^= 1,
+        |state| state.version = Step(2),
+        |state| state.parts[1][3] = f32::from_bits(state.parts[1][3].to_bits() ^ 1),
+        |state| state.parts.truncate(2),
+        |state| state.parts[2].truncate(3),
+    ];
+    let mut learner = Bench::new();
+    learner.give(learn(1, 0..SHARDS));
+    assert!(is_intact(&learner.give(export(&mut owner, 5).restore())));
+    for spoil in spoilers {
+        let mut state = export(&mut owner, 5);
+        spoil(&mut state);
+        let refused = learner.give(state.restore());
+        assert!(matches!(refused.as_slice(), [Report::Restored { intact: false, .. }]));
+    }
+    assert_eq!(learner.digests(5..6), owner.digests(5..6));
+}
+
+#[test]
+fn entering_keeps_what_is_listed_and_drops_the_rest() {
+    let mut bench = Bench::primary_of(0..SHARDS);
+    bench.train(1, 0..SHARDS);
+    let whole = bench.digests(0..SHARDS);
+    let (owned, learned) = (vec![(Shard(1), false), (Shard(4), true)], vec![Shard(2)]);
+    let enter = |owned, learned| {
+        let generation = everstep_transport::protocol::Generation(2);
+        Job::Enter { generation, origin: Origin::Held, owned, learned }
+    };
+    let entered = bench.give(enter(owned, learned.clone()));
+    let [Report::Entered { owned, .. }] = entered.as_slice() else { panic!("{entered:?}") };
+    assert_eq!(*owned, [whole[1], whole[4]], "the learned one is no evidence");
+
+    let gradients = bench.reduced(2);
+    let sent: Vec<bool> = [1, 2, 4]
+        .map(|shard| !parameters(&bench.give(update(2, shard, &gradients))).is_empty())
+        .into();
+    assert_eq!(sent, [false, false, true], "only a primary sends");
+    let everything = (0..SHARDS).map(Shard).collect();
+    let entered = bench.give(enter(Vec::new(), everything));
+    assert!(matches!(entered.as_slice(), [Report::Entered { owned, .. }] if owned.is_empty()));
+    assert_eq!(bench.digests(1..3).len(), 2, "what was kept is still there");
+}
+
+/// A learner may be behind in state and up to date in parameters.
+#[test]
+fn an_older_state_does_not_take_parameters_back() {
+    let mut owner = Bench::primary_of(0..SHARDS);
+    owner.train(1, 0..SHARDS);
+    let old: Vec<State> = (0..SHARDS).map(|shard| export(&mut owner, shard)).collect();
+    let gradients = owner.reduced(2);
+    let mut learner = Bench::new();
+    learner.give(learn(1, 0..SHARDS));
+    for shard in 0..SHARDS {
+        let new = parameters(&owner.give(update(2, shard, &gradients)));
+        learner.give(load(shard, 2, &new[0].1));
+    }
+    let whole = bits(&owner.reduced(3));
+    for state in old {
+        assert!(is_intact(&learner.give(state.restore())));
+    }
+    assert_eq!(bits(&learner.reduced(3)), whole, "a pass does not wait");
+    for shard in 0..SHARDS {
+        learner.give(update(2, shard, &gradients));
+    }
+    assert_eq!(bits(&learner.reduced(3)), whole);
+}
+
+#[test]
+fn what_is_shared_is_what_the_primary_computes_with() {
+    let mut owner = Bench::of(&RunSpec { all_gather: Encoding::Bf16, ..run() }, None);
+    owner.give(enter(1, Origin::Seed, 0..SHARDS));
+    let gradients = owner.reduced(1);
+    for shard in 0..SHARDS {
+        let sent = parameters(&owner.give(update(1, shard, &gradients)));
+        let shared = owner.give(Job::Share { to: ASKING, shards: vec![Shard(shard)] });
+        let answered =
+            matches!(shared.as_slice(), [Report::Shared { to: ASKING, version: Step(1), .. }]);
+        assert!(answered, "{shared:?}");
+        assert_eq!(parameters(&shared)[0].1[..], sent[0].1[..]);
+        let rounded = sent[0].1.iter().all(|value| value.to_bits().trailing_zeros() >= 16);
+        assert!(rounded, "they travel in bf16");
+    }
+}

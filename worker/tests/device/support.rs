@@ -1,0 +1,248 @@
+//! A device on a bench: jobs are given by hand, also those that come while a pass waits.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::compute::Batch;
+use everstep_kernels::reduce::{Node, Operand, Sum, Tree};
+use everstep_transport::protocol::run::{
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
+};
+use everstep_transport::protocol::{DataShard, Encoding, Generation, RunSpec, Shard, Step};
+use everstep_transport::time::Time;
+use everstep_worker::builtin;
+use everstep_worker::data::Dataset;
+use everstep_worker::device::build::{Place, build};
+use everstep_worker::device::{Device, Port};
+use everstep_worker::step::event::{Job, Origin, Report, Work};
+
+/// Data shards of [`run`].
+pub const DATA_SHARDS: u32 = 8;
+/// Parameter shards of its model.
+pub const SHARDS: u32 = 7;
+
+/// Eight data shards of one micro-batch, for an MLP with real numbers everywhere.
+pub fn run() -> RunSpec {
+    RunSpec {
+        name: "bench".into(),
+        seed: 1,
+        steps: 6,
+        min_workers: 1,
+        start_workers: 1,
+        model: ModelSpec { kind: "mlp".into(), layers: 1, heads: 1, width: 8, context: 2 },
+        data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05 },
+        batch: BatchSpec { data_shards: DATA_SHARDS, micro_batch: 2, accumulate: 1 },
+        optimizer: OptimizerSpec {
+            kind: OptimizerKind::Adamw,
+            learning_rate: 1e-2,
+            warmup_steps: 2,
+            schedule: ScheduleKind::Cosine,
+            weight_decay: 0.1,
+            clip_norm: Some(1.0),
+        },
+        all_gather: Encoding::F32,
+        copies: 2,
+    }
+}
+
+/// Two digits a row, and their sum as the target.
+struct Sums;
+
+impl Dataset for Sums {
+    fn len(&self) -> u64 {
+        100
+    }
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+    fn fill(&self, index: u64, batch: &mut Batch) {
+        let (a, b) = (index as u32 / 10, index as u32 % 10);
+        batch.tokens.extend([a, b]);
+        batch.targets.push(a + b);
+        batch.rows += 1;
+    }
+    fn validation_len(&self) -> u64 {
+        20
+    }
+    fn fill_validation(&self, index: u64, batch: &mut Batch) {
+        self.fill(index, batch);
+    }
+}
+
+/// A device, and what it is told and says.
+pub struct Bench {
+    device: Device,
+    script: Script,
+}
+
+/// Jobs that come one after the other while a pass waits; then there will be no more.
+#[derive(Default)]
+struct Script {
+    coming: VecDeque<Job>,
+    reports: Vec<Report>,
+}
+
+impl Port for Script {
+    fn report(&mut self, report: Report) {
+        self.reports.push(report);
+    }
+    fn wait(&mut self) -> Option<Job> {
+        self.coming.pop_front()
+    }
+    fn now(&self) -> Time {
+        Time(0)
+    }
+}
+
+impl Bench {
+    /// A device of [`run`].
+    pub fn new() -> Self {
+        Self::of(&run(), None)
+    }
+
+    /// A device of a run, that writes its model into `dir`.
+    pub fn of(run: &RunSpec, dir: Option<PathBuf>) -> Self {
+        let registry = builtin::registry().dataset("sums", |_| Ok(Arc::new(Sums)));
+        let address = "127.0.0.1:1".parse().expect("an address");
+        let place = Place { incarnation: 1, address, dir, overlap: true, prefetch: 2 };
+        let built = build(&registry, run, &place, Pool::new(1 << 20));
+        Self { device: built.expect("a device").0, script: Script::default() }
+    }
+
+    /// One that has entered from the seed, as primary of these shards.
+    pub fn primary_of(shards: Range<u32>) -> Self {
+        let mut bench = Self::new();
+        bench.give(enter(1, Origin::Seed, shards.clone()));
+        bench
+    }
+
+    /// Does a job; returns what is reported meanwhile.
+    pub fn give(&mut self, job: Job) -> Vec<Report> {
+        self.device.handle(job, &mut self.script).expect("the device goes on");
+        std::mem::take(&mut self.script.reports)
+    }
+
+    /// Does a job; `coming` comes, one after the other, whenever a pass waits.
+    pub fn give_while(&mut self, job: Job, coming: Vec<Job>) -> Vec<Report> {
+        self.script.coming = coming.into();
+        self.give(job)
+    }
+
+    /// How many jobs have not come yet.
+    pub fn left(&self) -> usize {
+        self.script.coming.len()
+    }
+
+    /// Computes a step whole and updates these shards with it; returns their digests.
+    pub fn train(&mut self, step: u64, shards: Range<u32>) -> Vec<u64> {
+        let gradients = reduce(&self.give(gradient(step, 0..DATA_SHARDS)));
+        shards.map(|shard| updated(&self.give(update(step, shard, &gradients)))).collect()
+    }
+
+    /// Computes a step whole; the reduced gradients.
+    pub fn reduced(&mut self, step: u64) -> Gradients {
+        reduce(&self.give(gradient(step, 0..DATA_SHARDS)))
+    }
+
+    /// The digests of these shards, which it owns from now on.
+    pub fn digests(&mut self, shards: Range<u32>) -> Vec<(Shard, Step, u64)> {
+        match self.give(enter(9, Origin::Held, shards)).as_slice() {
+            [Report::Entered { owned, .. }] => owned.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Reduced gradients.
+pub type Gradients = BTreeMap<Shard, Shared>;
+
+/// What the partials of all data shards, reported in any pieces, add up to.
+pub fn reduce(reports: &[Report]) -> Gradients {
+    let tree = Tree::new(DATA_SHARDS);
+    let mut sums = BTreeMap::new();
+    let mut gradients = Gradients::new();
+    for report in reports {
+        if let Report::Partial { shard, node, sum, .. } = report {
+            let new = || Sum::new(tree, sum.len(), Pool::new(0));
+            let whole: &mut Sum = sums.entry(*shard).or_insert_with(new);
+            let root = whole.insert(*node, Operand::Kept(Shared::clone(sum))).expect("in the tree");
+            gradients.extend(root.map(|root| (*shard, root.into_shared())));
+        }
+    }
+    assert_eq!(gradients.len() as u32, SHARDS, "every shard is complete");
+    gradients
+}
+
+/// The job of computing data shards.
+pub fn gradient(step: u64, data_shards: impl IntoIterator<Item = u32>) -> Job {
+    let leaves: BTreeSet<u32> = data_shards.into_iter().collect();
+    let subtrees: Vec<Node> = Tree::new(DATA_SHARDS).subtrees(&leaves);
+    let data_shards = leaves.into_iter().map(DataShard).collect();
+    Job::Gradient { step: Step(step), work: Arc::new(Work { data_shards, subtrees }) }
+}
+
+/// The job of entering a generation as primary of these shards, learning nothing.
+pub fn enter(generation: u64, origin: Origin, primary: Range<u32>) -> Job {
+    let owned = primary.map(|shard| (Shard(shard), true)).collect();
+    Job::Enter { generation: Generation(generation), origin, owned, learned: Vec::new() }
+}
+
+/// The job of entering a generation that this worker only learns in.
+pub fn learn(generation: u64, learned: Range<u32>) -> Job {
+    let learned = learned.map(Shard).collect();
+    let (generation, origin) = (Generation(generation), Origin::Held);
+    Job::Enter { generation, origin, owned: Vec::new(), learned }
+}
+
+/// The job of updating a shard.
+pub fn update(step: u64, shard: u32, gradients: &Gradients) -> Job {
+    let gradient = Some(Shared::clone(&gradients[&Shard(shard)]));
+    Job::Update { shard: Shard(shard), step: Step(step), norm: 2.0, update: step, gradient }
+}
+
+/// The job of relabelling a shard.
+pub fn relabel(step: u64, shard: u32) -> Job {
+    let (shard, step) = (Shard(shard), Step(step));
+    Job::Update { shard, step, norm: f64::NAN, update: 0, gradient: None }
+}
+
+/// The job of loading parameters.
+pub fn load(shard: u32, version: u64, values: &Shared) -> Job {
+    let values = Buffer::detached(values.to_vec());
+    Job::Load { shard: Shard(shard), version: Step(version), values }
+}
+
+/// The new parameters that primaries report.
+pub fn parameters(reports: &[Report]) -> Vec<(Shard, Shared)> {
+    let parameters = reports.iter().filter_map(|report| match report {
+        Report::Updated { shard, parameters, .. } => Some((*shard, parameters.clone()?)),
+        Report::Shared { shard, values, .. } => Some((*shard, Shared::clone(values))),
+        _ => None,
+    });
+    parameters.collect()
+}
+
+/// The digest in the only report, which is of an update.
+pub fn updated(reports: &[Report]) -> u64 {
+    match reports {
+        [Report::Updated { digest, .. }] => *digest,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The data shards that were computed.
+pub fn computed(reports: &[Report]) -> Vec<u32> {
+    let computed = reports.iter().filter_map(|report| match report {
+        Report::Computed { contribution, .. } => Some(contribution.data_shard.0),
+        _ => None,
+    });
+    computed.collect()
+}
+
+/// The bits of gradients.
+pub fn bits(gradients: &Gradients) -> Vec<u32> {
+    gradients.values().flat_map(|values| values.iter().map(|value| value.to_bits())).collect()
+}

@@ -1,0 +1,402 @@
+//! Several cores with toy devices, and a coordinator that does what the test says.
+//!
+//! One thing happens at a time, chosen by a seed: a device takes a step, a message or a piece
+//! arrives, a coordinator's answer does.
+
+pub mod bench;
+pub mod planner;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
+use everstep_transport::protocol::outcome::WorkerResult;
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{
+    Cause, Chunk, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
+    codec, exemplars,
+};
+use everstep_transport::time::Time;
+use everstep_worker::step::core::{Core, Identity};
+use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, Parcel};
+
+use self::bench::Bench;
+use crate::support::{DATA_SHARDS, PARAMETERS};
+
+pub const TERM: Term = Term(1);
+pub const SAMPLES: u64 = 1_000;
+
+/// A run of so many steps over the eight data shards and three parameter shards.
+pub fn run(steps: u64) -> RunSpec {
+    let mut run = RunSpec { steps, ..exemplars::run() };
+    run.batch.data_shards = DATA_SHARDS;
+    run
+}
+
+pub fn name(worker: WorkerId) -> NodeName {
+    NodeName::parse(&format!("worker-{worker}")).expect("a valid name")
+}
+
+/// A worker and its device.
+pub struct Node {
+    pub core: Core,
+    pub bench: Bench,
+    pub alive: bool,
+    /// Whom it lets in: the members of its generation, and whom it has met.
+    peers: BTreeSet<WorkerId>,
+}
+
+/// A way from one worker to another on which things keep their order.
+type Way = (WorkerId, WorkerId, Option<Lane>);
+
+pub struct Cluster {
+    pub run: RunSpec,
+    pub now: Time,
+    pub nodes: BTreeMap<WorkerId, Node>,
+    ways: BTreeMap<Way, VecDeque<Parcel>>,
+    /// Pairs whose link is cut.
+    pub cut: BTreeSet<(WorkerId, WorkerId)>,
+    /// What the coordinator has to say, in order.
+    inbox: BTreeMap<WorkerId, VecDeque<Message>>,
+    pub record: Option<Record>,
+    pub statuses: BTreeMap<WorkerId, Status>,
+    pub heartbeats: BTreeMap<WorkerId, Heartbeat>,
+    pub results: BTreeMap<WorkerId, WorkerResult>,
+    /// Steps whose lines are written, with the bits of their loss.
+    pub written: Vec<(Step, u64)>,
+    pub failures: Vec<String>,
+    seed: u64,
+}
+
+impl Cluster {
+    /// These workers have registered.
+    pub fn new(workers: &[u64], run: RunSpec, seed: u64) -> Self {
+        let mut cluster = Self {
+            run,
+            now: Time(1),
+            nodes: BTreeMap::new(),
+            ways: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            inbox: BTreeMap::new(),
+            record: None,
+            statuses: BTreeMap::new(),
+            heartbeats: BTreeMap::new(),
+            results: BTreeMap::new(),
+            written: Vec::new(),
+            failures: Vec::new(),
+            seed: seed.wrapping_mul(2).wrapping_add(1),
+        };
+        for worker in workers {
+            cluster.join(WorkerId(*worker));
+        }
+        cluster
+    }
+
+    /// A worker registers.
+    pub fn join(&mut self, worker: WorkerId) {
+        let identity = Identity { name: name(worker), unix_ms_at_zero: 0 };
+        let core = Core::new(identity, Pool::new(1 << 22));
+        let bench = Bench::new(&self.run, PARAMETERS, SAMPLES);
+        let node = Node { core, bench, alive: true, peers: BTreeSet::new() };
+        self.nodes.insert(worker, node);
+        let run = self.run.clone();
+        self.give(worker, Input::Start);
+        self.give(worker, Input::Coordinator(Message::Welcome { run }));
+        self.give(worker, Input::Coordinator(Message::Registered { worker }));
+        self.beat(worker);
+    }
+
+    pub fn built() -> Built {
+        let fingerprint = Fingerprint {
+            model: [0; 32],
+            data: [0; 32],
+            parameters: PARAMETERS as u64,
+            shards: 3,
+            samples: SAMPLES,
+        };
+        let address = (Ipv4Addr::LOCALHOST, 1).into();
+        let registration = Registration { incarnation: 1, address, fingerprint, probe: 0 };
+        Built { registration, tokens_per_step: 1 }
+    }
+
+    // What the test does.
+
+    /// The process is gone; the others' links to it too.
+    pub fn kill(&mut self, worker: WorkerId) {
+        self.nodes.get_mut(&worker).expect("a worker").alive = false;
+        self.ways.retain(|(from, to, _), _| *from != worker && *to != worker);
+        self.inbox.remove(&worker);
+        for other in self.alive() {
+            self.give(other, Input::PeerLost { from: worker, reason: "gone".into() });
+        }
+    }
+
+    pub fn alive(&self) -> Vec<WorkerId> {
+        self.nodes.iter().filter(|(_, node)| node.alive).map(|(worker, _)| *worker).collect()
+    }
+
+    pub fn core(&self, worker: u64) -> &Core {
+        &self.nodes[&WorkerId(worker)].core
+    }
+
+    /// Tells a worker something and has it answer at once.
+    pub fn say(&mut self, worker: WorkerId, message: Message) {
+        self.give(worker, Input::Coordinator(message));
+    }
+
+    /// Pauses these workers for the next generation and collects what they answer.
+    pub fn pause(&mut self, workers: &[WorkerId]) {
+        self.statuses.clear();
+        let number = self.number().next();
+        for worker in workers {
+            self.say(*worker, Message::Pause { term: TERM, number });
+        }
+    }
+
+    pub fn number(&self) -> Generation {
+        self.record.as_ref().map_or(Generation(0), |record| record.number)
+    }
+
+    /// Pauses everyone alive, and begins a generation of these members.
+    pub fn change(&mut self, members: &[WorkerId], cause: Cause) {
+        self.pause(&self.alive());
+        let record = planner::plan(self, members, cause);
+        self.begin(record);
+    }
+
+    /// Announces a record to everyone alive, sooner or later.
+    pub fn begin(&mut self, record: Record) {
+        for status in self.statuses.clone().into_values() {
+            let lines = status.lines.iter().filter(|line| line.step <= record.resume);
+            lines.for_each(|line| self.write(line.step, line.loss.to_bits()));
+        }
+        if record.cause == Cause::Rollback {
+            self.written.retain(|(step, _)| *step <= record.resume);
+        }
+        self.record = Some(record.clone());
+        self.results.clear();
+        for worker in self.alive() {
+            let inbox = self.inbox.entry(worker).or_default();
+            inbox.push_back(Message::Announce(record.clone()));
+        }
+    }
+
+    /// Feeds a learner in the current generation.
+    pub fn feed(&mut self, learner: WorkerId, shards: &[u32]) {
+        let message = Message::Feed {
+            term: TERM,
+            generation: self.number(),
+            learner,
+            name: name(learner),
+            address: (Ipv4Addr::LOCALHOST, 1).into(),
+            shards: shards.iter().copied().map(Shard).collect(),
+        };
+        for worker in self.alive() {
+            self.inbox.entry(worker).or_default().push_back(message.clone());
+        }
+    }
+
+    /// The announcement to a worker is lost.
+    pub fn mislay(&mut self, worker: WorkerId) {
+        self.inbox.remove(&worker);
+    }
+
+    pub fn members(&self) -> Vec<WorkerId> {
+        let members = &self.record.as_ref().expect("a generation").members;
+        members.iter().map(|member| member.worker).collect()
+    }
+
+    /// What a worker has said of itself in the current generation, if it has.
+    pub fn heard(&self, worker: WorkerId) -> Option<&Heartbeat> {
+        let heartbeat = self.heartbeats.get(&worker);
+        heartbeat.filter(|heartbeat| heartbeat.generation == self.number())
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.committed().0 == self.run.steps
+    }
+
+    /// Lets things happen until this holds.
+    pub fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        for _ in 0..200_000 {
+            if holds(self) {
+                return;
+            }
+            self.step();
+        }
+        panic!("it never came that {what}; failures: {:?}", self.failures);
+    }
+
+    /// Lets so many things happen.
+    pub fn steps(&mut self, count: u64) {
+        (0..count).for_each(|_| self.step());
+    }
+
+    /// Until every member has reported.
+    pub fn finish(&mut self) {
+        self.until("the run ends", |cluster| {
+            cluster.members().iter().all(|member| cluster.results.contains_key(member))
+        });
+    }
+
+    /// The greatest commit that a living member knows.
+    pub fn committed(&self) -> Step {
+        let living = self.nodes.values().filter(|node| node.alive);
+        let steps = living.filter_map(|node| Some(node.core.member()?.committed()));
+        steps.max().unwrap_or_default()
+    }
+
+    pub fn random(&mut self, below: usize) -> usize {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        ((self.seed >> 33) as usize) % below.max(1)
+    }
+
+    // What happens.
+
+    /// One thing happens.
+    pub fn step(&mut self) {
+        self.now = self.now + Duration::from_millis(1);
+        let alive = self.alive();
+        let worker = alive[self.random(alive.len())];
+        match self.random(8) {
+            0 => self.beat(worker),
+            1 => {
+                let said = self.inbox.get_mut(&worker).and_then(VecDeque::pop_front);
+                said.into_iter().for_each(|message| self.say(worker, message));
+            }
+            2 | 3 => {
+                let node = self.nodes.get_mut(&worker).expect("a worker");
+                let reports = node.bench.work();
+                reports.into_iter().for_each(|report| self.give(worker, Input::Device(report)));
+            }
+            _ => self.carry(),
+        }
+    }
+
+    fn beat(&mut self, worker: WorkerId) {
+        self.give(worker, Input::Tick);
+    }
+
+    /// Something arrives, if it is let in.
+    fn carry(&mut self) {
+        let open = |way: &&Way| {
+            !self.cut.contains(&(way.0, way.1)) && self.nodes[&way.1].peers.contains(&way.0)
+        };
+        let ways: Vec<Way> = self.ways.keys().filter(open).copied().collect();
+        if ways.is_empty() {
+            return;
+        }
+        let (from, to, lane) = ways[self.random(ways.len())];
+        let way = self.ways.get_mut(&(from, to, lane)).expect("a way");
+        let core = &self.nodes[&to].core;
+        let admission = match way.front() {
+            Some(Parcel::Message(message)) if lane.is_some() => {
+                let bytes = codec::encode(message).len();
+                core.admit(from, &Chunk::message(generation_of(message), Step(0), bytes))
+            }
+            Some(Parcel::Tensor { chunk, .. }) => core.admit(from, chunk),
+            _ => Admission::Take,
+        };
+        if admission == Admission::Wait {
+            return;
+        }
+        let parcel = way.pop_front();
+        if way.is_empty() {
+            self.ways.remove(&(from, to, lane));
+        }
+        let input = match parcel {
+            _ if admission == Admission::Drop => Input::Refused,
+            Some(Parcel::Message(message)) => Input::Peer { from, message },
+            Some(Parcel::Tensor { chunk, values }) => {
+                Input::Piece { from, chunk, values: Buffer::detached(values.to_vec()) }
+            }
+            None => return,
+        };
+        self.give(to, input);
+    }
+
+    pub fn give(&mut self, worker: WorkerId, input: Input) {
+        let node = self.nodes.get_mut(&worker).expect("a worker");
+        if !node.alive {
+            return;
+        }
+        node.core.handle(self.now, input);
+        while let Some(effect) = self.nodes.get_mut(&worker).and_then(|it| it.core.poll_effect()) {
+            self.perform(worker, effect);
+        }
+    }
+
+    fn perform(&mut self, worker: WorkerId, effect: Effect) {
+        match effect {
+            Effect::Tell(message) => self.told(worker, message),
+            Effect::Send { to, message } => self.put((worker, to, None), Parcel::Message(message)),
+            Effect::Stream { to, lane, parcel, .. } => self.put((worker, to, Some(lane)), parcel),
+            Effect::Build(run) => {
+                let node = self.nodes.get_mut(&worker).expect("a worker");
+                node.bench = Bench::new(&run, PARAMETERS, SAMPLES);
+                self.give(worker, Input::Built(Self::built()));
+            }
+            Effect::Enter(record) => {
+                let peers = record.members.iter().map(|member| member.worker).collect();
+                self.nodes.get_mut(&worker).expect("a worker").peers = peers;
+                // What this worker had to say in an older generation is dropped.
+                self.ways.retain(|(from, _, _), _| *from != worker);
+            }
+            Effect::Meet { worker: learner, .. } => {
+                self.nodes.get_mut(&worker).expect("a worker").peers.insert(learner);
+            }
+            Effect::Exit(_) => {}
+            Effect::Device(job) => {
+                self.nodes.get_mut(&worker).expect("a worker").bench.give(job);
+            }
+        }
+    }
+
+    fn put(&mut self, way: Way, parcel: Parcel) {
+        if self.nodes.get(&way.1).is_some_and(|node| node.alive) {
+            self.ways.entry(way).or_default().push_back(parcel);
+        }
+    }
+
+    fn told(&mut self, worker: WorkerId, message: Message) {
+        match message {
+            Message::Status(status) => {
+                self.statuses.insert(worker, status);
+            }
+            Message::Heartbeat(heartbeat) => {
+                for line in &heartbeat.lines {
+                    self.write(line.step, line.loss.to_bits());
+                }
+                let written = Step(self.written.len() as u64);
+                let answer = Message::HeartbeatAnswer { generation: self.number(), written };
+                self.inbox.entry(worker).or_default().push_back(answer);
+                self.heartbeats.insert(worker, heartbeat);
+            }
+            Message::FetchRecord => {
+                let record = self.record.clone().map(Message::Announce);
+                self.inbox.entry(worker).or_default().extend(record);
+            }
+            Message::Finished(result) => {
+                self.results.insert(worker, result);
+            }
+            Message::Failed { reason, .. } => self.failures.push(reason),
+            _ => {}
+        }
+    }
+
+    fn write(&mut self, step: Step, loss: u64) {
+        if step.0 == self.written.len() as u64 + 1 {
+            self.written.push((step, loss));
+        }
+    }
+}
+
+fn generation_of(message: &Message) -> Generation {
+    match message {
+        Message::Commit(commit) => commit.generation,
+        Message::State { generation, .. } => *generation,
+        _ => Generation(0),
+    }
+}

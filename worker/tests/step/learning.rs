@@ -1,0 +1,227 @@
+//! How shards are learned, by a worker that is no member and by one that is.
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_transport::protocol::{
+    Chunk, ChunkKind, Commit, Message, Record, Shard, Step, WorkerId,
+};
+use everstep_worker::step::event::{Admission, Effect, Job, Report};
+
+use crate::solo::{Solo, chunk, commit, feed, length};
+use crate::support::{GENERATION, MEMBERS, STRANGER, record};
+
+/// A learner in the generation of three, not fed yet.
+fn beside() -> Solo {
+    let mut solo = Solo::registered(STRANGER);
+    solo.hear(Message::Announce(record()));
+    solo.entered(GENERATION, Step(0));
+    solo.effects.clear();
+    solo
+}
+
+/// Fed with shard 0, whose owners are the members of rank 0 and 1.
+fn fed() -> Solo {
+    let mut solo = beside();
+    solo.hear(feed(STRANGER, &[0]));
+    solo.took();
+    solo
+}
+
+fn asked(solo: &mut Solo) -> Vec<WorkerId> {
+    let sent = solo.sent().into_iter();
+    sent.filter(|(_, what)| what == "fetch_state").map(|(to, _)| to).collect()
+}
+
+fn state(solo: &mut Solo, from: WorkerId, version: u64) {
+    let (generation, shard, version) = (GENERATION, Shard(0), Step(version));
+    solo.peer(from, Message::State { generation, shard, version, digest: 5 });
+    for index in 0..3 {
+        let part = Chunk { index, ..chunk(ChunkKind::State, version.0, 0) };
+        assert_eq!(solo.core.admit(from, &part), Admission::Take);
+        solo.piece(from, part);
+    }
+}
+
+fn restored(solo: &mut Solo, version: u64, intact: bool) {
+    solo.report(Report::Restored { version: Step(version), shard: Shard(0), intact });
+}
+
+fn reduced(solo: &mut Solo, step: u64) {
+    solo.piece(MEMBERS[0], chunk(ChunkKind::Reduced, step, 0));
+}
+
+fn updates(solo: &mut Solo) -> Vec<u64> {
+    let step = |job| match job {
+        Job::Update { step, .. } => Some(step.0),
+        _ => None,
+    };
+    solo.jobs().into_iter().filter_map(step).collect()
+}
+
+#[test]
+fn who_is_not_fed_connects_to_nobody() {
+    let mut solo = Solo::registered(STRANGER);
+    solo.hear(Message::Announce(record()));
+    assert!(!solo.took().iter().any(|effect| matches!(effect, Effect::Enter(_))));
+    solo.hear(feed(STRANGER, &[0]));
+    assert!(solo.took().iter().any(|effect| matches!(effect, Effect::Enter(_))));
+}
+
+#[test]
+fn a_state_is_asked_for_when_its_primary_feeds_and_what_came_after_it_is_applied() {
+    let mut solo = fed();
+    assert_eq!(asked(&mut solo), []);
+    reduced(&mut solo, 2);
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    reduced(&mut solo, 3);
+    state(&mut solo, MEMBERS[0], 1);
+    assert!(matches!(&solo.jobs()[..], [Job::Restore { version: Step(1), .. }]));
+    for step in 1..=2 {
+        solo.peer(MEMBERS[0], Message::Commit(commit(step)));
+    }
+    restored(&mut solo, 1, true);
+    assert_eq!(updates(&mut solo), [2]);
+    solo.peer(MEMBERS[0], Message::Commit(commit(3)));
+    assert_eq!(updates(&mut solo), [3]);
+    solo.peer(MEMBERS[0], Message::Commit(commit(4)));
+    assert_eq!(updates(&mut solo), [0; 0], "its gradient has not come");
+    reduced(&mut solo, 4);
+    assert_eq!(updates(&mut solo), [4]);
+}
+
+#[test]
+fn a_broken_state_is_asked_of_another_owner() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    state(&mut solo, MEMBERS[0], 1);
+    restored(&mut solo, 1, false);
+    assert_eq!(asked(&mut solo), [MEMBERS[1]]);
+}
+
+#[test]
+fn a_lost_owner_is_asked_no_more() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    for _ in 0..2 {
+        solo.give(everstep_worker::step::event::Input::PeerLost {
+            from: MEMBERS[0],
+            reason: "gone".into(),
+        });
+    }
+    assert_eq!(asked(&mut solo), [MEMBERS[1]]);
+}
+
+#[test]
+fn over_a_gap_nothing_is_applied_and_the_state_is_asked_for_again() {
+    let mut solo = fed();
+    reduced(&mut solo, 4);
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    state(&mut solo, MEMBERS[0], 2); // the gradient of step 3 was never sent here
+    for step in 2..=4 {
+        solo.peer(MEMBERS[0], Message::Commit(commit(step)));
+    }
+    solo.took();
+    restored(&mut solo, 2, true);
+    let effects = solo.took();
+    assert!(!effects.iter().any(|it| matches!(it, Effect::Device(Job::Update { .. }))));
+    assert!(effects.iter().any(|it| matches!(it, Effect::Send { to, .. } if *to == MEMBERS[1])));
+}
+
+/// Invariant I10.
+#[test]
+fn no_more_than_four_gradients_of_a_shard_wait() {
+    let mut solo = fed();
+    (2..=6).for_each(|step| reduced(&mut solo, step));
+    solo.took();
+    state(&mut solo, MEMBERS[0], 1); // the gradient of step 2 had to go
+    for step in 1..=6 {
+        solo.peer(MEMBERS[0], Message::Commit(commit(step)));
+    }
+    solo.took();
+    restored(&mut solo, 1, true);
+    assert_eq!(asked(&mut solo), [MEMBERS[1]]);
+}
+
+#[test]
+fn a_skipped_step_relabels_what_is_learned() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    state(&mut solo, MEMBERS[0], 1);
+    restored(&mut solo, 1, true);
+    solo.took();
+    let decision = everstep_transport::protocol::Decision::Skip;
+    solo.peer(MEMBERS[0], Message::Commit(Commit { decision, ..commit(2) }));
+    let jobs = solo.jobs();
+    assert!(matches!(jobs[0], Job::Skip { step: Step(2) }));
+    assert!(matches!(jobs[1], Job::Update { step: Step(2), gradient: None, .. }));
+}
+
+#[test]
+fn a_learner_shows_what_it_holds_and_keeps_it_at_the_resume_version() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    state(&mut solo, MEMBERS[0], 1);
+    restored(&mut solo, 1, true);
+    solo.took();
+    let number = GENERATION.next();
+    solo.hear(Message::Pause { term: crate::solo::TERM, number });
+    let status = solo.status().expect("an answer");
+    assert_eq!(status.versions, [(Shard(0), Step(1), GENERATION)]);
+    assert_eq!(status.prepared, [(Shard(0), GENERATION)]);
+    for (resume, kept) in [(2, vec![Shard(0)]), (1, vec![])] {
+        let number = solo.core.generation().next();
+        let commit = Some(commit(resume));
+        let record = Record { number, resume: Step(resume), commit, ..record() };
+        solo.hear(Message::Announce(Record { predecessor: GENERATION, ..record }));
+        let jobs = solo.jobs();
+        let learned = jobs.iter().find_map(|job| match job {
+            Job::Enter { learned, .. } => Some(learned.clone()),
+            _ => None,
+        });
+        assert_eq!(learned, Some(kept));
+        assert_eq!(jobs.iter().any(|job| matches!(job, Job::Update { .. })), resume == 2);
+    }
+}
+
+#[test]
+fn a_primary_feeds_from_the_next_commit_and_the_next_round_on() {
+    let mut solo = Solo::member(1);
+    solo.prepare(1);
+    solo.hear(feed(STRANGER, &[1]));
+    assert!(solo.took().iter().any(|effect| matches!(effect, Effect::Meet { .. })));
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    let (version, digest) = (Step(1), 3);
+    for shard in [0, 1].map(Shard) {
+        let values = || Shared::new(Buffer::detached(vec![1.0; length(shard)]));
+        let parameters = (shard == Shard(1)).then(values);
+        solo.report(Report::Updated { version, shard, digest, parameters });
+    }
+    let to_it = |sent: Vec<(WorkerId, String)>| {
+        let mine = sent.into_iter().filter(|(to, _)| *to == STRANGER);
+        mine.map(|(_, what)| what).collect::<Vec<_>>()
+    };
+    assert_eq!(to_it(solo.sent()), ["head", "Parameters"]);
+    for shard in [2].map(Shard) {
+        solo.piece(MEMBERS[2], chunk(ChunkKind::Parameters, 1, shard.0));
+    }
+    solo.prepare(2);
+    assert_eq!(to_it(solo.sent()), ["Reduced"]);
+}
+
+#[test]
+fn a_lost_learner_is_fed_no_more_and_named() {
+    let mut solo = Solo::member(1);
+    solo.hear(feed(STRANGER, &[1]));
+    solo.give(everstep_worker::step::event::Input::PeerLost {
+        from: STRANGER,
+        reason: "gone".into(),
+    });
+    solo.prepare(1);
+    solo.took();
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    assert!(solo.sent().iter().all(|(to, _)| *to != STRANGER));
+    solo.hear(Message::Pause { term: crate::solo::TERM, number: GENERATION.next() });
+    assert_eq!(solo.status().map(|status| status.unreachable), Some(vec![STRANGER]));
+}

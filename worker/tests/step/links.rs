@@ -1,0 +1,143 @@
+//! Links that are lost, workers that leave, and how a worker ends.
+
+use std::time::Duration;
+
+use everstep_transport::protocol::{Decision, Generation, Message, WorkerId};
+use everstep_worker::step::event::{Effect, Exit, Input, Report};
+
+use crate::cluster::Cluster;
+use crate::solo::{Solo, TERM, commit};
+use crate::support::{GENERATION, MEMBERS, STRANGER};
+
+fn heartbeats(solo: &mut Solo) -> Vec<Vec<WorkerId>> {
+    let told = solo.told().into_iter();
+    told.filter_map(|message| match message {
+        Message::Heartbeat(heartbeat) => Some(heartbeat.unreachable),
+        _ => None,
+    })
+    .collect()
+}
+
+fn exit(solo: &mut Solo) -> Option<Exit> {
+    solo.took().into_iter().find_map(|effect| match effect {
+        Effect::Exit(exit) => Some(exit),
+        _ => None,
+    })
+}
+
+fn lose(solo: &mut Solo, from: WorkerId) {
+    solo.give(Input::PeerLost { from, reason: "gone".into() });
+}
+
+#[test]
+fn a_lost_member_is_told_at_once_and_once() {
+    let mut solo = Solo::member(1);
+    lose(&mut solo, MEMBERS[2]);
+    assert_eq!(heartbeats(&mut solo), [vec![MEMBERS[2]]]);
+    lose(&mut solo, MEMBERS[2]);
+    lose(&mut solo, STRANGER);
+    assert!(heartbeats(&mut solo).is_empty());
+}
+
+#[test]
+fn training_outlives_the_link_to_the_coordinator() {
+    let mut solo = Solo::member(1);
+    solo.give(Input::CoordinatorLost("gone".into()));
+    solo.prepare(1);
+    assert!(solo.sent().iter().any(|(_, what)| what == "prepared"));
+    solo.give(Input::Start);
+    let [Message::Hello { worker, .. }] = solo.told()[..] else { panic!("one greeting") };
+    assert_eq!(worker, Some(MEMBERS[1]));
+    solo.hear(Message::Registered { worker: MEMBERS[1] });
+    assert_eq!(heartbeats(&mut solo).len(), 1);
+}
+
+#[test]
+fn without_any_coordinator_a_worker_fails_in_the_end() {
+    let mut solo = Solo::member(1);
+    solo.give(Input::CoordinatorGone("nobody answers".into()));
+    assert!(matches!(exit(&mut solo), Some(Exit::Failed(_))));
+}
+
+#[test]
+fn whoever_was_evicted_begins_again_as_another() {
+    let mut solo = Solo::member(1);
+    solo.hear(Message::Evicted { worker: STRANGER });
+    assert!(solo.took().is_empty(), "that is another");
+    solo.hear(Message::Pause { term: TERM, number: GENERATION.next() });
+    solo.took();
+    solo.hear(Message::Evicted { worker: MEMBERS[1] });
+    let effects = solo.took();
+    assert!(matches!(effects[0], Effect::Build(_)));
+    assert!(matches!(effects[1], Effect::Tell(Message::Hello { worker: None, .. })));
+    let core = &solo.core;
+    assert!(core.member().is_none());
+    assert_eq!((core.worker(), core.promised().1), (None, Generation(0)));
+    solo.give(Input::Built(Cluster::built()));
+    assert!(matches!(solo.told()[..], [Message::Register(_)]));
+    solo.hear(Message::Registered { worker: STRANGER });
+    assert_eq!(solo.core.worker(), Some(STRANGER));
+}
+
+#[test]
+fn a_registration_that_may_not_have_arrived_is_said_again() {
+    let mut solo = Solo::registered(MEMBERS[0]);
+    solo.hear(Message::Evicted { worker: MEMBERS[0] });
+    solo.give(Input::Built(Cluster::built()));
+    solo.took();
+    solo.give(Input::Start);
+    solo.hear(Message::Welcome { run: crate::cluster::run(10) });
+    assert!(matches!(solo.told()[..], [Message::Hello { .. }, Message::Register(_)]));
+}
+
+#[test]
+fn a_drained_worker_asks_on_every_link_until_it_is_let_go() {
+    let mut solo = Solo::member(1);
+    solo.give(Input::Drain);
+    assert_eq!(solo.told(), [Message::Leave]);
+    solo.give(Input::Start);
+    solo.hear(Message::Registered { worker: MEMBERS[1] });
+    assert!(solo.told().contains(&Message::Leave));
+    solo.hear(Message::Dismiss);
+    assert_eq!(exit(&mut solo), Some(Exit::Drained));
+}
+
+#[test]
+fn a_drained_worker_leaves_when_its_time_is_over() {
+    let mut solo = Solo::member(1);
+    solo.give(Input::Drain);
+    solo.give(Input::DrainOverdue);
+    assert_eq!(exit(&mut solo), Some(Exit::Drained));
+    let mut solo = Solo::member(1);
+    solo.hear(Message::Dismiss);
+    assert_eq!(exit(&mut solo), Some(Exit::Dismissed));
+}
+
+#[test]
+fn a_broken_history_is_fatal_to_the_run_and_a_broken_machine_is_not() {
+    let fatal = |solo: &mut Solo| {
+        solo.told().into_iter().find_map(|message| match message {
+            Message::Failed { fatal, .. } => Some(fatal),
+            _ => None,
+        })
+    };
+    let mut solo = Solo::member(1);
+    solo.report(Report::Failed("out of memory".into()));
+    assert_eq!(fatal(&mut solo), Some(false));
+    let mut solo = Solo::member(1);
+    solo.prepare(1);
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    let other = everstep_transport::protocol::Commit { decision: Decision::Skip, ..commit(1) };
+    solo.peer(MEMBERS[0], Message::Commit(other));
+    assert_eq!(fatal(&mut solo), Some(true));
+}
+
+#[test]
+fn heartbeats_go_out_in_time_whatever_the_phase() {
+    let mut solo = Solo::registered(MEMBERS[0]);
+    for _ in 0..4 {
+        solo.now = solo.now + Duration::from_millis(250);
+        solo.give(Input::Tick);
+    }
+    assert_eq!(heartbeats(&mut solo).len(), 4);
+}

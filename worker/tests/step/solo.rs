@@ -1,0 +1,200 @@
+//! One core, whose coordinator, peers and device are the test.
+
+use std::net::Ipv4Addr;
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::reduce::Node;
+use everstep_transport::protocol::step::{Contribution, Status};
+use everstep_transport::protocol::{
+    Chunk, ChunkKind, Commit, DataShard, Decision, Encoding, Generation, Message, MetricsLine,
+    NodeName, Record, Shard, Step, Term, WorkerId,
+};
+use everstep_transport::time::Time;
+use everstep_worker::step::core::{Core, Identity};
+use everstep_worker::step::event::{Effect, Input, Job, Lane, Parcel, Report};
+
+use crate::cluster::{Cluster, run};
+use crate::support::{GENERATION, MEMBERS, PARAMETERS, record};
+
+pub const TERM: Term = Term(2);
+
+/// A core, and what it wanted done since it was last asked.
+pub struct Solo {
+    pub core: Core,
+    pub now: Time,
+    pub effects: Vec<Effect>,
+}
+
+impl Solo {
+    /// Registered under this id.
+    pub fn registered(worker: WorkerId) -> Self {
+        let name = NodeName::parse("solo").expect("a valid name");
+        let core = Core::new(Identity { name, unix_ms_at_zero: 0 }, Pool::new(1 << 20));
+        let mut solo = Self { core, now: Time(1), effects: Vec::new() };
+        solo.give(Input::Start);
+        solo.hear(Message::Welcome { run: run(10) });
+        solo.give(Input::Built(Cluster::built()));
+        solo.hear(Message::Registered { worker });
+        solo.effects.clear();
+        solo
+    }
+
+    /// Of the generation of three; its device has entered, and given the initial digests.
+    pub fn member(rank: usize) -> Self {
+        let mut solo = Self::registered(MEMBERS[rank]);
+        solo.hear(Message::Pause { term: TERM, number: GENERATION });
+        solo.hear(Message::Announce(record()));
+        solo.entered(GENERATION, Step(0));
+        solo.effects.clear();
+        solo
+    }
+
+    pub fn give(&mut self, input: Input) {
+        self.core.handle(self.now, input);
+        self.effects.extend(std::iter::from_fn(|| self.core.poll_effect()));
+    }
+
+    pub fn hear(&mut self, message: Message) {
+        self.give(Input::Coordinator(message));
+    }
+
+    pub fn peer(&mut self, from: WorkerId, message: Message) {
+        self.give(Input::Peer { from, message });
+    }
+
+    pub fn report(&mut self, report: Report) {
+        self.give(Input::Device(report));
+    }
+
+    pub fn piece(&mut self, from: WorkerId, chunk: Chunk) {
+        let values = Buffer::detached(vec![1.0; chunk.count as usize]);
+        self.give(Input::Piece { from, chunk, values });
+    }
+
+    pub fn entered(&mut self, generation: Generation, step: Step) {
+        let plan = self.core.member().map(|member| member.plan().owned().clone());
+        let owned = plan.into_iter().flatten().map(|(shard, _)| (shard, step, 100));
+        self.report(Report::Entered { generation, owned: owned.collect() });
+    }
+
+    /// What it wanted done since it was last asked.
+    pub fn took(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// What it told the coordinator since it was last asked.
+    pub fn told(&mut self) -> Vec<Message> {
+        let told = |effect| match effect {
+            Effect::Tell(message) => Some(message),
+            _ => None,
+        };
+        self.took().into_iter().filter_map(told).collect()
+    }
+
+    /// What it said to workers since it was last asked, on streams too.
+    pub fn sent(&mut self) -> Vec<(WorkerId, String)> {
+        let sent = |effect| match effect {
+            Effect::Send { to, message } => Some((to, message.name().to_string())),
+            Effect::Stream { to, lane, parcel: Parcel::Tensor { .. }, .. } => {
+                Some((to, format!("{lane:?}")))
+            }
+            Effect::Stream { to, lane: Lane::Parameters, .. } => Some((to, "head".into())),
+            Effect::Stream { to, lane, .. } => Some((to, format!("head of {lane:?}"))),
+            _ => None,
+        };
+        self.took().into_iter().filter_map(sent).collect()
+    }
+
+    /// Jobs that it gave its device since it was last asked.
+    pub fn jobs(&mut self) -> Vec<Job> {
+        let job = |effect| match effect {
+            Effect::Device(job) => Some(job),
+            _ => None,
+        };
+        self.took().into_iter().filter_map(job).collect()
+    }
+
+    pub fn status(&mut self) -> Option<Status> {
+        self.told().into_iter().find_map(|message| match message {
+            Message::Status(status) => Some(status),
+            _ => None,
+        })
+    }
+
+    /// The member of rank 1 computes, gets and votes for a step.
+    pub fn prepare(&mut self, step: u64) {
+        for (level, index) in [(0, 3), (1, 2)] {
+            for shard in (0..3).map(Shard) {
+                let sum = Shared::new(Buffer::detached(vec![1.0; length(shard)]));
+                let node = Node { level, index };
+                self.report(Report::Partial { step: Step(step), shard, node, sum });
+            }
+        }
+        for data_shard in [3, 4, 5].map(DataShard) {
+            let contribution = Contribution { data_shard, loss: 1.0, samples: vec![] };
+            self.report(Report::Computed { step: Step(step), contribution, seconds: 0.0 });
+        }
+        for (from, level, index) in [(0, 1, 0), (0, 0, 2), (2, 1, 3)] {
+            let partial = chunk(ChunkKind::Partial, step, 1);
+            self.piece(MEMBERS[from], Chunk { level, index, ..partial });
+        }
+        self.piece(MEMBERS[0], chunk(ChunkKind::Reduced, step, 0));
+    }
+}
+
+pub fn length(shard: Shard) -> usize {
+    PARAMETERS.min(1_024 * (shard.0 as usize + 1)) - 1_024 * shard.0 as usize
+}
+
+/// A chunk of the generation of three.
+pub fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {
+    Chunk {
+        kind,
+        generation: GENERATION,
+        step: Step(step),
+        shard: Shard(shard),
+        level: 0,
+        index: 0,
+        count: length(Shard(shard)) as u32,
+        encoding: Encoding::F32,
+    }
+}
+
+/// A commit of the generation of three.
+pub fn commit(step: u64) -> Commit {
+    let line = MetricsLine { step: Step(step), ..MetricsLine::default() };
+    Commit {
+        generation: GENERATION,
+        step: Step(step),
+        norm: 1.0,
+        loss: 2.0,
+        decision: Decision::Apply,
+        updates: step,
+        hold: false,
+        line,
+    }
+}
+
+/// The same members, a generation later, after a commit.
+pub fn next_record(commit: Option<Commit>) -> Record {
+    Record {
+        number: GENERATION.next(),
+        predecessor: GENERATION,
+        cause: everstep_transport::protocol::Cause::Lost,
+        resume: commit.as_ref().map_or(Step(0), |commit| commit.step),
+        commit,
+        ..record()
+    }
+}
+
+/// The leader's word that a learner is fed.
+pub fn feed(learner: WorkerId, shards: &[u32]) -> Message {
+    Message::Feed {
+        term: TERM,
+        generation: GENERATION,
+        learner,
+        name: NodeName::parse("learner").expect("a valid name"),
+        address: (Ipv4Addr::LOCALHOST, 1).into(),
+        shards: shards.iter().copied().map(Shard).collect(),
+    }
+}
