@@ -1,47 +1,55 @@
 //! A coordinator as a plain state machine: what peers say goes in, messages and proposals come out.
 //!
-//! Inputs: links that come and go, their messages, applied entries of the log, the passing of time.
-//! Outputs: messages to send, links to close, entries to propose. Everything agreed on is in
-//! [`State`], and changes only when an entry is applied; what is in this module besides (links,
-//! signs of life, lines, results) is one coordinator's own, and may be lost with it. It knows no
-//! clock, no sockets, and not how an entry comes to be applied.
+//! Inputs: links that come and go, their messages, who leads, applied entries of the log, the
+//! passing of time. Outputs: messages to send, links to close, entries to propose, lines to keep.
+//! Everything agreed on is in [`State`], and changes only when an entry is applied; what is in this
+//! module besides (links, signs of life, evidence, results) is one coordinator's own, and may be
+//! lost with it. It knows no clock, no sockets, and not how an entry comes to be applied.
 //!
-//! A worker's way: Hello, Welcome once there is a run, Register, an entry, Registered; when enough
-//! are there, an entry with the first generation, Announce; heartbeats and their answers; Finished;
-//! when all have, an entry with the outcome, Dismiss.
+//! A worker's way: Hello, Welcome once there is a run, Register, an entry, Registered; heartbeats
+//! and their answers. When enough are there, or whenever somebody is lost, comes or goes: Pause,
+//! Status, an entry with the next generation, Announce ([`change`]). In the end Finished; when all
+//! have, an entry with the outcome, Dismiss.
 //!
-//! A proposal may be applied late, twice, or not at all: conditions are looked at anew after every
-//! entry, and an entry that no longer fits changes nothing.
+//! A coordinator follows until it is elected and its own first entry has applied: until then it
+//! says and proposes nothing. A proposal may be applied late, twice, or not at all: conditions are
+//! looked at anew after every entry, and an entry that no longer fits changes nothing.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod change;
+mod feeds;
 mod finish;
 mod lines;
 mod links;
+mod operators;
+mod partition;
+mod plan;
 mod silence;
-mod start;
 mod view;
+mod workers;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::codec::schema;
-use everstep_transport::protocol::message::{Heartbeat, Registration};
+use everstep_transport::identity::Identity;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
-use everstep_transport::protocol::{Message, NodeName, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{Message, MetricsLine, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
+use self::feeds::Feeds;
 use self::lines::Lines;
-use self::links::{Link, Links, Phase};
+use self::links::{Links, Phase};
+use self::operators::Requests;
+use self::partition::Partition;
 use self::silence::Silence;
-use crate::state::{Command, Entry, State, Verdict, Worker};
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+use crate::state::{Command, Entry, State, Verdict};
 
 /// How often the driver should give a [`Input::Tick`].
-pub const TICK: Duration = Duration::from_millis(100);
-
-/// Most characters of a worker's reason that become history.
-const MAX_REASON: usize = 1_000;
+pub const TICK: Duration = Duration::from_millis(50);
 
 /// A link to a peer, numbered by the driver in the order of their coming, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +69,9 @@ pub enum Input {
     Disconnected {
         /// Which.
         link: LinkId,
+        /// The peer's process is gone: it said goodbye, or nobody listens where it did. Else it may
+        /// live on.
+        gone: bool,
         /// Why, in words.
         reason: String,
     },
@@ -71,10 +82,18 @@ pub enum Input {
         /// What.
         message: Message,
     },
-    /// The log has come to this entry.
+    /// This coordinator leads from now on, once its own entry of this term has applied.
+    Elected {
+        /// Its term, above all before.
+        term: Term,
+    },
+    /// The log has come to this entry. Before the first [`Input::Elected`], what a durable log
+    /// holds is applied again.
     Applied {
         /// The entry's index, above all before.
         index: u64,
+        /// The term in which it came into the log.
+        term: Term,
         /// The entry.
         entry: Entry,
     },
@@ -101,6 +120,14 @@ pub enum Effect {
     },
     /// Bring this into the log; [`Input::Applied`] tells when it is there.
     Propose(Entry),
+    /// Append these lines of settled steps durably, before any later effect is carried out: workers
+    /// drop what they are told is written.
+    Record(Vec<MetricsLine>),
+    /// The run went back: the lines after this step are void, durably, before any later effect.
+    ForgetLines {
+        /// The last step that still counts.
+        after: Step,
+    },
     /// Close a link.
     Close {
         /// Which.
@@ -116,41 +143,79 @@ pub struct Core {
     /// Wall clock at time zero, milliseconds of Unix time.
     epoch_unix_ms: u64,
     state: State,
+    reign: Reign,
     links: Links,
     silence: Silence,
+    partition: Partition,
+    phase: change::Phase,
+    /// The answers to the newest Pause.
+    statuses: BTreeMap<WorkerId, Status>,
+    feeds: Feeds,
+    /// The greatest step that a member of the current generation has committed, as far as is known.
+    reached: Step,
     lines: Lines,
+    /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
-    /// Runs that operators asked for, until the log has answered.
-    submissions: BTreeMap<LinkId, RunSpec>,
+    requests: Requests,
     effects: VecDeque<Effect>,
     ignored: u64,
+    #[cfg(feature = "planted")]
+    plant: Option<Plant>,
+}
+
+/// Whether a coordinator acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reign {
+    /// Another one does, or none.
+    Follows,
+    /// It will, when its entry of this term has applied.
+    Elected(Term),
+    /// It does.
+    Leads(Term),
 }
 
 // Inputs and outputs.
 impl Core {
-    /// A coordinator with an empty log. `epoch_unix_ms` is the wall clock at time zero,
-    /// milliseconds of Unix time: events are stamped with it.
+    /// A coordinator that follows, with an empty log. `epoch_unix_ms` is the wall clock at time
+    /// zero, milliseconds of Unix time: events are stamped with it.
+    ///
+    /// One that goes on after a restart is first given what its log holds, as [`Input::Applied`],
+    /// then [`Self::restore_lines`], then [`Input::Elected`].
     pub fn new(now: Time, epoch_unix_ms: u64) -> Self {
         Self {
             epoch_unix_ms,
             state: State::default(),
+            reign: Reign::Follows,
             links: Links::default(),
             silence: Silence::new(now),
+            partition: Partition::default(),
+            phase: change::Phase::Steady,
+            statuses: BTreeMap::new(),
+            feeds: Feeds::default(),
+            reached: Step(0),
             lines: Lines::default(),
             results: BTreeMap::new(),
-            submissions: BTreeMap::new(),
+            requests: Requests::default(),
             effects: VecDeque::new(),
             ignored: 0,
+            #[cfg(feature = "planted")]
+            plant: None,
         }
     }
 
     /// Takes what happened. `now` never goes backwards.
     pub fn handle(&mut self, now: Time, input: Input) {
         match input {
-            Input::Connected { link, identity } => self.connected(now, link, identity),
-            Input::Disconnected { link, reason } => self.disconnected(now, link, &reason),
+            Input::Connected { link, identity } => self.connected(link, identity),
+            Input::Disconnected { link, gone, reason } => {
+                self.disconnected(now, link, gone, &reason);
+            }
             Input::Message { from, message } => self.message(now, from, message),
-            Input::Applied { index, entry } => self.applied(now, index, entry),
+            Input::Elected { term } => {
+                self.reign = Reign::Elected(term);
+                self.propose(now, Command::Lead);
+            }
+            Input::Applied { index, term, entry } => self.applied(now, index, term, entry),
             Input::Tick => self.tick(now),
         }
     }
@@ -160,10 +225,20 @@ impl Core {
         self.effects.pop_front()
     }
 
-    /// From now on the coordinator has a planted bug: it counts a line twice that comes twice.
+    /// Takes the lines that were recorded before a restart, in order, after the log was applied
+    /// again and before [`Input::Elected`]. What the log says besides is recorded anew.
+    pub fn restore_lines(&mut self, lines: Vec<MetricsLine>) {
+        let (void_after, missing) = self.lines.restore(lines);
+        self.effects.extend(void_after.map(|after| Effect::ForgetLines { after }));
+        self.record(missing);
+    }
+
+    /// From now on the coordinator has this bug.
     #[cfg(feature = "planted")]
-    pub fn count_lines_twice(&mut self) {
-        self.lines.twice = true;
+    pub fn plant(&mut self, plant: Plant) {
+        self.plant = Some(plant);
+        self.state.plant = Some(plant);
+        self.lines.twice = plant == Plant::CountLinesTwice;
     }
 
     /// What the log says.
@@ -177,233 +252,63 @@ impl Core {
     }
 }
 
-// Links.
-impl Core {
-    /// A worker's newer link replaces an older one: the old end may be dead without saying so.
-    fn connected(&mut self, now: Time, link: LinkId, identity: Identity) {
-        let older = (identity.role == Role::Worker).then(|| self.links.of_worker(&identity.name));
-        if let Some(older) = older.flatten() {
-            let reason = "a newer link of the same node replaced it";
-            self.close(older, reason);
-            self.disconnected(now, older, reason);
-        }
-        self.links.insert(link, identity);
-    }
-
-    fn disconnected(&mut self, now: Time, link: LinkId, reason: &str) {
-        self.submissions.remove(&link);
-        if let Some(Phase::Registered(worker)) = self.links.remove(link) {
-            self.lose(now, worker, format!("its link closed: {reason}"));
-        }
-    }
-
-    fn tick(&mut self, now: Time) {
-        for worker in self.silence.tick(now) {
-            let reason = format!("no heartbeat for {:?}", silence::PATIENCE);
-            let known = self.state.workers().get(&worker);
-            if let Some(link) = known.and_then(|known| self.links.of_worker(&known.name)) {
-                self.links.enter(link, Phase::Released);
-                self.close(link, &reason);
-            }
-            self.lose(now, worker, reason);
-        }
-    }
-
-    fn lose(&mut self, now: Time, worker: WorkerId, reason: String) {
-        self.silence.forget(worker);
-        self.propose(now, Command::Lose { worker, reason });
-    }
-}
-
-// Messages.
-impl Core {
-    fn message(&mut self, now: Time, from: LinkId, message: Message) {
-        let phase = self.links.find(from).map(|link| link.phase);
-        match (phase, message) {
-            (Some(Phase::Connected), Message::Hello { schema }) => self.greet(from, schema),
-            (
-                Some(Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_)),
-                Message::Register(registration),
-            ) => self.register(now, from, registration),
-            (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
-            (Some(Phase::Operator), Message::Submit(run)) => {
-                self.submissions.insert(from, run.clone());
-                self.propose(now, Command::Submit(run));
-            }
-            (Some(Phase::Operator), Message::Watch { step, event }) => {
-                let Self { state, lines, results, .. } = &*self;
-                let update = view::Sources { state, lines, results }.after(step, event);
-                self.send(from, Message::Update(update));
-            }
-            _ => self.ignored += 1,
-        }
-    }
-
-    fn greet(&mut self, from: LinkId, theirs: u64) {
-        let ours = schema();
-        if theirs != ours {
-            let reason = format!(
-                "this worker speaks another version of the protocol ({theirs:016x}) than the \
-                 coordinator ({ours:016x}); run the same build everywhere"
-            );
-            self.release(from, Message::Refused { reason });
-        } else if !self.running() {
-            self.release(from, Message::Dismiss);
-        } else {
-            self.links.enter(from, Phase::Greeted);
-            self.welcome(vec![from]);
-        }
-    }
-
-    /// Registered anew by another incarnation, the one before is gone.
-    fn register(&mut self, now: Time, from: LinkId, registration: Registration) {
-        let Some(Link { identity, phase }) = self.links.find(from) else { return };
-        let (name, phase) = (identity.name.clone(), *phase);
-        if let Phase::Registered(worker) = phase
-            && let Some(known) = self.state.workers().get(&worker)
-            && known.registration.incarnation != registration.incarnation
-        {
-            self.lose(now, worker, "it registered anew".into());
-        }
-        self.links.enter(from, Phase::Registering(registration.incarnation));
-        self.propose(now, Command::Register { name, registration });
-    }
-
-    /// What a registered worker says.
-    fn work(&mut self, now: Time, from: LinkId, worker: WorkerId, message: Message) {
-        self.silence.heard(now, worker);
-        match message {
-            Message::Heartbeat(heartbeat) if heartbeat.worker == worker => {
-                self.heartbeat(now, from, heartbeat);
-            }
-            Message::FetchRecord => {
-                if let Some(record) = self.state.record().cloned() {
-                    self.send(from, Message::Announce(record));
-                }
-            }
-            Message::Finished(result) if result.worker == worker && self.is_member(worker) => {
-                self.results.insert(worker, result);
-                self.conclude(now);
-            }
-            Message::Failed { at_fault, reason } => {
-                self.links.enter(from, Phase::Released);
-                let reason: String = reason.chars().take(MAX_REASON).collect();
-                match at_fault.filter(|other| *other != worker && self.is_member(*other)) {
-                    Some(other) => self.lose(now, other, format!("worker {worker} says: {reason}")),
-                    None => self.lose(now, worker, format!("it failed: {reason}")),
-                }
-            }
-            _ => self.ignored += 1,
-        }
-    }
-
-    fn heartbeat(&mut self, now: Time, from: LinkId, heartbeat: Heartbeat) {
-        let Heartbeat { worker, generation, lines, .. } = heartbeat;
-        let current = self.state.generation();
-        // Nothing that leaves the cluster is taken from outside the current generation.
-        if !lines.is_empty() && generation == current && self.is_step_leader(worker) {
-            let steps = self.state.run().map_or(0, |run| run.steps);
-            for line in lines.into_iter().filter(|line| line.step.0 <= steps) {
-                self.lines.accept(line);
-            }
-            self.conclude(now);
-        }
-        let written = self.lines.written();
-        self.send(from, Message::HeartbeatAnswer { generation: current, written });
-    }
-}
-
 // The log.
 impl Core {
-    fn applied(&mut self, now: Time, index: u64, entry: Entry) {
+    fn applied(&mut self, now: Time, index: u64, term: Term, entry: Entry) {
         let was_running = self.running();
-        let verdict = self.state.apply(index, &entry);
-        match entry.command {
-            Command::Submit(run) => self.submitted(&run, &verdict),
-            Command::Register { name, registration } => {
-                self.registered(now, &name, registration.incarnation, verdict);
-                self.start(now);
-            }
-            Command::Lose { .. } => self.start(now),
-            Command::Generation(_) if verdict == Verdict::Accepted => self.announce(),
-            Command::Generation(_) | Command::End(_) => {}
+        let verdict = self.state.apply(index, term, &entry);
+        if matches!(entry.command, Command::Lead) && self.reign == Reign::Elected(term) {
+            self.lead(now, term);
+        } else if self.leader().is_some() {
+            self.follow_up(now, entry.command, verdict);
+        } else if let (Command::Generation(change), Verdict::Accepted) = (entry.command, verdict) {
+            self.lines.replay(&change);
         }
-        if was_running && !self.running() {
+        if was_running && !self.running() && self.leader().is_some() {
             self.dismiss();
         }
     }
 
-    fn submitted(&mut self, run: &RunSpec, verdict: &Verdict) {
-        let answered = self.submissions.extract_if(.., |_, wanted| wanted == run);
-        let answered: Vec<_> = answered.map(|(link, _)| link).collect();
-        if let Verdict::Refused(reason) = verdict {
-            for link in answered {
-                self.send(link, Message::Refused { reason: reason.clone() });
-            }
+    /// This coordinator leads from now on. What it knows of workers is that they are registered:
+    /// everyone gets a fresh deadline.
+    fn lead(&mut self, now: Time, term: Term) {
+        self.reign = Reign::Leads(term);
+        self.silence = Silence::begin(now, self.state.present().map(|(worker, _)| worker));
+        self.reached = self.state.record().map_or(Step(0), |record| record.resume);
+        (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
+        (self.partition, self.results) = (Partition::default(), BTreeMap::new());
+        for run in self.requests.runs() {
+            self.propose(now, Command::Submit(run));
         }
-        self.welcome(self.workers_in(|phase| phase == Phase::Greeted));
+        self.receive_waiting(now);
     }
 
-    /// Tells the run, once there is one, to workers that wait for it.
-    fn welcome(&mut self, waiting: Vec<LinkId>) {
-        let Some(run) = self.state.run().cloned() else { return };
-        for link in waiting {
-            self.links.enter(link, Phase::Welcomed);
-            self.send(link, Message::Welcome { run: run.clone() });
-        }
-    }
-
-    fn registered(&mut self, now: Time, name: &NodeName, incarnation: u64, verdict: Verdict) {
-        let link = self.links.of_worker(name);
-        let phase = link.and_then(|link| self.links.find(link)).map(|link| link.phase);
-        let waits = phase == Some(Phase::Registering(incarnation));
-        match (link, verdict) {
-            (Some(link), Verdict::Registered(worker)) if waits => {
-                self.links.enter(link, Phase::Registered(worker));
-                self.silence.heard(now, worker);
-                self.send(link, Message::Registered { worker });
+    /// What a leader does about an entry.
+    fn follow_up(&mut self, now: Time, command: Command, verdict: Verdict) {
+        match command {
+            Command::Submit(run) => {
+                self.submitted(&run, &verdict);
+                self.receive_waiting(now);
             }
-            (Some(link), Verdict::Refused(reason)) if waits => {
-                self.release(link, Message::Refused { reason });
+            Command::Register { name, registration } => {
+                self.registered(now, &name, registration.incarnation, verdict);
+                self.start(now);
             }
-            (_, Verdict::Registered(worker)) if phase != Some(Phase::Registered(worker)) => {
-                self.lose(now, worker, "it left while it registered".into());
-            }
-            _ => {}
+            Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
+            Command::Drain { worker } => self.drained(now, worker, &verdict),
+            Command::Generation(change) if verdict == Verdict::Accepted => self.began(now, change),
+            Command::Generation(change) => self.not_begun(now, change.record.number),
+            Command::Lead | Command::End(_) => {}
         }
-    }
-
-    /// Proposes the first generation when enough registered workers are connected.
-    fn start(&mut self, now: Time) {
-        let (Some(run), Some(shards)) = (self.state.run(), self.state.shards()) else { return };
-        let (workers, enough) = (self.state.workers(), run.start_workers as usize);
-        if workers.len() < enough || self.state.record().is_some() || !self.running() {
-            return;
-        }
-        let registered = self.links.workers().filter_map(|(_, phase)| match phase {
-            Phase::Registered(worker) => Some((worker, workers.get(&worker)?)),
-            _ => None,
-        });
-        let present: BTreeMap<WorkerId, &Worker> = registered.collect();
-        if present.len() >= enough {
-            let record = start::first_generation(run, shards, &present);
-            self.propose(now, Command::Generation(record));
-        }
-    }
-
-    fn announce(&mut self) {
-        let Some(record) = self.state.record().cloned() else { return };
-        let members: BTreeSet<_> = record.members.iter().map(|member| member.worker).collect();
-        let is_member = |phase| matches!(phase, Phase::Registered(id) if members.contains(&id));
-        let to = self.workers_in(is_member);
-        self.effects.push_back(Effect::Broadcast { to, message: Message::Announce(record) });
     }
 
     /// Ends the run when every member has its result here, and every step its line.
     fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
-        let finished = record.members.iter().all(|m| self.results.contains_key(&m.worker));
-        if !finished || self.lines.written() < Step(run.steps) || !self.running() {
+        if self.results.len() < record.members.len()
+            || self.lines.written() < Step(run.steps)
+            || !self.running()
+        {
             return;
         }
         let outcome = match finish::agreement(record, &self.results) {
@@ -416,6 +321,7 @@ impl Core {
     /// The run is over: everyone may go, and nobody is missed.
     fn dismiss(&mut self) {
         self.silence.forget_all();
+        self.phase = change::Phase::Steady;
         for link in self.workers_in(|phase| !matches!(phase, Phase::Connected | Phase::Released)) {
             self.release(link, Message::Dismiss);
         }
@@ -424,21 +330,27 @@ impl Core {
 
 // Small words.
 impl Core {
+    /// The term in which this coordinator leads.
+    fn leader(&self) -> Option<Term> {
+        match self.reign {
+            Reign::Leads(term) => Some(term),
+            Reign::Follows | Reign::Elected(_) => None,
+        }
+    }
+
     fn running(&self) -> bool {
         *self.state.outcome() == Outcome::Running
     }
 
-    fn is_member(&self, worker: WorkerId) -> bool {
-        self.state.record().is_some_and(|record| record.rank(worker).is_some())
-    }
-
-    /// Whether the worker is the one that reports the generation's lines.
-    fn is_step_leader(&self, worker: WorkerId) -> bool {
-        self.state.record().is_some_and(|record| record.step_leader() == worker)
-    }
-
     fn workers_in(&self, wanted: impl Fn(Phase) -> bool) -> Vec<LinkId> {
         self.links.workers().filter(|(_, phase)| wanted(*phase)).map(|(link, _)| link).collect()
+    }
+
+    /// Lines that were taken are durable before anything is said that depends on it.
+    fn record(&mut self, lines: Vec<MetricsLine>) {
+        if !lines.is_empty() {
+            self.effects.push_back(Effect::Record(lines));
+        }
     }
 
     /// A last word to a worker.
@@ -451,14 +363,23 @@ impl Core {
         self.effects.push_back(Effect::Send { to, message });
     }
 
+    fn broadcast(&mut self, to: Vec<LinkId>, message: Message) {
+        if !to.is_empty() {
+            self.effects.push_back(Effect::Broadcast { to, message });
+        }
+    }
+
     fn close(&mut self, to: LinkId, reason: &str) {
         self.effects.push_back(Effect::Close { to, reason: reason.to_string() });
     }
 
     fn propose(&mut self, now: Time, command: Command) {
-        let since = now.since(Time(0)).as_millis() as u64;
-        let entry = Entry { unix_ms: self.epoch_unix_ms.saturating_add(since), command };
+        let entry = Entry { unix_ms: self.unix_ms(now), command };
         self.effects.push_back(Effect::Propose(entry));
+    }
+
+    fn unix_ms(&self, at: Time) -> u64 {
+        self.epoch_unix_ms.saturating_add(at.since(Time(0)).as_millis() as u64)
     }
 }
 

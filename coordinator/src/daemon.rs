@@ -4,34 +4,42 @@
 //! SIGTERM or SIGINT. It decides nothing: every message, loss and tick goes into
 //! [`crate::core::Core`], and what comes out is done.
 //!
-//! There is one replica: `Coordinator::propose` applies an entry where it stands, in memory, so a
-//! coordinator that is started again knows its cluster but no run. Raft fills that one function: it
-//! appends the entry to the replicated log, durably, on a thread of its own, and each
-//! replica's core is given the entry when it is committed. Then a proposal can be late or lost, and
-//! a leader proposes again what its conditions still ask for.
+//! There is one replica. What its core proposes goes to the [log](crate::log), and comes back when
+//! it is durable; metrics lines go to a journal of their own. Started again in its directory, after
+//! whatever end, a coordinator goes on with its run, in a new term. A file that cannot be read or
+//! written ends it: what it cannot keep, it must not promise.
 
 mod actor;
 mod files;
+mod journal;
+mod resume;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use actix::{Actor, Addr, Arbiter, MailboxError};
+use actix::{Actor, Addr, Arbiter, AsyncContext, MailboxError};
 use everstep_transport::identity::{Enrolment, IdentityError, TokenError};
 use everstep_transport::quic::{BindError, Endpoint, Link, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use self::actor::{Arrival, Coordinator, Happening};
+use self::actor::{Arrival, Coordinator, Happening, Tick};
 use self::files::Cluster;
+pub use self::journal::JournalError;
 use crate::core::{Input, LinkId, TICK};
+use crate::log::LogError;
+
+/// While so many entries wait for the disk, peers' messages wait too: they would bring more.
+const MAX_BACKLOG: usize = 4096;
 
 /// How to run a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where its files are: `authority/`, `join.token`, `operator/`.
+    /// Where its files are: `authority/`, `join.token`, `operator/`, `log.redb`, `metrics.log`.
     pub dir: PathBuf,
-    /// Where to listen; port 0 for any free port.
+    /// Where to listen; port 0 for any free port. A coordinator that is started again is found by
+    /// its workers where it was.
     pub listen: SocketAddr,
     /// Make a new cluster in `dir`, instead of going on with the one that is there.
     pub bootstrap: bool,
@@ -65,6 +73,12 @@ pub enum CoordinatorError {
     /// Credentials could not be made or read.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// The log could not be read or written.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The journal of metrics lines could not be read or written.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
     /// The address could not be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -76,26 +90,31 @@ pub enum CoordinatorError {
     Broken,
 }
 
-/// Runs a coordinator until SIGTERM or SIGINT; blocks. `ready` is told the address once workers can
-/// join.
+/// Runs a coordinator until SIGTERM or SIGINT, or until its disk fails; blocks. `ready` is told the
+/// address once workers can join.
 ///
 /// # Errors
 /// [`CoordinatorError`], in words for the user.
 pub fn run(options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), CoordinatorError> {
     let cluster =
         if options.bootstrap { Cluster::create(options.dir) } else { Cluster::load(options.dir) }?;
+    // First of all: of two coordinators in one directory, the second comes no further.
+    let resumed = resume::resume(&cluster)?;
     let credentials = cluster.renew_credentials()?;
     let system = actix::System::new();
     system.block_on(async {
         let settings = Settings::for_address(options.listen.ip());
         let enrolment = Enrolment::new(cluster.authority.into(), vec![cluster.token.accepted()]);
         let endpoint = Endpoint::bind(options.listen, &credentials, settings, Some(enrolment))?;
+        let stop = Signals::install()?;
         // An arbiter of its own: handshakes never make heartbeats wait.
         let arbiter = Arbiter::new();
-        let coordinator = Coordinator::start_in_arbiter(&arbiter.handle(), |_| Coordinator::new());
-        let stop = Signals::install()?;
+        let (count, backlog) = watch::channel(0);
+        let coordinator = Coordinator::start_in_arbiter(&arbiter.handle(), |context| {
+            Coordinator::new(resumed, count, context.address())
+        });
         ready(endpoint.local_address());
-        let served = serve(&endpoint, &coordinator, stop).await;
+        let served = serve(&endpoint, Desk { coordinator, backlog }, stop).await;
         endpoint.close("the coordinator stops").await;
         arbiter.stop();
         arbiter.join().map_err(|_| CoordinatorError::Broken)?;
@@ -103,11 +122,15 @@ pub fn run(options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), Coord
     })
 }
 
-async fn serve(
-    endpoint: &Endpoint,
-    coordinator: &Addr<Coordinator>,
-    mut stop: Signals,
-) -> Result<(), CoordinatorError> {
+/// Where a peer's messages are taken.
+#[derive(Clone)]
+struct Desk {
+    coordinator: Addr<Coordinator>,
+    /// How many entries wait for the disk.
+    backlog: watch::Receiver<usize>,
+}
+
+async fn serve(endpoint: &Endpoint, desk: Desk, mut stop: Signals) -> Result<(), CoordinatorError> {
     let broken = |_: MailboxError| CoordinatorError::Broken;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -115,29 +138,33 @@ async fn serve(
     loop {
         tokio::select! {
             () = stop.received() => return Ok(()),
-            _ = ticks.tick() => {
-                coordinator.send(Happening(Input::Tick)).await.map_err(broken)?;
-            }
+            _ = ticks.tick() => desk.coordinator.send(Tick).await.map_err(broken)??,
             Some(link) = endpoint.accept() => {
                 let id = links.next().expect("more numbers than links");
                 let arrival = Arrival { id, link: link.clone() };
-                coordinator.send(arrival).await.map_err(broken)?;
-                tokio::spawn(listen_to(id, link, coordinator.clone()));
+                desk.coordinator.send(arrival).await.map_err(broken)?;
+                tokio::spawn(desk.clone().listen_to(id, link));
             }
         }
     }
 }
 
-/// Carries what a peer says to the actor, one message at a time, so that a peer who talks too much
-/// waits on its own link.
-async fn listen_to(id: LinkId, link: Link, coordinator: Addr<Coordinator>) {
-    loop {
-        let (input, over) = match link.receive().await {
-            Ok(message) => (Input::Message { from: id, message }, false),
-            Err(error) => (Input::Disconnected { link: id, reason: error.to_string() }, true),
-        };
-        if coordinator.send(Happening(input)).await.is_err() || over {
-            return;
+impl Desk {
+    /// Carries what a peer says to the actor, one message at a time, so that a peer who talks too
+    /// much waits on its own link.
+    async fn listen_to(mut self, id: LinkId, link: Link) {
+        loop {
+            let (input, over) = match link.receive().await {
+                Ok(message) => (Input::Message { from: id, message }, false),
+                Err(error) => {
+                    let (gone, reason) = (error.is_gone(), error.to_string());
+                    (Input::Disconnected { link: id, gone, reason }, true)
+                }
+            };
+            let room = self.backlog.wait_for(|waiting| *waiting < MAX_BACKLOG).await.is_ok();
+            if !room || self.coordinator.send(Happening(input)).await.is_err() || over {
+                return;
+            }
         }
     }
 }

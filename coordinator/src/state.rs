@@ -7,49 +7,18 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod entry;
 mod fingerprint;
+mod generation;
 
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
-use everstep_transport::protocol::{Generation, NodeName, Record, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{Generation, NodeName, Record, RunSpec, Step, Term, WorkerId};
 
+pub use self::entry::{ArchivedEntry, Change, Command, Entry, Loss};
 use self::fingerprint::Foundation;
-
-/// What is agreed on, with the wall clock of its proposer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
-    /// The proposer's wall clock, milliseconds of Unix time.
-    pub unix_ms: u64,
-    /// What changes.
-    pub command: Command,
-}
-
-/// What an entry changes.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Command {
-    /// Train this.
-    Submit(RunSpec),
-    /// A worker asks to take part.
-    Register {
-        /// Its node.
-        name: NodeName,
-        /// What it states.
-        registration: Registration,
-    },
-    /// A worker is gone.
-    Lose {
-        /// Its id.
-        worker: WorkerId,
-        /// How that was noticed.
-        reason: String,
-    },
-    /// A generation follows the current one.
-    Generation(Record),
-    /// The run is over.
-    End(Outcome),
-}
 
 /// What became of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +38,35 @@ pub struct Worker {
     pub name: NodeName,
     /// What it stated.
     pub registration: Registration,
-    /// It was a member when it was lost. Others are forgotten.
-    pub lost: bool,
+    /// Whether it is still there.
+    pub standing: Standing,
+}
+
+/// Where a worker stands. One that is lost before it is a member is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is no member yet.
+    Registered,
+    /// It is a member.
+    Member,
+    /// It is a member that shall leave, as soon as nothing depends on it.
+    Leaving,
+    /// It was a member when it was lost.
+    Lost,
+    /// It has left.
+    Left,
+}
+
+impl Standing {
+    /// It is part of the current generation.
+    pub fn is_member(self) -> bool {
+        matches!(self, Self::Member | Self::Leaving)
+    }
+
+    /// It is part of the run, or may become so.
+    pub fn is_present(self) -> bool {
+        self.is_member() || self == Self::Registered
+    }
 }
 
 /// Everything that the log says.
@@ -81,9 +77,16 @@ pub struct State {
     foundation: Option<Foundation>,
     bitwise: bool,
     workers: BTreeMap<WorkerId, Worker>,
+    /// The newest registration of each node.
+    nodes: BTreeMap<NodeName, WorkerId>,
     record: Option<Record>,
+    /// Since when the generations are such that start no step, milliseconds of Unix time.
+    waiting_since: Option<u64>,
     outcome: Outcome,
     events: Vec<Event>,
+    /// A planted bug, if there is one.
+    #[cfg(feature = "planted")]
+    pub(crate) plant: Option<crate::plant::Plant>,
 }
 
 impl Default for State {
@@ -94,28 +97,37 @@ impl Default for State {
             foundation: None,
             bitwise: true,
             workers: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             record: None,
+            waiting_since: None,
             outcome: Outcome::Running,
             events: Vec::new(),
+            #[cfg(feature = "planted")]
+            plant: None,
         }
     }
 }
 
 impl State {
-    /// Applies the entry at `index`.
+    /// Applies the entry at `index`, of this term of the log.
     ///
     /// # Panics
     /// If `index` is not above every index before: the log is broken, and so would be every id.
-    pub fn apply(&mut self, index: u64, entry: &Entry) -> Verdict {
+    pub fn apply(&mut self, index: u64, term: Term, entry: &Entry) -> Verdict {
         assert!(index > self.applied, "entry {index} applied after entry {}", self.applied);
         self.applied = index;
         let unix_ms = entry.unix_ms;
         let applied = match &entry.command {
+            Command::Lead => {
+                self.note(unix_ms, EventKind::Leading { term });
+                Ok(Verdict::Accepted)
+            }
             _ if self.outcome != Outcome::Running => Err("the run is over".into()),
             Command::Submit(run) => self.submit(unix_ms, run),
             Command::Register { name, registration } => self.register(unix_ms, name, registration),
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
-            Command::Generation(record) => self.follow(unix_ms, record),
+            Command::Drain { worker } => self.drain(unix_ms, *worker),
+            Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::End(outcome) => {
                 self.end(unix_ms, outcome.clone());
                 Ok(Verdict::Accepted)
@@ -139,9 +151,33 @@ impl State {
         self.record.as_ref().map_or(Generation(0), |record| record.number)
     }
 
-    /// The registered workers, by id.
+    /// Whether the worker is a member of the current generation.
+    pub fn is_member(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.standing.is_member())
+    }
+
+    /// Since when the generations start no step, milliseconds of Unix time; none if they do.
+    pub fn waiting_since(&self) -> Option<u64> {
+        self.waiting_since
+    }
+
+    /// The registered workers, by id, and members that are gone.
     pub fn workers(&self) -> &BTreeMap<WorkerId, Worker> {
         &self.workers
+    }
+
+    /// The registered workers that are there, by id.
+    pub fn present(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.workers
+            .iter()
+            .filter(|(_, known)| known.standing.is_present())
+            .map(|(&id, known)| (id, known))
+    }
+
+    /// The newest worker of a node, if it is there.
+    pub fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
+        let worker = *self.nodes.get(name)?;
+        self.workers.get(&worker).filter(|known| known.standing.is_present()).map(|_| worker)
     }
 
     /// How many parameter shards every worker of the run sees, once one has registered.
@@ -185,10 +221,9 @@ impl State {
         name: &NodeName,
         registration: &Registration,
     ) -> Result<Verdict, String> {
-        let twin = self.workers.iter().find(|(_, known)| {
-            known.name == *name && known.registration.incarnation == registration.incarnation
-        });
-        if let Some((&worker, _)) = twin {
+        if let Some(worker) = self.on_node(name)
+            && self.workers[&worker].registration.incarnation == registration.incarnation
+        {
             return Ok(Verdict::Registered(worker));
         }
         if let Err(reason) = self.admit(name, registration) {
@@ -198,8 +233,9 @@ impl State {
         }
         let worker = WorkerId(self.applied);
         self.note(unix_ms, EventKind::Registered { worker, name: name.clone() });
+        self.nodes.insert(name.clone(), worker);
         let (name, registration) = (name.clone(), registration.clone());
-        self.workers.insert(worker, Worker { name, registration, lost: false });
+        self.workers.insert(worker, Worker { name, registration, standing: Standing::Registered });
         Ok(Verdict::Registered(worker))
     }
 
@@ -207,9 +243,6 @@ impl State {
     fn admit(&mut self, name: &NodeName, registration: &Registration) -> Result<(), String> {
         if self.run.is_none() {
             return Err("there is no run to register for".into());
-        }
-        if self.record.is_some() {
-            return Err("the run has started; workers cannot join it yet".into());
         }
         match &self.foundation {
             None => self.foundation = Some(Foundation::lay(name, registration)?),
@@ -221,41 +254,41 @@ impl State {
         Ok(())
     }
 
-    /// A worker that is no member is forgotten. Until shards survive their owners, the loss of a
-    /// member ends the run.
     fn lose(&mut self, unix_ms: u64, worker: WorkerId, why: &str) -> Result<Verdict, String> {
-        let known = self.workers.get_mut(&worker);
-        let known = known.ok_or_else(|| format!("worker {worker} is not registered"))?;
-        known.lost = true;
-        let name = known.name.clone();
-        self.note(unix_ms, EventKind::Lost { worker, reason: why.to_string() });
-        if self.record.as_ref().is_some_and(|record| record.rank(worker).is_some()) {
-            let reason = format!("{name} (worker {worker}) was lost: {why}");
-            self.end(unix_ms, Outcome::Failed { name: Some(name), reason });
-        } else {
-            self.workers.remove(&worker);
+        self.known(worker)?;
+        if self.is_member(worker) {
+            return Err(format!(
+                "worker {worker} is a member; only a generation can do without it"
+            ));
+        }
+        self.workers.remove(&worker);
+        let (reason, detect_ms) = (why.to_string(), 0);
+        self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms });
+        Ok(Verdict::Accepted)
+    }
+
+    /// A member leaves with a generation, any other worker at once.
+    fn drain(&mut self, unix_ms: u64, worker: WorkerId) -> Result<Verdict, String> {
+        let member = self.is_member(worker);
+        let known = self.known(worker)?;
+        if known.standing == Standing::Leaving {
+            return Ok(Verdict::Accepted);
+        }
+        known.standing = if member { Standing::Leaving } else { Standing::Left };
+        self.note(unix_ms, EventKind::Draining { worker });
+        if !member {
+            self.note(unix_ms, EventKind::Left { worker });
         }
         Ok(Verdict::Accepted)
     }
 
-    fn follow(&mut self, unix_ms: u64, record: &Record) -> Result<Verdict, String> {
-        let (number, current) = (record.number, self.generation());
-        if record.predecessor != current || number != current.next() {
-            let predecessor = record.predecessor;
-            return Err(format!("generation {number} follows {predecessor}, not {current}"));
+    /// A worker that is there.
+    fn known(&mut self, worker: WorkerId) -> Result<&mut Worker, String> {
+        match self.workers.get_mut(&worker) {
+            Some(known) if known.standing.is_present() => Ok(known),
+            Some(_) => Err(format!("worker {worker} is gone")),
+            None => Err(format!("worker {worker} is not registered")),
         }
-        let (Some(run), Some(shards)) = (&self.run, self.shards()) else {
-            return Err(format!("generation {number} has no run"));
-        };
-        record.validate(run.batch.data_shards, shards).map_err(|error| error.to_string())?;
-        let workers: Vec<_> = record.members.iter().map(|member| member.worker).collect();
-        if let Some(gone) = workers.iter().find(|worker| !self.workers.contains_key(worker)) {
-            return Err(format!("generation {number} lists worker {gone}, which is gone"));
-        }
-        let (generation, cause, at_step) = (number, record.cause, record.resume);
-        self.note(unix_ms, EventKind::Generation { generation, cause, workers, at_step });
-        self.record = Some(record.clone());
-        Ok(Verdict::Accepted)
     }
 
     fn end(&mut self, unix_ms: u64, outcome: Outcome) {

@@ -154,6 +154,15 @@ proptest! {
         prop_assert_eq!(second, again);
     }
 
+    /// Or changes would never end.
+    #[test]
+    fn an_assignment_is_its_own_successor((before, after) in changes(), demand in demands()) {
+        let first = record(&before, &assign(demand, &before, None));
+        let second = assign(demand, &after, Some(&first));
+        let third = assign(demand, &after, Some(&record(&after, &second)));
+        prop_assert_eq!(second, third);
+    }
+
     #[test]
     fn all_shards_of_a_primary_have_the_same_backups((_, after) in changes(), demand in demands()) {
         let assignment = assign(demand, &after, None);

@@ -1,9 +1,20 @@
 //! Whether the members' results are those of one history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::{Record, Shard, WorkerId};
+
+/// Whether a result is of this generation: of all that the worker owns in it, and of nothing else.
+/// A result says of no generation, and may have been on its way when the generation began.
+pub(super) fn belongs(record: &Record, result: &WorkerResult) -> bool {
+    let Some(rank) = record.rank(result.worker) else { return false };
+    let owned: BTreeSet<Shard> =
+        record.owned_by(rank).into_iter().map(|(shard, _)| shard).collect();
+    let digests: BTreeSet<Shard> = result.digests.iter().map(|(shard, _)| *shard).collect();
+    let parts = &record.member(rank).data_shards;
+    owned == digests && result.evaluations.iter().all(|found| parts.contains(&found.part))
+}
 
 /// Checks that all owners of every parameter shard report the same digest (I3); else says in words
 /// which shard and which workers.
@@ -11,25 +22,16 @@ pub(super) fn agreement(
     record: &Record,
     results: &BTreeMap<WorkerId, WorkerResult>,
 ) -> Result<(), String> {
-    let reported = |worker| results.get(worker).map(|result| result.digests.iter().copied());
-    let members = record.members.iter().map(|member| reported(&member.worker));
-    let digests: Vec<BTreeMap<_, _>> =
-        members.map(|digests| digests.into_iter().flatten().collect()).collect();
-    for ownership in &record.owners {
-        for shard in (ownership.first.0..).take(ownership.count as usize).map(Shard) {
-            let mut first = None;
-            for rank in &ownership.owners {
-                let name = &record.member(*rank).name;
-                let digest = digests[rank.0 as usize].get(&shard).ok_or_else(|| {
-                    format!("{name} reported no digest of parameter shard {shard}")
-                })?;
-                let (primary, expected) = *first.get_or_insert((name, digest));
-                if digest != expected {
-                    return Err(format!(
-                        "{primary} and {name} ended with different copies of parameter shard \
-                         {shard}"
-                    ));
-                }
+    let mut first = BTreeMap::new();
+    for member in &record.members {
+        let digests = results.get(&member.worker).map_or(&[][..], |result| &result.digests);
+        for (shard, digest) in digests {
+            let (name, expected) = *first.entry(shard).or_insert((&member.name, digest));
+            if digest != expected {
+                return Err(format!(
+                    "{name} and {} ended with different copies of parameter shard {shard}",
+                    member.name
+                ));
             }
         }
     }

@@ -15,8 +15,9 @@ use super::LinkId;
 pub(super) enum Phase {
     /// A worker that has said nothing yet.
     Connected,
-    /// A worker that speaks this vocabulary and waits for a run.
-    Greeted,
+    /// A worker that speaks this vocabulary and waits for a run, or for somebody who leads; with
+    /// the id that it says to have.
+    Greeted(Option<WorkerId>),
     /// It was told the run and builds its model and data.
     Welcomed,
     /// The registration of this incarnation is proposed.
@@ -42,6 +43,7 @@ pub(super) struct Link {
 pub(super) struct Links {
     links: BTreeMap<LinkId, Link>,
     workers: BTreeMap<NodeName, LinkId>,
+    registered: BTreeMap<WorkerId, LinkId>,
 }
 
 impl Links {
@@ -63,6 +65,9 @@ impl Links {
         if self.workers.get(&identity.name) == Some(&link) {
             self.workers.remove(&identity.name);
         }
+        if let Phase::Registered(worker) = phase {
+            self.registered.remove(&worker);
+        }
         Some(phase)
     }
 
@@ -72,14 +77,29 @@ impl Links {
 
     /// Takes note that a peer has come to `phase`.
     pub(super) fn enter(&mut self, link: LinkId, phase: Phase) {
-        if let Some(link) = self.links.get_mut(&link) {
-            link.phase = phase;
+        let Some(known) = self.links.get_mut(&link) else { return };
+        if let Phase::Registered(worker) = known.phase {
+            self.registered.remove(&worker);
         }
+        if let Phase::Registered(worker) = phase {
+            self.registered.insert(worker, link);
+        }
+        known.phase = phase;
     }
 
     /// The link of the worker on this node.
     pub(super) fn of_worker(&self, name: &NodeName) -> Option<LinkId> {
         self.workers.get(name).copied()
+    }
+
+    /// The link on which a worker is registered.
+    pub(super) fn of_registered(&self, worker: WorkerId) -> Option<LinkId> {
+        self.registered.get(&worker).copied()
+    }
+
+    /// The registered workers that have a link, by id.
+    pub(super) fn registered(&self) -> &BTreeMap<WorkerId, LinkId> {
+        &self.registered
     }
 
     /// The workers' links, in the order of their coming.

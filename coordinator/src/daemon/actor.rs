@@ -1,14 +1,19 @@
 //! The actor around the core: inputs come as messages, effects are done at once.
 
 use std::collections::BTreeMap;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use actix::{Actor, Context, Handler, Message};
-use everstep_transport::quic::{Link, LinkError};
+use actix::{Actor, ActorContext, Addr, Context, Handler, Message};
+use everstep_transport::protocol::{self, Term};
+use everstep_transport::quic::{Encoded, Link, LinkError};
 use everstep_transport::time::Time;
+use tokio::sync::watch;
 
+use super::CoordinatorError;
+use super::journal::Journal;
+use super::resume::Resumed;
 use crate::core::{Core, Effect, Input, LinkId};
-use crate::state::Entry;
+use crate::log::{Agreed, LogError, Writer};
 
 /// A link to a peer who has proved who it is.
 #[derive(Message)]
@@ -18,33 +23,50 @@ pub(super) struct Arrival {
     pub(super) link: Link,
 }
 
-/// Anything else that happens to a coordinator.
+/// A peer says something, or is gone.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Happening(pub(super) Input);
+
+/// Time has passed. Answers with what has stopped the coordinator, once something has.
+#[derive(Message)]
+#[rtype(result = "Result<(), CoordinatorError>")]
+pub(super) struct Tick;
+
+/// What the log's thread reports.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Written(Result<Vec<Agreed>, LogError>);
 
 pub(super) struct Coordinator {
     core: Core,
     links: BTreeMap<LinkId, Link>,
     /// Time zero.
     start: Instant,
-    /// Index of the last entry in the log.
-    index: u64,
+    term: Term,
+    writer: Writer,
+    /// How many entries the writer has that are not applied.
+    backlog: watch::Sender<usize>,
+    journal: Journal,
     /// How many events were logged.
     logged: usize,
+    /// A file has failed: nothing is done any more.
+    failure: Option<CoordinatorError>,
 }
 
 impl Coordinator {
-    pub(super) fn new() -> Self {
-        // A clock before 1970 is wrong anyway; it only stamps events.
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
-            core: Core::new(Time(0), unix.as_millis() as u64),
-            links: BTreeMap::new(),
-            start: Instant::now(),
-            index: 0,
-            logged: 0,
-        }
+    pub(super) fn new(
+        resumed: Resumed,
+        backlog: watch::Sender<usize>,
+        address: Addr<Coordinator>,
+    ) -> Self {
+        let Resumed { core, start, log, journal } = resumed;
+        let term = log.term();
+        // What waits there is bounded by the backlog.
+        let writer = log.write(move |report| address.do_send(Written(report)));
+        let logged = core.state().events().len();
+        let (links, failure) = (BTreeMap::new(), None);
+        Self { core, links, start, term, writer, backlog, journal, logged, failure }
     }
 
     /// The one place where a clock is read: at the start of every handler, since timers starve
@@ -54,16 +76,16 @@ impl Coordinator {
     }
 
     fn happen(&mut self, input: Input) {
+        if self.failure.is_some() {
+            return;
+        }
         let now = self.now();
         self.core.handle(now, input);
         while let Some(effect) = self.core.poll_effect() {
-            match effect {
-                Effect::Send { to, message } => self.send(to, message),
-                Effect::Broadcast { to, message } => {
-                    to.into_iter().for_each(|link| self.send(link, message.clone()));
-                }
-                Effect::Close { to, reason } => self.close(to, &reason),
-                Effect::Propose(entry) => self.propose(now, entry),
+            if let Err(error) = self.act(effect) {
+                // What follows in the queue may tell of what is not written.
+                self.failure = Some(error);
+                return;
             }
         }
         for event in &self.core.state().events()[self.logged..] {
@@ -72,16 +94,30 @@ impl Coordinator {
         self.logged = self.core.state().events().len();
     }
 
-    /// The seam that Raft fills: with one replica, an entry is in the log once it is proposed.
-    fn propose(&mut self, now: Time, entry: Entry) {
-        self.index += 1;
-        self.core.handle(now, Input::Applied { index: self.index, entry });
+    fn act(&mut self, effect: Effect) -> Result<(), CoordinatorError> {
+        match effect {
+            Effect::Send { to, message } => self.send(to, &Encoded::new(&message)),
+            Effect::Broadcast { to, message } => self.broadcast(&to, &message),
+            Effect::Close { to, reason } => self.close(to, &reason),
+            Effect::Propose(entry) => {
+                self.backlog.send_modify(|waiting| *waiting += 1);
+                self.writer.propose(entry);
+            }
+            Effect::Record(lines) => self.journal.record(lines)?,
+            Effect::ForgetLines { after } => self.journal.forget(after)?,
+        }
+        Ok(())
+    }
+
+    fn broadcast(&self, to: &[LinkId], message: &protocol::Message) {
+        let message = Encoded::new(message);
+        to.iter().for_each(|link| self.send(*link, &message));
     }
 
     /// A peer that does not read is cut off; that a link is gone, its reader tells.
-    fn send(&self, to: LinkId, message: everstep_transport::protocol::Message) {
+    fn send(&self, to: LinkId, message: &Encoded) {
         let Some(link) = self.links.get(&to) else { return };
-        match link.send(message) {
+        match link.send_encoded(message) {
             Ok(()) => {}
             Err(error @ (LinkError::Full | LinkError::TooLarge { .. })) => {
                 tracing::warn!(peer = %link.identity(), %error, "a message was not sent");
@@ -100,6 +136,11 @@ impl Coordinator {
 
 impl Actor for Coordinator {
     type Context = Context<Self>;
+
+    /// The log knows of no other leader.
+    fn started(&mut self, _: &mut Self::Context) {
+        self.happen(Input::Elected { term: self.term });
+    }
 
     fn stopped(&mut self, _: &mut Self::Context) {
         tracing::info!(ignored_messages = self.core.ignored(), "the coordinator stops");
@@ -131,3 +172,37 @@ impl Handler<Happening> for Coordinator {
         }
     }
 }
+
+impl Handler<Tick> for Coordinator {
+    type Result = Result<(), CoordinatorError>;
+
+    fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
+        self.happen(Input::Tick);
+        match self.failure.take() {
+            None => Ok(()),
+            Some(failure) => {
+                context.stop();
+                Err(failure)
+            }
+        }
+    }
+}
+
+impl Handler<Written> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, Written(report): Written, _: &mut Self::Context) {
+        match report {
+            Ok(entries) => {
+                for Agreed { index, term, entry } in entries {
+                    self.backlog.send_modify(|waiting| *waiting -= 1);
+                    self.happen(Input::Applied { index, term, entry });
+                }
+            }
+            Err(error) => self.failure = Some(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

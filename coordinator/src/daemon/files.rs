@@ -1,11 +1,12 @@
-//! What a coordinator keeps in its directory: the cluster's identity.
+//! What a coordinator keeps in its directory: the cluster's identity, and where its history is.
 //!
 //! `authority/` is the certificate authority, `join.token` (mode 0600) admits workers, `operator/`
 //! holds the credentials of the program that submits runs and watches them. Certificates of nodes
 //! live for a day; the operator's is made anew at every start, and so is the coordinator's own,
-//! which never touches the disk.
+//! which never touches the disk. `log.redb` and `metrics.log` are made here, and read and written
+//! elsewhere.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -17,10 +18,14 @@ use everstep_transport::identity::{
 use everstep_transport::protocol::NodeName;
 
 use super::CoordinatorError;
+use super::journal::Journal;
+use crate::log::Log;
 
 const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
 const TOKEN_FILE: &str = "join.token";
+const LOG_FILE: &str = "log.redb";
+const JOURNAL_FILE: &str = "metrics.log";
 
 /// A coordinator holds the authority's key as well: a short life of its own certificate would
 /// protect nothing, and shut the door of a long run.
@@ -34,7 +39,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Makes a new cluster.
+    /// Makes a new cluster. Its token comes last: whoever sees it sees a whole directory.
     pub(super) fn create(dir: PathBuf) -> Result<Self, CoordinatorError> {
         let home = dir.join(AUTHORITY_DIR);
         if home.exists() || dir.join(TOKEN_FILE).exists() {
@@ -43,8 +48,12 @@ impl Cluster {
         create_dir(&home)?;
         let authority = Authority::create()?;
         authority.save(&home)?;
+        Log::create(&dir.join(LOG_FILE))?;
+        Journal::create(&dir.join(JOURNAL_FILE))?;
         let token = JoinToken::create(&authority);
         write_token(&dir.join(TOKEN_FILE), &token)?;
+        let synced = File::open(&dir).and_then(|names| names.sync_all());
+        synced.map_err(|source| CoordinatorError::File { path: dir.clone(), source })?;
         Ok(Self { dir, authority, token })
     }
 
@@ -65,6 +74,16 @@ impl Cluster {
         create_dir(&home)?;
         self.issue(Role::Operator, "operator", NODE_LIFETIME)?.save(&home)?;
         self.issue(Role::Coordinator, "coordinator-1", COORDINATOR_LIFETIME)
+    }
+
+    /// Where the log is.
+    pub(super) fn log(&self) -> PathBuf {
+        self.dir.join(LOG_FILE)
+    }
+
+    /// Where the metrics lines are.
+    pub(super) fn journal(&self) -> PathBuf {
+        self.dir.join(JOURNAL_FILE)
     }
 
     fn issue(

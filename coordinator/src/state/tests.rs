@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::Fingerprint;
-use everstep_transport::protocol::{DataShard, Rank, Shard, Term};
+use everstep_transport::protocol::{Commit, DataShard, Decision, MetricsLine, Rank, Shard, Term};
 
 use super::*;
 
@@ -24,7 +24,12 @@ fn register(node: &str, incarnation: u64, change: impl FnOnce(&mut Fingerprint))
     entry(Command::Register { name: name(node), registration })
 }
 
+/// A generation that all of its predecessor survive.
 fn generation(number: u64, workers: &[u64]) -> Entry {
+    altered(number, workers, |_| {})
+}
+
+fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> Entry {
     let members = workers.iter().enumerate().map(|(rank, &worker)| Member {
         worker: WorkerId(worker),
         name: name("worker"),
@@ -42,12 +47,26 @@ fn generation(number: u64, workers: &[u64]) -> Entry {
         commit: None,
         waiting: false,
     };
-    entry(Command::Generation(record))
+    let (lost, left, lines) = (vec![], vec![], vec![]);
+    let mut change = Change { record, lost, left, redone: false, lines, rollback: None };
+    alter(&mut change);
+    entry(Command::Generation(change))
+}
+
+fn loss(worker: u64) -> Loss {
+    Loss { worker: WorkerId(worker), reason: "gone".into(), detect_ms: 4 }
+}
+
+fn committed(step: u64) -> Option<Commit> {
+    let line = MetricsLine::default();
+    let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step, false);
+    let (generation, step) = (Generation(1), Step(step));
+    Some(Commit { generation, step, norm, loss, decision, updates, hold, line })
 }
 
 fn replay(entries: &[Entry]) -> (State, Vec<Verdict>) {
     let mut state = State::default();
-    let verdicts = entries.iter().zip(1..).map(|(entry, index)| state.apply(index, entry));
+    let verdicts = entries.iter().zip(1..).map(|(entry, index)| state.apply(index, Term(1), entry));
     let verdicts = verdicts.collect();
     (state, verdicts)
 }
@@ -131,6 +150,140 @@ fn a_generation_lists_only_living_workers_and_is_well_formed() {
     assert_eq!(refusal(&[submitted(), generation(1, &[2])]), "generation 1 has no run");
 }
 
+/// I1: who led when it was planned does not lead any more.
+#[test]
+fn a_generation_of_another_term_changes_nothing() {
+    let entries = [submitted(), register("a", 1, |_| {}), generation(1, &[2])];
+    let mut state = State::default();
+    for (entry, index) in entries.iter().zip(1..) {
+        let verdict = state.apply(index, Term(2), entry);
+        let expected = "generation 1 was planned in term 1, not 2";
+        assert_eq!(index == 3, verdict == Verdict::Refused(expected.into()));
+    }
+    assert_eq!(state.generation(), Generation(0));
+}
+
+fn two_members() -> [Entry; 4] {
+    let same = |_: &mut Fingerprint| {};
+    let registered = [register("a", 1, same), register("b", 2, same)];
+    let [a, b] = registered;
+    [submitted(), a, b, generation(1, &[2, 3])]
+}
+
+#[test]
+fn nobody_is_dropped_in_silence() {
+    type Alter = fn(&mut Change);
+    let table: [(Alter, bool); 6] = [
+        (|_| {}, false),
+        (|change| change.lost = vec![loss(3)], true),
+        (|change| change.left = vec![WorkerId(3)], true),
+        (|change| (change.lost, change.left) = (vec![loss(3)], vec![WorkerId(3)]), false),
+        (|change| change.lost = vec![loss(2), loss(3)], false),
+        (|change| change.lost = vec![loss(3), loss(9)], false),
+    ];
+    for (alter, accepted) in table {
+        let mut entries = two_members().to_vec();
+        entries.push(altered(2, &[2], alter));
+        let (state, verdicts) = replay(&entries);
+        assert_eq!(verdicts.last() == Some(&Verdict::Accepted), accepted, "{verdicts:?}");
+        assert_eq!(state.is_member(WorkerId(3)), !accepted);
+    }
+}
+
+/// Invariant I17.
+#[test]
+fn history_goes_back_only_with_a_rollback() {
+    fn at(step: u64) -> impl Fn(&mut Change) {
+        move |change| {
+            (change.record.resume, change.record.commit) = (Step(step), committed(step));
+        }
+    }
+    let later = altered(2, &[2, 3], at(5));
+    let earlier = altered(3, &[2, 3], at(4));
+    let [a, b, c, d] = two_members();
+    let before = [a, b, c, d, later];
+    let with = |entry| before.iter().cloned().chain([entry]).collect::<Vec<_>>();
+    assert_eq!(refusal(&with(earlier)), "generation 3 goes back to step 4");
+    let silently = altered(3, &[2, 3], |change| change.rollback = Some((Step(5), "lost".into())));
+    assert_eq!(refusal(&with(silently)), "generation 3 goes back, but for another cause");
+    let told = altered(3, &[2, 3], |change| {
+        change.record.cause = Cause::Rollback;
+        change.rollback = Some((Step(5), "all owners are gone".into()));
+    });
+    let (state, verdicts) = replay(&with(told));
+    assert_eq!(verdicts.last(), Some(&Verdict::Accepted));
+    let events: Vec<_> = state.events().iter().rev().take(2).map(|event| &event.kind).collect();
+    let [EventKind::Generation { .. }, EventKind::Rollback { from, to, .. }] = events[..] else {
+        panic!("no rollback in {events:?}")
+    };
+    assert_eq!((*from, *to), (Step(5), Step(0)));
+    let beyond = altered(3, &[2, 3], at(1_000));
+    assert_eq!(refusal(&with(beyond)), "generation 3 goes on beyond the last step");
+    let other = altered(3, &[2, 3], |change| {
+        (change.record.resume, change.record.commit) = (Step(6), committed(5));
+    });
+    assert_eq!(refusal(&with(other)), "generation 3 resumes at 6 by another commit");
+}
+
+#[test]
+fn comings_and_goings_are_events_in_their_order() {
+    let [a, b, c, d] = two_members();
+    let entries = [
+        a,
+        b,
+        c,
+        d,
+        register("c", 3, |_| {}),
+        entry(Command::Drain { worker: WorkerId(2) }),
+        altered(2, &[5], |change| {
+            (change.lost, change.left) = (vec![loss(3)], vec![WorkerId(2)]);
+            (change.redone, change.record.waiting) = (true, true);
+        }),
+    ];
+    let (state, _) = replay(&entries);
+    let events: Vec<_> = state.events().iter().map(|event| event.kind.clone()).collect();
+    let expected = [
+        EventKind::Draining { worker: WorkerId(2) },
+        EventKind::Lost { worker: WorkerId(3), reason: "gone".into(), detect_ms: 4 },
+        EventKind::Left { worker: WorkerId(2) },
+        EventKind::Joined { worker: WorkerId(5) },
+        EventKind::Generation {
+            generation: Generation(2),
+            cause: Cause::Start,
+            workers: vec![WorkerId(5)],
+            at_step: Step(0),
+            redone: true,
+            waiting: true,
+            under_protected: vec![(Shard(0), 2)],
+        },
+    ];
+    assert_eq!(events[events.len() - 5..], expected);
+    let standings: Vec<_> = state.workers().values().map(|known| known.standing).collect();
+    assert_eq!(standings, [Standing::Left, Standing::Lost, Standing::Member]);
+    assert_eq!(state.waiting_since(), Some(5));
+    assert_eq!(state.present().count(), 1);
+}
+
+#[test]
+fn a_member_is_lost_only_with_a_generation() {
+    let mut entries = two_members().to_vec();
+    entries.push(entry(Command::Lose { worker: WorkerId(3), reason: "gone".into() }));
+    let expected = "worker 3 is a member; only a generation can do without it";
+    assert_eq!(refusal(&entries), expected);
+}
+
+/// A process that was evicted registers again, in another incarnation or, if its registration was
+/// on its way twice, in the same: under the old id it is gone.
+#[test]
+fn who_is_gone_registers_under_a_new_id() {
+    let [a, b, c, d] = two_members();
+    let gone = altered(2, &[2], |change| change.lost = vec![loss(3)]);
+    let entries = [a, b, c, d, gone, register("b", 2, |_| {})];
+    let (state, verdicts) = replay(&entries);
+    assert_eq!(verdicts.last(), Some(&Verdict::Registered(WorkerId(6))));
+    assert_eq!(state.on_node(&name("b")), Some(WorkerId(6)));
+}
+
 #[test]
 fn the_first_ending_counts() {
     let failed = Outcome::Failed { name: None, reason: "first".into() };
@@ -149,17 +302,17 @@ fn the_same_log_gives_the_same_state() {
         register("a", 1, |_| {}),
         register("b", 2, |f| f.samples = 1),
         generation(1, &[2]),
-        entry(Command::Lose { worker: WorkerId(2), reason: "gone".into() }),
+        entry(Command::Lead),
     ];
     assert_eq!(replay(&entries), replay(&entries));
     let numbers: Vec<_> = replay(&entries).0.events().iter().map(|event| event.number).collect();
-    assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
 }
 
 #[test]
 #[should_panic(expected = "entry 1 applied after entry 1")]
 fn an_index_that_comes_twice_stops_the_process() {
     let mut state = State::default();
-    state.apply(1, &submitted());
-    state.apply(1, &submitted());
+    state.apply(1, Term(1), &submitted());
+    state.apply(1, Term(1), &submitted());
 }

@@ -1,0 +1,345 @@
+//! The way from one generation to the next.
+//!
+//! ```text
+//! Steady -- suspicion --> Pausing -- evidence is in --> Proposed -- applied --> Steady
+//! Steady -- learners ready, somebody free --> Holding -- all hold --> Pausing
+//! ```
+//!
+//! A suspicion of a member pauses everyone at once; a planned change first lets the step under way
+//! come to its end. Either way all who can promise the next number, and say what they hold; what
+//! comes of that is planned elsewhere. A Pause always ends in a generation, even of the same
+//! members. It does not know how a plan is made, nor why a worker is suspected.
+
+mod holding;
+mod steady;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{Generation, Message, WorkerId};
+use everstep_transport::time::Time;
+
+use self::holding::Holding;
+use super::feeds::Feeds;
+use super::plan::{Evidence, Plan, Wait, plan};
+use super::silence::{Doubt, PATIENCE};
+use super::{Core, Effect, LinkId};
+use crate::state::{Change, Command, Standing, Verdict};
+
+/// Who has not answered a Pause for so long is done without.
+const ANSWER: Duration = Duration::from_secs(2);
+/// A Pause is said again to who has not answered.
+const REPEAT: Duration = Duration::from_millis(500);
+/// How far a change has come.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing changes.
+    Steady,
+    /// The step leader was asked to hold.
+    Holding(Holding),
+    /// Everyone was asked to promise.
+    Pausing(Pausing),
+    /// The next generation, with this number, is on its way into the log.
+    Proposed(Generation),
+}
+
+#[derive(Debug)]
+pub(super) struct Pausing {
+    number: Generation,
+    since: Time,
+    /// When it was last said.
+    said: Time,
+    /// Whose answer is waited for.
+    missing: BTreeSet<WorkerId>,
+    /// Why there is no plan yet, when one was looked for.
+    wait: Option<Wait>,
+}
+
+// What sets it off.
+impl Core {
+    /// A worker is suspected: a member stops everyone, any other is forgotten.
+    pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) {
+        let reason = doubt.reason.clone();
+        let news = self.silence.suspect(now, worker, doubt);
+        if !self.running() {
+            return;
+        }
+        if news && !self.state.is_member(worker) {
+            self.propose(now, Command::Lose { worker, reason });
+        }
+        match &mut self.phase {
+            Phase::Pausing(pausing) => {
+                pausing.missing.remove(&worker);
+                self.advance(now);
+            }
+            Phase::Steady | Phase::Holding(_) if self.state.is_member(worker) => self.pause(now),
+            Phase::Steady | Phase::Holding(_) | Phase::Proposed(_) => {}
+        }
+    }
+
+    /// A worker has promised a number that no generation has yet: it needs one.
+    pub(super) fn keep_promise(&mut self, now: Time) {
+        if matches!(self.phase, Phase::Steady | Phase::Holding(_)) {
+            self.pause(now);
+        }
+    }
+
+    /// A member has lost others of its generation.
+    pub(super) fn cut_off(&mut self, now: Time, worker: WorkerId, unreachable: &[WorkerId]) {
+        let mut news = false;
+        for other in unreachable.iter().filter(|other| self.state.is_member(**other)) {
+            news |= self.partition.report(worker, *other);
+        }
+        if news && matches!(self.phase, Phase::Steady | Phase::Holding(_)) {
+            self.pause(now);
+        }
+    }
+
+    /// The first generation, when enough registered workers are connected.
+    pub(super) fn start(&mut self, now: Time) {
+        let Some(run) = self.state.run() else { return };
+        let enough = self.links.registered().len() >= run.start_workers as usize;
+        let first = self.state.record().is_none() && matches!(self.phase, Phase::Steady);
+        if first && enough && self.running() {
+            self.pause(now);
+        }
+    }
+
+    pub(super) fn tick(&mut self, now: Time) {
+        if self.leader().is_none() {
+            return;
+        }
+        for worker in self.silence.tick(now) {
+            let reason = format!("no heartbeat for {:?}", PATIENCE);
+            self.suspect(now, worker, Doubt { reason, dead: false });
+        }
+        match &self.phase {
+            Phase::Steady => self.consider(now),
+            Phase::Holding(_) => self.keep_holding(now),
+            Phase::Pausing(_) => {
+                self.repeat_pause(now);
+                self.advance(now);
+            }
+            Phase::Proposed(_) => {}
+        }
+    }
+}
+
+// Pausing.
+impl Core {
+    fn pause(&mut self, now: Time) {
+        self.forget_answers();
+        self.phase = Phase::Pausing(Pausing {
+            number: self.state.generation().next(),
+            since: now,
+            said: now,
+            missing: self.expected(),
+            wait: None,
+        });
+        self.say_pause();
+        self.advance(now);
+    }
+
+    fn forget_answers(&mut self) {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(crate::plant::Plant::AnyStatus) {
+            return;
+        }
+        self.statuses.clear();
+    }
+
+    /// Whose answer is waited for. Members that are not suspected, and who is to become one: before
+    /// the first generation everyone, later who has learned.
+    fn expected(&self) -> BTreeSet<WorkerId> {
+        let members = self.state.record().into_iter().flat_map(|record| &record.members);
+        let linked = self.links.registered().keys().copied();
+        let first = linked.filter(|_| self.state.record().is_none());
+        let ready = self.feeds.ready().iter().copied();
+        let all = members.map(|member| member.worker).chain(first).chain(ready);
+        let silent = all.filter(|worker| !self.statuses.contains_key(worker));
+        silent.filter(|worker| !self.silence.is_suspected(*worker)).collect()
+    }
+
+    fn repeat_pause(&mut self, now: Time) {
+        if let Phase::Pausing(pausing) = &mut self.phase
+            && now.since(pausing.said) >= REPEAT
+        {
+            pausing.said = now;
+            self.say_pause();
+        }
+    }
+
+    /// To all who have not answered, suspects too: they are taken back if they do.
+    fn say_pause(&mut self) {
+        let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
+        let number = pausing.number;
+        let silent = |worker: &WorkerId| {
+            !self.statuses.contains_key(worker) || self.silence.is_suspected(*worker)
+        };
+        let to = self.links.registered().iter().filter(|(worker, _)| silent(worker));
+        let to: Vec<LinkId> = to.map(|(_, link)| *link).collect();
+        self.broadcast(to, Message::Pause { term, number });
+    }
+
+    /// A worker has promised, and says what it holds. Only the answer to this very Pause counts.
+    pub(super) fn testify(&mut self, now: Time, worker: WorkerId, status: Status) {
+        let term = self.leader();
+        let Phase::Pausing(pausing) = &mut self.phase else {
+            self.ignored += 1;
+            return;
+        };
+        if Some(status.term) != term || status.number != pausing.number {
+            self.ignored += 1;
+            return;
+        }
+        self.silence.acquit(worker);
+        pausing.missing.remove(&worker);
+        self.statuses.insert(worker, status);
+        self.advance(now);
+    }
+
+    /// Proposes the next generation, once all answers that are expected are there, or late.
+    fn advance(&mut self, now: Time) {
+        let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
+        if !self.evidence_is_in(now, pausing) {
+            return;
+        }
+        let (Some(run), Some(shards)) = (self.state.run(), self.state.shards()) else { return };
+        let found = plan(&Evidence {
+            now,
+            term,
+            run,
+            shards,
+            current: self.state.record(),
+            workers: self.state.workers(),
+            statuses: &self.statuses,
+            silence: &self.silence,
+            ready: self.feeds.ready(),
+            complete: self.everyone_is_heard(now, pausing),
+            broken: &self.partition.repeated(now),
+            written: self.lines.written(),
+            reached: self.reached,
+            #[cfg(feature = "planted")]
+            plant: self.plant,
+        });
+        match found {
+            Plan::Wait(wait) => {
+                if let Phase::Pausing(pausing) = &mut self.phase {
+                    pausing.wait = Some(wait);
+                }
+            }
+            Plan::Change(change) => {
+                self.phase = Phase::Proposed(change.record.number);
+                self.propose(now, Command::Generation(*change));
+            }
+        }
+    }
+
+    /// Who has no link, and still time to come back, could not answer yet.
+    fn evidence_is_in(&self, now: Time, pausing: &Pausing) -> bool {
+        let had_its_chance = |worker: &WorkerId| self.links.of_registered(*worker).is_some();
+        pausing.missing.is_empty()
+            || (now.since(pausing.since) >= ANSWER && pausing.missing.iter().all(had_its_chance))
+    }
+
+    /// Whether all who have a link have answered, or are late.
+    fn everyone_is_heard(&self, now: Time, pausing: &Pausing) -> bool {
+        let mut linked = self.links.registered().keys();
+        let heard =
+            |worker: &WorkerId| self.statuses.contains_key(worker) || self.silence.is_dead(*worker);
+        now.since(pausing.since) >= ANSWER || linked.all(heard)
+    }
+
+    /// How many workers take part in a change that has too few, and since when.
+    pub(super) fn short_of_workers(&self) -> Option<(u32, Time)> {
+        match &self.phase {
+            Phase::Pausing(pausing) => match pausing.wait? {
+                Wait::Workers(count) => Some((count, pausing.since)),
+                Wait::Owner(_) => None,
+            },
+            Phase::Steady | Phase::Holding(_) | Phase::Proposed(_) => None,
+        }
+    }
+}
+
+// Applied.
+impl Core {
+    /// A generation has begun.
+    pub(super) fn began(&mut self, now: Time, change: Change) {
+        let Change { record, lost, left, lines, rollback, .. } = change;
+        if rollback.is_some() {
+            self.lines.go_back(record.resume);
+            self.effects.push_back(Effect::ForgetLines { after: record.resume });
+        }
+        let taken = self.lines.extend(lines);
+        self.record(taken);
+        self.results.clear();
+        self.reached = record.resume;
+        self.partition.renew(now);
+        self.feeds = Feeds::default();
+        self.phase = Phase::Steady;
+        for loss in lost {
+            self.forget(loss.worker);
+        }
+        for worker in left {
+            self.let_go(worker);
+        }
+        let members = self.member_links();
+        self.announce(members);
+        self.consider(now);
+    }
+
+    /// A proposal came too late: what it was for is still to be done, and everyone is paused.
+    pub(super) fn not_begun(&mut self, now: Time, number: Generation) {
+        if matches!(self.phase, Phase::Proposed(proposed) if proposed == number) {
+            self.phase = Phase::Steady;
+            self.pause(now);
+        }
+    }
+
+    /// A worker that was no member is forgotten; or it has become one, and is missed.
+    pub(super) fn lost(&mut self, now: Time, worker: WorkerId, verdict: &Verdict) {
+        if *verdict == Verdict::Accepted {
+            self.forget(worker);
+        }
+        if matches!(self.phase, Phase::Steady) {
+            self.consider(now);
+        }
+    }
+
+    pub(super) fn drained(&mut self, now: Time, worker: WorkerId, verdict: &Verdict) {
+        self.answer_drain(worker, verdict);
+        let known = self.state.workers().get(&worker);
+        if known.is_some_and(|known| known.standing == Standing::Left) {
+            self.let_go(worker);
+        }
+        if matches!(self.phase, Phase::Steady) {
+            self.consider(now);
+        }
+    }
+
+    /// The worker is lost. If it lives, it is told so.
+    fn forget(&mut self, worker: WorkerId) {
+        self.expect_nothing_of(worker);
+        if let Some(link) = self.links.of_registered(worker) {
+            self.evict(link, worker);
+        }
+    }
+
+    /// The worker has left.
+    fn let_go(&mut self, worker: WorkerId) {
+        self.expect_nothing_of(worker);
+        if let Some(link) = self.links.of_registered(worker) {
+            self.release(link, Message::Dismiss);
+        }
+    }
+
+    fn expect_nothing_of(&mut self, worker: WorkerId) {
+        self.silence.forget(worker);
+        self.feeds.cut_off(worker);
+        if let Phase::Pausing(pausing) = &mut self.phase {
+            pausing.missing.remove(&worker);
+        }
+    }
+}

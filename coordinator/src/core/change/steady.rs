@@ -1,0 +1,125 @@
+//! While nothing changes: who learns in the background, and whether there is a reason to change.
+
+use everstep_transport::protocol::{Message, Step, WorkerId};
+use everstep_transport::time::Time;
+
+use super::super::feeds::{Feeds, Learners, frees_somebody};
+use super::super::{Core, LinkId, Reign};
+use super::Phase;
+use crate::state::Standing;
+
+impl Core {
+    /// Looks for a reason to change, and takes the first.
+    pub(super) fn consider(&mut self, now: Time) {
+        if !self.running() {
+            return;
+        }
+        if self.silence.suspects().any(|worker| self.state.is_member(worker)) {
+            return self.pause(now);
+        }
+        self.start(now);
+        if !matches!(self.phase, Phase::Steady) || self.is_over() {
+            return;
+        }
+        let Some(record) = self.state.record() else { return };
+        let (waiting, learners) = (record.waiting, self.learners());
+        let frees = frees_somebody(record, &learners.leaving);
+        if self.feeds.are_outdated(now, record.number, &learners) {
+            self.feed(now, learners);
+        }
+        if (frees || self.feeds.are_due(now)) && self.all_are_linked() {
+            if waiting { self.pause(now) } else { self.hold(now) }
+        }
+    }
+
+    /// The last step is committed, and members only finish: no change is worth its while.
+    pub(super) fn is_over(&self) -> bool {
+        self.state.run().is_some_and(|run| self.reached >= Step(run.steps))
+    }
+
+    fn learners(&self) -> Learners {
+        let mut learners = Learners::default();
+        for (worker, known) in self.state.present() {
+            match known.standing {
+                Standing::Registered if !self.silence.is_suspected(worker) => {
+                    learners.joiners.insert(worker);
+                }
+                Standing::Leaving => {
+                    learners.leaving.insert(worker);
+                }
+                _ => {}
+            }
+        }
+        learners
+    }
+
+    fn all_are_linked(&self) -> bool {
+        let mut members = self.state.record().into_iter().flat_map(|record| &record.members);
+        members.all(|member| self.links.of_registered(member.worker).is_some())
+    }
+
+    /// Tells everyone what is learned from now on, where that is new.
+    fn feed(&mut self, now: Time, learners: Learners) {
+        let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
+        let feeds = Feeds::new(now, run, record, learners);
+        for learner in self.feeds.replace(feeds) {
+            let mut to = self.member_links();
+            if !self.state.is_member(learner)
+                && let Some(link) = self.links.of_registered(learner)
+            {
+                self.announce(vec![link]);
+                to.push(link);
+            }
+            if let Some(feed) = self.feed_of(learner) {
+                self.broadcast(to, feed);
+            }
+        }
+    }
+
+    fn feed_of(&self, learner: WorkerId) -> Option<Message> {
+        let known = self.state.workers().get(&learner)?;
+        Some(Message::Feed {
+            term: self.leader()?,
+            generation: self.state.generation(),
+            learner,
+            name: known.name.clone(),
+            address: known.registration.address,
+            shards: self.feeds.lessons().get(&learner)?.clone(),
+        })
+    }
+
+    pub(super) fn announce(&mut self, to: Vec<LinkId>) {
+        if let Some(record) = self.state.record().cloned() {
+            self.broadcast(to, Message::Announce(record));
+        }
+    }
+
+    pub(super) fn member_links(&self) -> Vec<LinkId> {
+        let members = self.state.record().into_iter().flat_map(|record| &record.members);
+        members.filter_map(|member| self.links.of_registered(member.worker)).collect()
+    }
+
+    /// A worker has a link again: it may have missed what was said to all.
+    pub(in crate::core) fn catch_up(&mut self, now: Time, link: LinkId, worker: WorkerId) {
+        match (&mut self.phase, self.reign) {
+            (Phase::Pausing(pausing), Reign::Leads(term)) => {
+                if pausing.missing.contains(&worker) {
+                    pausing.since = now; // it had no chance to answer before
+                }
+                let number = pausing.number;
+                self.send(link, Message::Pause { term, number });
+            }
+            (Phase::Steady | Phase::Holding(_), _) => {
+                let member = self.state.is_member(worker);
+                if !member && self.feeds.lessons().contains_key(&worker) {
+                    self.announce(vec![link]);
+                }
+                let learners = self.feeds.lessons().keys().copied();
+                let told = learners.filter(|learner| member || *learner == worker);
+                let feeds: Vec<Message> = told.filter_map(|id| self.feed_of(id)).collect();
+                feeds.into_iter().for_each(|feed| self.send(link, feed));
+            }
+            (Phase::Pausing(_) | Phase::Proposed(_), _) => {}
+        }
+    }
+}

@@ -1,0 +1,139 @@
+use std::net::Ipv4Addr;
+use std::net::SocketAddr;
+
+use everstep_transport::protocol::{
+    Cause, Member, NodeName, Ownership, Rank, Step, Term, exemplars,
+};
+
+use super::*;
+
+/// One worker a rank, with ids from 1; each of these runs of one shard has these owners.
+fn record(members: u64, owners: &[&[u32]]) -> Record {
+    let members = (1..=members).map(|id| Member {
+        worker: WorkerId(id),
+        name: NodeName::parse("worker").expect("a valid name"),
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
+        data_shards: vec![],
+    });
+    let owners = owners.iter().zip(0..).map(|(owners, shard)| Ownership {
+        first: Shard(shard),
+        count: 1,
+        owners: owners.iter().copied().map(Rank).collect(),
+    });
+    Record {
+        number: Generation(3),
+        predecessor: Generation(2),
+        term: Term(1),
+        cause: Cause::Start,
+        members: members.collect(),
+        owners: owners.collect(),
+        resume: Step(0),
+        commit: None,
+        waiting: true,
+    }
+}
+
+fn learners(joiners: &[u64], leaving: &[u64]) -> Learners {
+    let ids = |ids: &[u64]| ids.iter().copied().map(WorkerId).collect();
+    Learners { joiners: ids(joiners), leaving: ids(leaving) }
+}
+
+fn feeds(record: &Record, learners: Learners) -> Feeds {
+    Feeds::new(Time(0), &exemplars::run(), record, learners)
+}
+
+#[test]
+fn everyone_learns_what_it_lacks_and_no_more() {
+    let shards = |shards: &[u32]| shards.iter().copied().map(Shard).collect::<Vec<_>>();
+    type Case<'a> = (&'a [&'a [u32]], &'a [u64], &'a [u64], &'a [(u64, &'a [u32])]);
+    let table: [Case; 5] = [
+        (&[&[0, 1], &[1, 0]], &[], &[], &[]),
+        (&[&[0], &[1, 0]], &[], &[], &[(2, &[0])]),
+        (&[&[0], &[0]], &[], &[], &[(2, &[0, 1])]),
+        (&[&[0, 1], &[1, 0]], &[3], &[], &[(3, &[1])]), // it comes between 2 and 1 on the ring
+        (&[&[0], &[0]], &[], &[1], &[(2, &[0, 1])]),
+    ];
+    for (owners, joiners, leaving, expected) in table {
+        let feeds = feeds(&record(2, owners), learners(joiners, leaving));
+        let expected: BTreeMap<_, _> =
+            expected.iter().map(|(id, list)| (WorkerId(*id), shards(list))).collect();
+        assert_eq!(feeds.lessons(), &expected, "{owners:?}, {joiners:?} come, {leaving:?} go");
+    }
+}
+
+#[test]
+fn a_worker_that_is_to_own_nothing_is_fed_all_the_same() {
+    let feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3, 4], &[]));
+    assert_eq!(feeds.lessons().keys().map(|id| id.0).collect::<Vec<_>>(), [2, 3, 4]);
+    assert!(feeds.lessons()[&WorkerId(4)].is_empty());
+}
+
+#[test]
+fn a_change_is_due_when_all_are_ready_or_some_have_waited_long() {
+    let mut feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3], &[]));
+    let late = Time(0) + PATIENCE;
+    assert!(!feeds.are_due(Time(0)) && !feeds.are_due(late));
+    feeds.learned(WorkerId(2), Generation(3));
+    assert!(!feeds.are_due(Time(0)) && feeds.are_due(late));
+    feeds.learned(WorkerId(3), Generation(2));
+    feeds.learned(WorkerId(9), Generation(3));
+    assert_eq!(feeds.ready().len(), 1, "of another generation, or not fed");
+    feeds.learned(WorkerId(3), Generation(3));
+    assert!(feeds.are_due(Time(0)));
+    feeds.cut_off(WorkerId(3));
+    assert!(!feeds.are_due(Time(0)));
+}
+
+#[test]
+fn feeds_go_on_as_they_are_unless_there_is_a_reason() {
+    let record = record(2, &[&[0, 1], &[1, 0]]);
+    let some = feeds(&record, learners(&[3, 4], &[]));
+    let idle = feeds(&record, learners(&[], &[]));
+    let late = Time(0) + PATIENCE;
+    let table = [
+        (&some, Time(0), 3, learners(&[3, 4], &[]), false),
+        (&some, Time(0), 4, learners(&[3, 4], &[]), true),
+        (&some, Time(0), 3, learners(&[3], &[]), true),
+        (&some, Time(0), 3, learners(&[3, 4], &[1]), true),
+        (&some, Time(0), 3, learners(&[3, 4, 5], &[]), false),
+        (&some, late, 3, learners(&[3, 4, 5], &[]), true),
+        (&some, late, 3, learners(&[3, 4], &[]), false),
+        (&idle, Time(0), 3, learners(&[5], &[]), true),
+        (&idle, late, 3, learners(&[], &[]), false),
+    ];
+    for (feeds, now, generation, learners, expected) in table {
+        let found = feeds.are_outdated(now, Generation(generation), &learners);
+        assert_eq!(found, expected, "{now:?}, generation {generation}, {learners:?}");
+    }
+}
+
+#[test]
+fn who_has_learned_the_same_stays_ready() {
+    let record = record(1, &[&[0]]);
+    let mut feeds_so_far = feeds(&record, learners(&[2, 3], &[]));
+    let lessons = feeds_so_far.lessons().clone();
+    feeds_so_far.learned(WorkerId(2), Generation(3));
+    feeds_so_far.learned(WorkerId(3), Generation(3));
+    let new = feeds_so_far.replace(feeds(&record, learners(&[2, 3, 4], &[])));
+    let same = |id: u64| feeds_so_far.lessons()[&WorkerId(id)] == lessons[&WorkerId(id)];
+    assert!(new.contains(&WorkerId(4)));
+    for id in [2, 3] {
+        assert_eq!(feeds_so_far.ready().contains(&WorkerId(id)), same(id));
+        assert_eq!(new.contains(&WorkerId(id)), !same(id));
+    }
+}
+
+#[test]
+fn a_member_is_free_when_it_is_the_only_owner_of_nothing() {
+    let leaving = |ids: &[u64]| ids.iter().copied().map(WorkerId).collect();
+    let table = [
+        (record(2, &[&[0, 1], &[1, 0]]), leaving(&[1]), true),
+        (record(2, &[&[0], &[1, 0]]), leaving(&[1]), false),
+        (record(2, &[&[0], &[1, 0]]), leaving(&[2]), true),
+        (record(2, &[&[0], &[1, 0]]), leaving(&[]), false),
+        (record(1, &[&[0]]), leaving(&[1]), false),
+    ];
+    for (record, leaving, expected) in table {
+        assert_eq!(frees_somebody(&record, &leaving), expected, "{leaving:?}");
+    }
+}

@@ -1,0 +1,286 @@
+//! What a change of generation comes to: a pure function of the evidence.
+//!
+//! Input: the current record, who is registered, what the workers said at one Pause, who is
+//! suspected and who is known to be dead. Output: a [`Change`] to propose, or what there is to wait
+//! for. It knows no links, no phases and no clock but the moment that it is given.
+//!
+//! In four steps: how far history goes ([`history`]), who holds what at that point ([`holdings`]),
+//! who takes part ([`roster`]), who owns and computes what ([`owners`], towards a [`target`]). If a
+//! shard has no holder, and none can turn up any more, history goes back to its beginning, and the
+//! steps are taken again from there.
+
+mod history;
+mod holdings;
+mod owners;
+mod roster;
+mod target;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use everstep_transport::protocol::generation::{Cause, Member};
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{
+    Generation, MetricsLine, Record, RunSpec, Shard, Step, Term, WorkerId,
+};
+use everstep_transport::time::Time;
+
+use self::history::History;
+use self::holdings::Holdings;
+use self::roster::Roster;
+pub(super) use self::target::Target;
+use super::partition::Pair;
+use super::silence::Silence;
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+use crate::state::{Change, Standing, Worker};
+
+/// All that a plan is made from.
+pub(super) struct Evidence<'a> {
+    pub(super) now: Time,
+    pub(super) term: Term,
+    pub(super) run: &'a RunSpec,
+    /// How many parameter shards there are.
+    pub(super) shards: u32,
+    /// The generation that ends; none before the first.
+    pub(super) current: Option<&'a Record>,
+    pub(super) workers: &'a BTreeMap<WorkerId, Worker>,
+    /// The answers to this very Pause, by worker: each has promised the number.
+    pub(super) statuses: &'a BTreeMap<WorkerId, Status>,
+    pub(super) silence: &'a Silence,
+    /// Workers that have learned what they were fed.
+    pub(super) ready: &'a BTreeSet<WorkerId>,
+    /// Whoever can answer has done so, or is late: nothing more will turn up by itself.
+    pub(super) complete: bool,
+    /// Members of which one is to be left out.
+    pub(super) broken: &'a [Pair],
+    /// The newest step whose line is written.
+    pub(super) written: Step,
+    /// The newest step of which a member has said that it is committed.
+    pub(super) reached: Step,
+    #[cfg(feature = "planted")]
+    pub(super) plant: Option<Plant>,
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+pub(super) enum Plan {
+    /// Not yet.
+    Wait(Wait),
+    /// Propose this.
+    Change(Box<Change>),
+}
+
+/// What there is to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// More workers: so many take part.
+    Workers(u32),
+    /// An owner of this shard, which may live.
+    Owner(Shard),
+}
+
+/// Plans the generation after the current one.
+pub(super) fn plan(evidence: &Evidence) -> Plan {
+    let answered: BTreeSet<WorkerId> = evidence.answered().collect();
+    let wanted = if evidence.current.is_none() { evidence.run.start_workers } else { 1 };
+    if answered.len() < wanted as usize {
+        return Plan::Wait(Wait::Workers(answered.len() as u32));
+    }
+    let history = History::resumed(evidence);
+    let holdings = Holdings::at(&history, evidence, &answered);
+    let roster = Roster::choose(evidence, &answered, &holdings);
+    let orphans = holdings.missing(&roster.members);
+    let Some(&first) = orphans.first() else {
+        let ground = Ground { history, holdings, roster };
+        return Plan::Change(Box::new(ground.change(evidence, &answered)));
+    };
+    match orphans.iter().copied().find(|shard| evidence.may_turn_up(*shard, &answered)) {
+        Some(shard) => Plan::Wait(Wait::Owner(shard)),
+        None => {
+            let reason = evidence.obituary(first, orphans.len());
+            let reached = history.step().max(evidence.written).max(evidence.reached);
+            Plan::Change(Box::new(go_back(evidence, &answered, (reached, reason))))
+        }
+    }
+}
+
+/// Everything from the initial state, with everyone who is there.
+fn go_back(evidence: &Evidence, answered: &BTreeSet<WorkerId>, rollback: (Step, String)) -> Change {
+    let holdings = Holdings::Everyone;
+    let roster = Roster::choose(evidence, answered, &holdings);
+    let ground = Ground { history: History::Seed, holdings, roster };
+    let mut change = ground.change(evidence, answered);
+    change.record.cause = Cause::Rollback;
+    change.redone = evidence.statuses.values().any(|status| status.under_way.is_some());
+    change.rollback = Some(rollback);
+    change
+}
+
+/// What a generation stands on.
+struct Ground<'a> {
+    history: History<'a>,
+    holdings: Holdings,
+    roster: Roster,
+}
+
+impl Ground<'_> {
+    fn change(self, evidence: &Evidence, answered: &BTreeSet<WorkerId>) -> Change {
+        let record = self.record(evidence);
+        self.prove(evidence, answered, &record);
+        let resume = record.resume;
+        let under_way = |status: &Status| status.under_way == Some(resume.next());
+        let lost = self.roster.departed(evidence);
+        let lost = lost.filter(|worker| !self.roster.left.contains(worker)).map(|worker| {
+            let otherwise = self.roster.reason_to_leave_out(worker);
+            evidence.silence.loss(evidence.now, worker, &otherwise)
+        });
+        Change {
+            lost: lost.collect(),
+            left: self.roster.left.clone(),
+            redone: evidence.statuses.values().any(under_way),
+            lines: evidence.lines_up_to(resume),
+            rollback: None,
+            record,
+        }
+    }
+
+    fn record(&self, evidence: &Evidence) -> Record {
+        let Self { history, holdings, roster } = self;
+        let (run, resume) = (evidence.run, history.step());
+        let stay = evidence.staying(&roster.members);
+        // A run that is over already waits for nobody.
+        let waiting = stay.len() < run.min_workers as usize && resume < Step(run.steps);
+        let target = Target::new(run, evidence.shards, evidence.current, &stay);
+        let members = roster.members.iter().map(|worker| Member {
+            worker: *worker,
+            name: evidence.workers[worker].name.clone(),
+            address: evidence.workers[worker].registration.address,
+            data_shards: if waiting { Vec::new() } else { target.data_shards(*worker) },
+        });
+        let members: Vec<Member> = members.collect();
+        let owners = owners::owners(evidence, &target, holdings, &roster.members);
+        let predecessor = evidence.current.map_or(Generation(0), |current| current.number);
+        let mut record = Record {
+            number: predecessor.next(),
+            predecessor,
+            term: evidence.term,
+            cause: Cause::Start,
+            members,
+            owners,
+            resume,
+            commit: history.commit(),
+            waiting,
+        };
+        record.cause = self.cause(evidence, &record);
+        record
+    }
+
+    /// Why the generation begins. One with the same members and other shards evens them out; one
+    /// with the same of everything was made necessary by what was lost between its members.
+    fn cause(&self, evidence: &Evidence, record: &Record) -> Cause {
+        let Some(current) = evidence.current else { return Cause::Start };
+        let (departed, left) = (self.roster.departed(evidence).count(), self.roster.left.len());
+        let stayed = current.members.len() - departed;
+        match () {
+            () if departed > left => Cause::Lost,
+            () if record.members.len() > stayed => Cause::Join,
+            () if departed > 0 => Cause::Leave,
+            () if record.members == current.members && record.owners == current.owners => {
+                Cause::Lost
+            }
+            () => Cause::Rebalance,
+        }
+    }
+
+    /// I15: every member has promised the number. I16: every owner can reach the resume step.
+    fn prove(&self, evidence: &Evidence, answered: &BTreeSet<WorkerId>, record: &Record) {
+        #[cfg(feature = "planted")]
+        if evidence.plant.is_some() {
+            return; // the simulator is to find it
+        }
+        let number = record.number;
+        for worker in record.members.iter().map(|member| member.worker) {
+            let promised = answered.contains(&worker) && evidence.statuses.contains_key(&worker);
+            assert!(promised, "I15: worker {worker} has not promised generation {number}");
+        }
+        for (run, rank) in
+            record.owners.iter().flat_map(|run| run.owners.iter().map(move |r| (run, r)))
+        {
+            let worker = record.member(*rank).worker;
+            for shard in (run.first.0..run.first.0 + run.count).map(Shard) {
+                let holds = self.holdings.holds(worker, shard);
+                assert!(holds, "I16: worker {worker} does not hold parameter shard {shard}");
+            }
+        }
+    }
+}
+
+impl Evidence<'_> {
+    /// Who has answered, is there, and is not suspected since.
+    fn answered(&self) -> impl Iterator<Item = WorkerId> {
+        let present =
+            |id: &WorkerId| self.workers.get(id).is_some_and(|known| known.standing.is_present());
+        let sound = |id: &WorkerId| !self.silence.is_suspected(*id);
+        self.statuses.keys().copied().filter(present).filter(sound)
+    }
+
+    fn is_leaving(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.standing == Standing::Leaving)
+    }
+
+    /// Those of the members that are to stay. If they all want to leave, the first has to wait.
+    fn staying(&self, members: &[WorkerId]) -> Vec<WorkerId> {
+        let stay = members.iter().copied().filter(|worker| !self.is_leaving(*worker));
+        let stay: Vec<WorkerId> = stay.collect();
+        if stay.is_empty() { members.first().copied().into_iter().collect() } else { stay }
+    }
+
+    /// The members of the current generation, by rank.
+    fn previous(&self) -> impl Iterator<Item = WorkerId> {
+        self.current.into_iter().flat_map(|current| current.members.iter().map(|m| m.worker))
+    }
+
+    /// Whether a holder of the shard may answer yet: somebody who learned it, or an owner that
+    /// lives. Silence is not death.
+    fn may_turn_up(&self, shard: Shard, answered: &BTreeSet<WorkerId>) -> bool {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(Plant::HastyRollback) {
+            return false;
+        }
+        let may_live = |owner: WorkerId| !self.silence.has_given_up(self.now, owner);
+        let mut silent = self.owners_before(shard).filter(|owner| !answered.contains(owner));
+        !self.complete || silent.any(may_live)
+    }
+
+    fn owners_before(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
+        self.current.into_iter().flat_map(move |current| {
+            current.owners_of(shard).iter().map(|rank| current.member(*rank).worker)
+        })
+    }
+
+    /// Which shards are lost, and whose they were.
+    fn obituary(&self, first: Shard, shards: usize) -> String {
+        let owners = self.owners_before(first).map(|owner| {
+            let name = self.workers.get(&owner).map_or("a worker", |known| known.name.as_str());
+            format!("{name} (worker {owner})")
+        });
+        let owners: Vec<String> = owners.collect();
+        let owners = owners.join(" and ");
+        match shards - 1 {
+            0 => format!("parameter shard {first} was lost with {owners}"),
+            more => format!("parameter shard {first}, of {owners}, and {more} others were lost"),
+        }
+    }
+
+    /// The lines after the newest that is written, up to `resume`, in order without gaps.
+    fn lines_up_to(&self, resume: Step) -> Vec<MetricsLine> {
+        let lines = self.statuses.values().flat_map(|status| &status.lines);
+        let known: BTreeMap<Step, &MetricsLine> =
+            lines.filter(|line| line.step <= resume).map(|line| (line.step, line)).collect();
+        let wanted = (self.written.0 + 1..=resume.0).map(Step);
+        wanted.map_while(|step| known.get(&step).copied().cloned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

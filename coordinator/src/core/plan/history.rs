@@ -1,0 +1,50 @@
+//! How far history goes: the resume rule.
+
+use everstep_transport::protocol::{Commit, Step};
+
+use super::Evidence;
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+
+/// The last step that is part of history.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum History<'a> {
+    /// None is: everything is as the seed says.
+    Seed,
+    /// The step of this commit.
+    Commit(&'a Commit),
+}
+
+impl<'a> History<'a> {
+    /// The greatest step that somebody saw committed in the current generation; failing that, where
+    /// the current generation itself resumed. Commits of older generations count for nothing: the
+    /// current record has judged them.
+    pub(super) fn resumed(evidence: &Evidence<'a>) -> Self {
+        let Some(current) = evidence.current else { return Self::Seed };
+        let counts = |commit: &&Commit| {
+            #[cfg(feature = "planted")]
+            if evidence.plant == Some(Plant::ResumeFromOld) {
+                return true;
+            }
+            commit.generation == current.number && commit.step.0 <= evidence.run.steps
+        };
+        let commits = evidence.statuses.values().filter_map(|status| status.commit.as_ref());
+        let commits = commits.filter(counts).chain(&current.commit);
+        commits.max_by_key(|commit| commit.step).map_or(Self::Seed, Self::Commit)
+    }
+
+    pub(super) fn step(&self) -> Step {
+        match self {
+            Self::Seed => Step(0),
+            Self::Commit(commit) => commit.step,
+        }
+    }
+
+    /// As a record has it: a commit in a record never holds.
+    pub(super) fn commit(&self) -> Option<Commit> {
+        match self {
+            Self::Seed => None,
+            Self::Commit(commit) => Some(Commit { hold: false, ..(*commit).clone() }),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Who owns every parameter shard: of those who should, those who hold it; and stand-ins.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{Ownership, Rank, Shard, WorkerId};
+
+use super::holdings::Holdings;
+use super::{Evidence, Target};
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+
+/// The owners of every parameter shard, each of which some member holds.
+pub(super) fn owners(
+    evidence: &Evidence,
+    target: &Target,
+    holdings: &Holdings,
+    members: &[WorkerId],
+) -> Vec<Ownership> {
+    let ranks: BTreeMap<WorkerId, Rank> = members.iter().copied().zip((0..).map(Rank)).collect();
+    let mut choice = Choice { evidence, holdings, ranks: &ranks, primaries: BTreeMap::new() };
+    let mut runs: Vec<Ownership> = Vec::new();
+    for (shard, wanted) in target.owners() {
+        let owners = choice.owners(shard, wanted);
+        let owners: Vec<Rank> = owners.into_iter().map(|worker| ranks[&worker]).collect();
+        match runs.last_mut() {
+            Some(last) if last.owners == owners => last.count += 1,
+            _ => runs.push(Ownership { first: shard, count: 1, owners }),
+        }
+    }
+    runs
+}
+
+struct Choice<'a> {
+    evidence: &'a Evidence<'a>,
+    holdings: &'a Holdings,
+    ranks: &'a BTreeMap<WorkerId, Rank>,
+    /// Of how many shards each is primary so far.
+    primaries: BTreeMap<WorkerId, u32>,
+}
+
+impl Choice<'_> {
+    /// The primary first. Everyone holds the initial state: then it is as wanted.
+    fn owners(&mut self, shard: Shard, wanted: &[WorkerId]) -> Vec<WorkerId> {
+        #[cfg(feature = "planted")]
+        if self.evidence.plant == Some(Plant::ListNonHolder) {
+            return wanted.to_vec();
+        }
+        let Holdings::Each(holders) = self.holdings else { return wanted.to_vec() };
+        let copies = self.ranks.len().min(self.evidence.run.copies as usize);
+        let stand_ins = self.stand_ins(&holders[shard.0 as usize]);
+        let primary = if stand_ins.contains(&wanted[0]) {
+            wanted[0]
+        } else {
+            self.stand_in(shard, &stand_ins)
+        };
+        *self.primaries.entry(primary).or_default() += 1;
+        let mut owners = vec![primary];
+        #[cfg(feature = "planted")]
+        if self.evidence.plant == Some(Plant::LoseTheBackup)
+            && self.evidence.owners_before(shard).next() != Some(primary)
+        {
+            return owners;
+        }
+        let holding = wanted.iter().filter(|worker| stand_ins.contains(worker));
+        for worker in holding.chain(&stand_ins) {
+            if owners.len() < copies && !owners.contains(worker) {
+                owners.push(*worker);
+            }
+        }
+        owners
+    }
+
+    /// The members that hold a shard, by rank, but first those that stay.
+    fn stand_ins(&self, holders: &[WorkerId]) -> Vec<WorkerId> {
+        let members = holders.iter().copied().filter(|worker| self.ranks.contains_key(worker));
+        let mut members: Vec<WorkerId> = members.collect();
+        members.sort_by_key(|worker| (self.evidence.is_leaving(*worker), self.ranks[worker]));
+        members
+    }
+
+    /// The primary before, or the one of the holders that has least to do; those that stay first.
+    fn stand_in(&self, shard: Shard, holders: &[WorkerId]) -> WorkerId {
+        let before = self.evidence.owners_before(shard).next();
+        let load = |worker: &&WorkerId| {
+            let primaries = self.primaries.get(worker).copied().unwrap_or(0);
+            (self.evidence.is_leaving(**worker), before != Some(**worker), primaries)
+        };
+        *holders.iter().min_by_key(load).expect("some member holds every shard")
+    }
+}

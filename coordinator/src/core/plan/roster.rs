@@ -1,0 +1,126 @@
+//! Who takes part in the next generation.
+//!
+//! Members that answered stay, in their order, and workers that have learned what they were fed
+//! follow by their ids. A history that begins anew needs no learning. Of two that cannot reach each
+//! other one is left out; whoever wants to leave goes as soon as nothing depends on it; and nobody
+//! is done without who alone holds a shard.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use everstep_transport::protocol::WorkerId;
+
+use super::Evidence;
+use super::holdings::Holdings;
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+
+pub(super) struct Roster {
+    /// By rank.
+    pub(super) members: Vec<WorkerId>,
+    /// Members of the generation before that are free to leave.
+    pub(super) left: Vec<WorkerId>,
+    /// Who is left out, and whom it cannot reach.
+    left_out: BTreeMap<WorkerId, WorkerId>,
+}
+
+impl Roster {
+    pub(super) fn choose(
+        evidence: &Evidence,
+        answered: &BTreeSet<WorkerId>,
+        holdings: &Holdings,
+    ) -> Self {
+        let mut members: Vec<WorkerId> = survivors(evidence, answered).collect();
+        let left_out = left_out(evidence, &members, holdings);
+        members.retain(|worker| !left_out.contains_key(worker));
+        let anew = members.is_empty() || matches!(holdings, Holdings::Everyone);
+        let before: BTreeSet<WorkerId> = evidence.previous().collect();
+        let others: Vec<WorkerId> = answered.difference(&before).copied().collect();
+        members.extend(others.iter().filter(|id| anew || evidence.ready.contains(id)));
+        let reserve = left_out.keys().chain(&others).copied();
+        let rescued = rescued(holdings, &members, reserve);
+        members.extend(rescued);
+        let mut roster = Self { members, left: Vec::new(), left_out };
+        roster.let_go(evidence, holdings);
+        roster
+    }
+
+    /// The members of the generation before that are none any more.
+    pub(super) fn departed(&self, evidence: &Evidence) -> impl Iterator<Item = WorkerId> {
+        let members: BTreeSet<WorkerId> = self.members.iter().copied().collect();
+        evidence.previous().filter(move |worker| !members.contains(worker))
+    }
+
+    /// Why a member that is not suspected of anything was left out.
+    pub(super) fn reason_to_leave_out(&self, worker: WorkerId) -> String {
+        match self.left_out.get(&worker) {
+            Some(other) => format!("it and worker {other} cannot reach each other"),
+            None => "it did not answer a Pause".into(),
+        }
+    }
+
+    /// Those who want to leave do so, one after the other, while the rest holds everything.
+    fn let_go(&mut self, evidence: &Evidence, holdings: &Holdings) {
+        let leaving: Vec<WorkerId> =
+            self.members.iter().copied().filter(|id| evidence.is_leaving(*id)).collect();
+        for worker in leaving {
+            if holdings.can_spare(worker, &self.members) {
+                self.members.retain(|id| *id != worker);
+                self.left.push(worker);
+            }
+        }
+    }
+}
+
+/// The members of the current generation that have answered, by rank.
+fn survivors(evidence: &Evidence, answered: &BTreeSet<WorkerId>) -> impl Iterator<Item = WorkerId> {
+    evidence.previous().filter(|worker| {
+        #[cfg(feature = "planted")]
+        if evidence.plant == Some(Plant::ListUnpromised) {
+            return !evidence.silence.is_suspected(*worker);
+        }
+        answered.contains(worker)
+    })
+}
+
+/// For each pair that stays broken the one with more broken links; of equals one that takes no last
+/// copy of a shard with it, and then the newest.
+fn left_out(
+    evidence: &Evidence,
+    members: &[WorkerId],
+    holdings: &Holdings,
+) -> BTreeMap<WorkerId, WorkerId> {
+    let mut rest = members.to_vec();
+    let mut left_out = BTreeMap::new();
+    loop {
+        let broken = evidence.broken.iter().filter(|(a, b)| rest.contains(a) && rest.contains(b));
+        let mut peers = BTreeMap::<WorkerId, Vec<WorkerId>>::new();
+        for &(a, b) in broken {
+            peers.entry(a).or_default().push(b);
+            peers.entry(b).or_default().push(a);
+        }
+        let worst = peers.iter().max_by_key(|(worker, peers)| {
+            (peers.len(), holdings.can_spare(**worker, &rest), **worker)
+        });
+        let Some((&worst, peers)) = worst else { return left_out };
+        left_out.insert(worst, peers[0]);
+        rest.retain(|worker| *worker != worst);
+    }
+}
+
+/// Who of the reserve is needed, since it alone holds a shard.
+fn rescued(
+    holdings: &Holdings,
+    members: &[WorkerId],
+    reserve: impl Iterator<Item = WorkerId>,
+) -> Vec<WorkerId> {
+    let mut missing = holdings.missing(members);
+    let mut rescued = Vec::new();
+    for worker in reserve {
+        let before = missing.len();
+        missing.retain(|shard| !holdings.holds(worker, *shard));
+        if missing.len() < before {
+            rescued.push(worker);
+        }
+    }
+    rescued
+}

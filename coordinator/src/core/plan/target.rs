@@ -1,0 +1,69 @@
+//! Who should own and compute what: the assignment, by worker instead of by rank.
+//!
+//! It does not know who holds what; what is missing for it is learned in the background.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{DataShard, Record, RunSpec, Shard, WorkerId};
+
+use crate::assign::{Candidate, Demand, assign};
+
+/// Neighbouring parameter shards with the same owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Run {
+    first: Shard,
+    count: u32,
+    /// Primary first.
+    owners: Vec<WorkerId>,
+}
+
+#[derive(Debug)]
+pub(in crate::core) struct Target {
+    data_shards: BTreeMap<WorkerId, Vec<DataShard>>,
+    runs: Vec<Run>,
+}
+
+impl Target {
+    /// What these members should do, in this order, after the current generation.
+    pub(in crate::core) fn new(
+        run: &RunSpec,
+        shards: u32,
+        current: Option<&Record>,
+        members: &[WorkerId],
+    ) -> Self {
+        let candidates: Vec<_> =
+            members.iter().map(|&worker| Candidate { worker, zone: None }).collect();
+        let demand = Demand { data_shards: run.batch.data_shards, shards, copies: run.copies };
+        let assignment = assign(demand, &candidates, current);
+        let data_shards = members.iter().copied().zip(assignment.data_shards).collect();
+        let runs = assignment.owners.into_iter().map(|runs| Run {
+            first: runs.first,
+            count: runs.count,
+            owners: runs.owners.iter().map(|rank| members[rank.0 as usize]).collect(),
+        });
+        Self { data_shards, runs: runs.collect() }
+    }
+
+    /// What a worker should compute; nothing if it is to leave, or in excess.
+    pub(in crate::core) fn data_shards(&self, worker: WorkerId) -> Vec<DataShard> {
+        self.data_shards.get(&worker).cloned().unwrap_or_default()
+    }
+
+    /// Every parameter shard, ascending, with who should own it, primary first.
+    pub(in crate::core) fn owners(&self) -> impl Iterator<Item = (Shard, &[WorkerId])> {
+        self.runs.iter().flat_map(|run| {
+            let shards = run.first.0..run.first.0 + run.count;
+            shards.map(|shard| (Shard(shard), &run.owners[..]))
+        })
+    }
+
+    /// Whether the record has everything as it should be.
+    pub(in crate::core) fn is_met(&self, record: &Record) -> bool {
+        let owned = record.owners.iter().map(|owned| Run {
+            first: owned.first,
+            count: owned.count,
+            owners: owned.owners.iter().map(|rank| record.member(*rank).worker).collect(),
+        });
+        owned.eq(self.runs.iter().cloned())
+    }
+}

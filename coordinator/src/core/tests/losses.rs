@@ -1,0 +1,238 @@
+use super::*;
+
+fn lost(world: &World) -> Vec<(WorkerId, String, u64)> {
+    let lost = world.events().into_iter().filter_map(|event| match event {
+        EventKind::Lost { worker, reason, detect_ms } => Some((worker, reason, detect_ms)),
+        _ => None,
+    });
+    lost.collect()
+}
+
+/// How each sign of a death or silence ends a membership, how soon, and what is said of it.
+#[test]
+fn every_sign_of_a_loss_is_noticed_in_its_time() {
+    type Fault = fn(&mut World, LinkId);
+    let table: [(Fault, u64, &str); 5] = [
+        (|w, link| w.kill(link), 0, "its link closed: nobody listens"),
+        (|w, link| w.cut(link), 0, "its link closed: timed out"),
+        (
+            |w, _| {
+                let name = NodeName::parse("worker-3").expect("a valid name");
+                let how = "was killed by signal 9".into();
+                w.say(w.operator, Message::Exited { name, how });
+            },
+            0,
+            "its process was killed by signal 9",
+        ),
+        (
+            |w, link| {
+                let (at_fault, fatal, reason) = (None, false, "no disk".into());
+                w.say(link, Message::Failed { at_fault, fatal, reason });
+            },
+            0,
+            "it failed: no disk",
+        ),
+        (|w, link| w.actor(link).mute = true, 2_250, "no heartbeat for 2.2s"),
+    ];
+    for (fault, within, expected) in table {
+        let (mut world, links) = World::training(3);
+        let gone = world.id(links[2]);
+        fault(&mut world, links[2]);
+        world.pass(within, &links[..2]);
+        assert_eq!(world.members(), [world.id(links[0]), world.id(links[1])], "{expected}");
+        assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Lost));
+        let [(worker, reason, detect_ms)] = &lost(&world)[..] else { panic!("not one lost") };
+        assert_eq!((*worker, &reason[..]), (gone, expected));
+        assert!(*detect_ms <= within, "{expected}: {detect_ms}");
+    }
+}
+
+#[test]
+fn a_loss_pauses_the_survivors_and_their_evidence_makes_the_next_generation() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=4);
+    world.actor(links[0]).under_way = Some(Step(5));
+    world.kill(links[2]);
+    assert_eq!(world.words(links[0])[..2], ["pause", "announce"]);
+    let record = world.record();
+    assert_eq!((record.resume, record.cause), (Step(4), Cause::Lost));
+    let commit = record.commit.expect("of step 4");
+    assert_eq!((commit.step, commit.generation, commit.hold), (Step(4), Generation(1), false));
+    let began = world.events().into_iter().rev().find_map(|event| match event {
+        EventKind::Generation { redone, at_step, under_protected, .. } => {
+            Some((redone, at_step, under_protected.is_empty()))
+        }
+        _ => None,
+    });
+    assert_eq!(began, Some((true, Step(4), false)));
+}
+
+/// A commit that one member alone has heard of is part of history; the others hold what it needs.
+#[test]
+fn the_greatest_commit_of_the_generation_is_the_resume_step() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=4);
+    let record = world.record();
+    let shards = |rank| record.owned_by(rank).into_iter().map(|(shard, _)| shard);
+    for (link, rank) in links.iter().zip(0..) {
+        let prepared = shards(everstep_transport::protocol::Rank(rank));
+        world.actor(*link).prepared = prepared.map(|shard| (shard, Generation(1))).collect();
+    }
+    world.actor(links[1]).commit(5);
+    world.kill(links[2]);
+    assert_eq!((world.record().resume, world.cause()), (Step(5), Cause::Lost));
+    assert_eq!(world.comings_and_goings().len(), 1, "nobody but the dead was lost");
+}
+
+#[test]
+fn a_commit_of_an_older_generation_counts_for_nothing() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=4);
+    world.kill(links[2]);
+    world.actor(links[1]).commit = Some(commit(Generation(1), Step(9)));
+    let third = world.relink(links[0]);
+    world.beat_with(third, |heartbeat| heartbeat.promised = Generation(3));
+    assert_eq!((world.generation(), world.record().resume), (Generation(3), Step(4)));
+}
+
+#[test]
+fn a_pause_is_said_again_to_who_has_not_answered_and_then_it_is_done_without() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    world.actor(links[1]).mute = true;
+    world.kill(links[2]);
+    world.pass(1_950, &links[..2]);
+    assert_eq!(world.generation(), Generation(1));
+    let count = |words: Vec<&str>| words.iter().filter(|word| **word == "pause").count();
+    assert_eq!(count(world.words(links[1])), 4);
+    assert_eq!(count(world.words(links[0])), 1);
+    world.pass(50, &links[..2]);
+    // All shards of workers 2 and 3 went with them: what is left cannot go on from step 2.
+    assert_eq!(world.generation(), Generation(1), "worker 2 lives, and alone holds some shards");
+    world.actor(links[1]).mute = false;
+    world.pass(500, &links[..2]);
+    assert_eq!(world.members(), [world.id(links[0]), world.id(links[1])]);
+}
+
+#[test]
+fn who_does_not_answer_in_time_is_left_out_told_so_and_comes_back_as_another() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=2);
+    let (mute, dead) = (world.id(links[1]), world.id(links[3]));
+    world.actor(links[1]).mute = true;
+    world.kill(links[3]);
+    world.pass(2_050, &links[..3]);
+    assert_eq!(world.members(), [world.id(links[0]), world.id(links[2])]);
+    assert_eq!(world.comings_and_goings(), [format!("lost {mute}"), format!("lost {dead}")]);
+    assert_eq!(world.hear(links[1]).pop(), Some(Message::Evicted { worker: mute }));
+    world.beat(links[1]);
+    assert_eq!(world.hear(links[1]), [], "nothing that it says counts any more");
+    world.say(links[1], Message::Hello { schema: schema(), worker: None });
+    world.say(links[1], Message::Register(registration(99)));
+    assert_eq!(world.words(links[1])[..2], ["welcome", "registered"]);
+}
+
+#[test]
+fn a_suspect_that_answers_before_the_proposal_is_taken_back() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    world.actor(links[0]).mute = true;
+    world.cut(links[2]);
+    let back = world.relink(links[2]);
+    world.actor(links[0]).mute = false;
+    world.pass(500, &[links[0], links[1], back]);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
+    assert_eq!(world.comings_and_goings(), [""; 0]);
+    assert_eq!(world.cause(), Cause::Lost, "of a connection");
+}
+
+#[test]
+fn a_loss_while_a_generation_is_proposed_makes_another() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=2);
+    world.holds_back = true;
+    world.kill(links[3]);
+    assert_eq!(world.log.len(), 1);
+    world.kill(links[1]);
+    assert_eq!(world.log.len(), 1, "one change at a time");
+    world.catch_up();
+    assert_eq!((world.generation(), world.members().len()), (Generation(3), 2));
+}
+
+#[test]
+fn a_worker_that_is_known_to_be_dead_is_not_waited_for() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=2);
+    world.actor(links[1]).mute = true;
+    world.kill(links[3]);
+    assert_eq!(world.generation(), Generation(1));
+    world.kill(links[1]);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
+}
+
+#[test]
+fn an_old_or_foreign_status_changes_nothing() {
+    let (mut world, links) = World::training(3);
+    world.actor(links[1]).mute = true;
+    let status = |term, number| Message::Status(Actor::default().status(term, number));
+    world.say(links[1], status(Term(1), Generation(2)));
+    world.kill(links[2]);
+    let before = world.core.ignored();
+    world.say(links[1], status(Term(1), Generation(1)));
+    world.say(links[1], status(Term(2), Generation(2)));
+    world.say(links[1], status(Term(1), Generation(3)));
+    assert_eq!((world.core.ignored(), world.generation()), (before + 3, Generation(1)));
+    world.say(links[1], status(Term(1), Generation(2)));
+    assert_eq!(world.generation(), Generation(2));
+}
+
+/// Invariant I8.
+#[test]
+fn a_coordinator_that_was_late_itself_blames_nobody() {
+    let (mut world, links) = World::training(2);
+    world.now = world.now + Duration::from_secs(60);
+    world.give(Input::Tick);
+    world.pass(5_000, &links);
+    assert_eq!((world.generation(), world.running()), (Generation(1), true));
+}
+
+#[test]
+fn a_broken_history_ends_the_run_if_a_member_says_so() {
+    let (mut world, links) = World::training(2);
+    let joiner = world.worker("worker-9");
+    let failed = || Message::Failed { at_fault: None, fatal: true, reason: "it diverged".into() };
+    world.say(joiner, failed());
+    assert!(world.running(), "it is no member");
+    world.say(links[1], failed());
+    let expected = "worker-2 (worker 4) cannot go on, nor may anyone: it diverged";
+    assert_eq!(world.failure(), expected);
+    assert_eq!(world.hear(links[0]).pop(), Some(Message::Dismiss));
+}
+
+#[test]
+fn the_last_worker_that_fails_ends_the_run_with_its_reason() {
+    let (mut world, links) = World::training(2);
+    let failed =
+        |reason: &str| Message::Failed { at_fault: None, fatal: false, reason: reason.into() };
+    world.say(links[0], failed("the disk is full"));
+    assert!(world.running());
+    world.say(links[1], failed("the other disk is full"));
+    let expected = "worker-2 (worker 4) was lost: it failed: the other disk is full";
+    assert_eq!(world.failure(), expected);
+}
+
+#[test]
+fn when_everyone_is_dead_the_run_waits_for_whoever_comes() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=3);
+    let ids = [world.id(links[0]), world.id(links[1])];
+    world.kill(links[0]);
+    world.kill(links[1]);
+    world.pass(60_000, &[]);
+    assert!(world.running());
+    assert_eq!(world.watch(0, 0).waiting.map(|waiting| waiting.members), Some(0));
+    let new = world.worker("worker-9");
+    assert_eq!((world.members(), world.cause()), (vec![world.id(new)], Cause::Rollback));
+    let gone = [format!("lost {}", ids[0]), format!("lost {}", ids[1])];
+    assert_eq!(world.comings_and_goings()[..2], gone);
+}

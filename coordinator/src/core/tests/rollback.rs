@@ -1,0 +1,146 @@
+use super::*;
+
+/// Two copies on four workers in a ring: two neighbours hold some shards alone.
+fn neighbours_lost(fault: fn(&mut World, LinkId)) -> (World, Vec<LinkId>) {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    world.report_lines(links[0], 1..=4);
+    world.kill(links[1]);
+    fault(&mut world, links[2]);
+    (world, links)
+}
+
+#[test]
+fn two_that_are_not_neighbours_are_lost_without_a_step() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    world.holds_back = true;
+    world.kill(links[1]);
+    world.kill(links[3]);
+    world.catch_up();
+    assert_eq!((world.record().resume, world.members().len()), (Step(5), 2));
+    assert!(world.comings_and_goings().iter().all(|event| event.starts_with("lost")));
+}
+
+#[test]
+fn when_all_owners_of_a_shard_are_dead_the_run_begins_anew_with_everyone_who_is_there() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    world.report_lines(links[0], 1..=4);
+    let joiner = world.worker("worker-9");
+    world.actor(links[0]).mute = true;
+    world.kill(links[1]);
+    world.kill(links[2]);
+    world.actor(links[0]).mute = false;
+    world.pass(500, &[links[0], links[3], joiner]);
+    let record = world.record();
+    assert_eq!((record.cause, record.resume, record.commit), (Cause::Rollback, Step(0), None));
+    let members = [world.id(links[0]), world.id(links[3]), world.id(joiner)];
+    assert_eq!(world.members(), members);
+    let back = world.comings_and_goings().pop();
+    assert_eq!(back.as_deref(), Some("back from 5 to 0"));
+    let reason = world.events().into_iter().find_map(|event| match event {
+        EventKind::Rollback { reason, .. } => Some(reason),
+        _ => None,
+    });
+    let owners = "worker-2 (worker 4) and worker-3 (worker 5)";
+    let expected = format!("parameter shard 2, of {owners}, and 1 others were lost");
+    assert_eq!(reason, Some(expected));
+    assert_eq!((world.journal.len(), world.watch(0, 0).lines.len()), (0, 0));
+    world.report_lines(links[0], 1..=2);
+    assert_eq!(world.journal, lines(Generation(2), 1..=2));
+}
+
+/// Silence is not death: worker 3 was stopped, and goes on.
+#[test]
+fn a_silent_owner_of_the_last_copy_is_waited_for() {
+    let (mut world, links) = neighbours_lost(|world, link| world.actor(link).mute = true);
+    let living = [links[0], links[3]];
+    world.pass(9_000, &living);
+    assert_eq!((world.generation(), world.running()), (Generation(2), true));
+    world.actor(links[2]).mute = false;
+    world.beat(links[2]);
+    world.pass(500, &living);
+    assert_eq!((world.record().resume, world.members().len()), (Step(5), 3));
+    assert_eq!(world.comings_and_goings().len(), 1, "only worker 2 was lost");
+}
+
+#[test]
+fn an_owner_of_the_last_copy_that_answered_and_fell_silent_is_waited_for() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    world.actor(links[0]).mute = true;
+    world.kill(links[1]);
+    world.cut(links[2]); // it has answered before
+    world.actor(links[0]).mute = false;
+    world.pass(5_000, &[links[0], links[3]]);
+    assert_eq!(world.generation(), Generation(1));
+    world.relink(links[2]);
+    assert_eq!((world.record().resume, world.members().len()), (Step(5), 3));
+}
+
+#[test]
+fn a_silent_owner_is_given_up_after_ten_seconds() {
+    let (mut world, links) = neighbours_lost(|world, link| world.actor(link).mute = true);
+    let living = [links[0], links[3]];
+    world.pass(9_900, &living);
+    assert_eq!(world.generation(), Generation(2));
+    world.pass(200, &living);
+    assert_eq!(world.cause(), Cause::Rollback);
+}
+
+#[test]
+fn an_exit_that_is_noticed_ends_the_waiting() {
+    let (mut world, links) = neighbours_lost(|world, link| world.actor(link).mute = true);
+    world.pass(4_000, &[links[0], links[3]]);
+    let name = NodeName::parse("worker-3").expect("a valid name");
+    world.say(world.operator, Message::Exited { name, how: "was killed by signal 9".into() });
+    assert_eq!(world.cause(), Cause::Rollback);
+}
+
+/// Before anyone has entered a generation that begins from the seed comes the next loss: nobody
+/// shows anything of the initial state, and everyone has it.
+#[test]
+fn a_beginning_that_nobody_has_entered_is_begun_again() {
+    let (mut world, links) = World::training(3);
+    world.kill(links[1]);
+    for link in [links[0], links[2]] {
+        let actor = world.actor(link);
+        (actor.generation, actor.versions) = (Generation(1), BTreeMap::new());
+    }
+    world.kill(links[2]);
+    let record = world.record();
+    assert_eq!((record.number, record.cause, record.resume), (Generation(3), Cause::Lost, Step(0)));
+    assert_eq!(world.members(), [world.id(links[0])]);
+}
+
+/// Steps may have been committed that nobody is left to tell of: not a start, and not in haste.
+#[test]
+fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silence() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=5);
+    let joiner = world.worker("worker-9");
+    for link in &links {
+        world.actor(*link).mute = true;
+    }
+    world.pass(9_000, &[joiner]);
+    assert_eq!(world.generation(), Generation(1), "silence is not death");
+    world.pass(1_500, &[joiner]);
+    assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
+    assert_eq!(world.members(), [world.id(joiner)]);
+}
+
+/// A learner that is not ready is better than a rollback, if it alone has a shard.
+#[test]
+fn a_learner_that_alone_holds_a_shard_is_taken_in() {
+    let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
+    world.commit(1..=5);
+    let joiner = world.worker("worker-9");
+    world.pass(50, &[links[0], links[1], joiner]);
+    let record = world.record();
+    let donor = world.actor(links[1]).clone();
+    world.actor(joiner).versions = donor.versions.clone();
+    world.kill(links[1]);
+    assert_eq!((world.record().resume, world.members().len()), (record.resume.max(Step(5)), 2));
+    assert_eq!(world.comings_and_goings()[1], format!("joined {}", world.id(joiner)));
+}

@@ -1,0 +1,264 @@
+//! Links that come and go, and what workers say on them.
+
+use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::codec::schema;
+use everstep_transport::protocol::message::{Heartbeat, Registration};
+use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
+use everstep_transport::protocol::{Message, NodeName, WorkerId};
+use everstep_transport::time::Time;
+
+use super::links::{Link, Phase};
+use super::silence::Doubt;
+use super::{Core, LinkId, finish};
+use crate::state::{Command, Standing, Verdict};
+
+/// Most characters of a peer's words that become history.
+const MAX_REASON: usize = 1_000;
+
+/// As much of a peer's words as may become history.
+pub(super) fn bounded(words: &str) -> String {
+    words.chars().take(MAX_REASON).collect()
+}
+
+/// What a worker says when it cannot go on.
+struct Failure {
+    at_fault: Option<WorkerId>,
+    fatal: bool,
+    reason: String,
+}
+
+// Links.
+impl Core {
+    /// A worker's newer link replaces an older one: the old end may be dead without saying so. The
+    /// worker behind it is no suspect for that; it may be about to say who it is.
+    pub(super) fn connected(&mut self, link: LinkId, identity: Identity) {
+        let older = (identity.role == Role::Worker).then(|| self.links.of_worker(&identity.name));
+        if let Some(older) = older.flatten() {
+            self.close(older, "a newer link of the same node replaced it");
+            self.links.remove(older);
+        }
+        self.links.insert(link, identity);
+    }
+
+    /// A worker that is no member may come back in time; a member is missed at once.
+    pub(super) fn disconnected(&mut self, now: Time, link: LinkId, gone: bool, reason: &str) {
+        self.requests.forget(link);
+        if let Some(Phase::Registered(worker)) = self.links.remove(link)
+            && (gone || self.state.is_member(worker))
+        {
+            let reason = format!("its link closed: {}", bounded(reason));
+            self.suspect(now, worker, Doubt { reason, dead: gone });
+        }
+    }
+
+    pub(super) fn message(&mut self, now: Time, from: LinkId, message: Message) {
+        let phase = self.links.find(from).map(|link| link.phase);
+        match (phase, message) {
+            (Some(Phase::Connected), Message::Hello { schema, worker }) => {
+                self.greet(now, from, schema, worker);
+            }
+            (
+                Some(Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_)),
+                Message::Register(registration),
+            ) => self.register(now, from, registration),
+            (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
+            (Some(Phase::Operator), message) => self.operate(now, from, message),
+            _ => self.ignored += 1,
+        }
+    }
+}
+
+// How a worker comes in.
+impl Core {
+    fn greet(&mut self, now: Time, from: LinkId, theirs: u64, worker: Option<WorkerId>) {
+        let ours = schema();
+        if theirs != ours {
+            let reason = format!(
+                "this worker speaks another version of the protocol ({theirs:016x}) than the \
+                 coordinator ({ours:016x}); run the same build everywhere"
+            );
+            return self.release(from, Message::Refused { reason });
+        }
+        self.links.enter(from, Phase::Greeted(worker));
+        if self.leader().is_some() {
+            self.receive(now, from, worker);
+        }
+    }
+
+    /// Answers all who have said Hello, and could not be answered until now.
+    pub(super) fn receive_waiting(&mut self, now: Time) {
+        let greeted = self.links.workers().filter_map(|(link, phase)| match phase {
+            Phase::Greeted(worker) => Some((link, worker)),
+            _ => None,
+        });
+        for (link, worker) in greeted.collect::<Vec<_>>() {
+            self.receive(now, link, worker);
+        }
+    }
+
+    fn receive(&mut self, now: Time, link: LinkId, worker: Option<WorkerId>) {
+        if !self.running() {
+            return self.release(link, Message::Dismiss);
+        }
+        let Some(worker) = worker else { return self.welcome(link) };
+        let name = self.links.find(link).map(|link| &link.identity.name);
+        let known = self.state.workers().get(&worker).filter(|known| name == Some(&known.name));
+        match known.map(|known| known.standing) {
+            // It has left, and only did not hear of it.
+            Some(Standing::Left) => self.release(link, Message::Dismiss),
+            Some(Standing::Registered | Standing::Member | Standing::Leaving) => {
+                self.admit(now, link, worker);
+            }
+            Some(Standing::Lost) | None => self.evict(link, worker),
+        }
+    }
+
+    /// Tells the run, once there is one.
+    fn welcome(&mut self, link: LinkId) {
+        if let Some(run) = self.state.run().cloned() {
+            self.links.enter(link, Phase::Welcomed);
+            self.send(link, Message::Welcome { run });
+        }
+    }
+
+    /// The worker is registered, and this is its link from now on.
+    fn admit(&mut self, now: Time, link: LinkId, worker: WorkerId) {
+        self.silence.revive(now, worker);
+        self.links.enter(link, Phase::Registered(worker));
+        self.send(link, Message::Registered { worker });
+        self.catch_up(now, link, worker);
+    }
+
+    /// Whatever it holds is void. It may say Hello again, as nobody.
+    pub(super) fn evict(&mut self, link: LinkId, worker: WorkerId) {
+        self.links.enter(link, Phase::Connected);
+        self.send(link, Message::Evicted { worker });
+    }
+
+    /// Registered anew by another incarnation, the one before is gone.
+    fn register(&mut self, now: Time, from: LinkId, registration: Registration) {
+        let Some(Link { identity, .. }) = self.links.find(from) else { return };
+        let name = identity.name.clone();
+        self.links.enter(from, Phase::Registering(registration.incarnation));
+        if let Some(worker) = self.state.on_node(&name)
+            && self.state.workers()[&worker].registration.incarnation != registration.incarnation
+        {
+            self.suspect(now, worker, Doubt { reason: "it registered anew".into(), dead: true });
+        }
+        self.propose(now, Command::Register { name, registration });
+    }
+
+    /// A worker whose link is gone meanwhile has until its deadline to come back.
+    pub(super) fn registered(
+        &mut self,
+        now: Time,
+        name: &NodeName,
+        incarnation: u64,
+        verdict: Verdict,
+    ) {
+        let link = self.links.of_worker(name);
+        let phase = link.and_then(|link| self.links.find(link)).map(|link| link.phase);
+        let waits = phase == Some(Phase::Registering(incarnation));
+        match (link.filter(|_| waits), verdict) {
+            (Some(link), Verdict::Registered(worker)) => self.admit(now, link, worker),
+            (None, Verdict::Registered(worker)) => self.silence.heard(now, worker),
+            (Some(link), Verdict::Refused(reason)) => {
+                self.release(link, Message::Refused { reason });
+            }
+            _ => {}
+        }
+    }
+}
+
+// What a registered worker says.
+impl Core {
+    fn work(&mut self, now: Time, from: LinkId, worker: WorkerId, message: Message) {
+        self.silence.heard(now, worker);
+        match message {
+            Message::Heartbeat(heartbeat) if heartbeat.worker == worker => {
+                self.heartbeat(now, from, heartbeat);
+            }
+            Message::Status(status) => self.testify(now, worker, status),
+            Message::FetchRecord => {
+                if let Some(record) = self.state.record().cloned() {
+                    self.send(from, Message::Announce(record));
+                }
+            }
+            Message::Leave => self.propose(now, Command::Drain { worker }),
+            Message::Finished(result) if result.worker == worker => self.finished(now, result),
+            Message::Failed { at_fault, fatal, reason } => {
+                self.links.enter(from, Phase::Released);
+                let failure = Failure { at_fault, fatal, reason: bounded(&reason) };
+                self.failed(now, worker, failure);
+            }
+            _ => self.ignored += 1,
+        }
+    }
+
+    fn heartbeat(&mut self, now: Time, from: LinkId, heartbeat: Heartbeat) {
+        let Heartbeat { worker, generation, promised, lines, unreachable, .. } = heartbeat;
+        let current = self.state.generation();
+        if promised > current {
+            self.keep_promise(now);
+        }
+        if heartbeat.ready {
+            self.feeds.learned(worker, generation);
+        } else if !unreachable.is_empty() {
+            self.feeds.cut_off(worker);
+        }
+        // Nothing that leaves the cluster is taken from outside the current generation.
+        if generation == current && self.state.is_member(worker) {
+            self.reached = self.reached.max(heartbeat.step);
+            if !lines.is_empty() && self.is_step_leader(worker) {
+                let steps = self.state.run().map_or(0, |run| run.steps);
+                let lines = lines.into_iter().filter(|line| line.step.0 <= steps).collect();
+                let taken = self.lines.extend(lines);
+                self.record(taken);
+                self.conclude(now);
+            }
+            self.cut_off(now, worker, &unreachable);
+            if heartbeat.held {
+                self.holds(now, worker);
+            }
+        }
+        let (generation, written) = (self.state.generation(), self.lines.written());
+        self.send(from, Message::HeartbeatAnswer { generation, written });
+    }
+
+    fn finished(&mut self, now: Time, result: WorkerResult) {
+        let record = self.state.record();
+        if record.is_some_and(|record| finish::belongs(record, &result)) {
+            self.results.insert(result.worker, result);
+            self.conclude(now);
+        } else {
+            self.ignored += 1;
+        }
+    }
+
+    /// A broken history ends the run, if a member says so; so does the loss of the last worker,
+    /// since its reason is the user's to mend. Else the others go on without it.
+    fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
+        let Failure { at_fault, fatal, reason } = failure;
+        let fatal = fatal && self.state.is_member(worker);
+        let lives = |other| other != worker && !self.silence.is_dead(other);
+        let last = !self.state.present().any(|(other, _)| lives(other));
+        if !fatal && !last {
+            let reason = format!("it failed: {reason}");
+            return self.suspect(now, worker, Doubt { reason, dead: true });
+        }
+        let named = |id| self.state.workers().get(&id).map(|known| known.name.clone());
+        let (says, blamed) = (named(worker), at_fault.unwrap_or(worker));
+        let says = says.as_ref().map_or("a worker", NodeName::as_str);
+        let reason = match fatal {
+            true => format!("{says} (worker {worker}) cannot go on, nor may anyone: {reason}"),
+            false => format!("{says} (worker {worker}) was lost: it failed: {reason}"),
+        };
+        let name = named(blamed);
+        self.propose(now, Command::End(Outcome::Failed { name, reason }));
+    }
+
+    /// Whether the worker is the one that reports the generation's lines.
+    fn is_step_leader(&self, worker: WorkerId) -> bool {
+        self.state.record().is_some_and(|record| record.step_leader() == worker)
+    }
+}

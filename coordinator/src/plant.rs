@@ -1,0 +1,25 @@
+//! Bugs on purpose: each breaks a promise in one line, and a simulation must find it.
+//!
+//! Only the simulator's own tests build this (feature `planted`). A plant is set on a core, and
+//! asked for at the place that it breaks; what finds it is never at that place.
+
+/// A bug that can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plant {
+    /// A repeat of the newest metrics line counts.
+    CountLinesTwice,
+    /// A change is planned from what workers said at earlier Pauses as well.
+    AnyStatus,
+    /// Commits of older generations count for the resume step.
+    ResumeFromOld,
+    /// A member that answered no Pause stays one.
+    ListUnpromised,
+    /// Whoever is to own a shard is listed as its owner, whether it holds it or not.
+    ListNonHolder,
+    /// A shard that nobody who answered holds makes the run go back at once.
+    HastyRollback,
+    /// A backup that is promoted is listed alone, whoever else holds its shard.
+    LoseTheBackup,
+    /// A generation is recorded whoever led when it was proposed.
+    IgnoreTerm,
+}

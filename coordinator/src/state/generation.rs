@@ -1,0 +1,159 @@
+//! One generation follows another: what must hold of the next, and what becomes of everyone.
+//!
+//! A change that breaks a rule changes nothing, whoever proposed it: that is what makes a number
+//! stand for one record (I1), and history go only forwards (I17).
+
+use std::collections::BTreeSet;
+
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{Cause, Record, Shard, Step, Term, WorkerId};
+
+use super::{Change, Standing, State, Verdict};
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+
+impl State {
+    pub(super) fn follow(
+        &mut self,
+        unix_ms: u64,
+        term: Term,
+        change: &Change,
+    ) -> Result<Verdict, String> {
+        let record = &change.record;
+        let number = record.number;
+        #[cfg(feature = "planted")]
+        let term = if self.plant == Some(Plant::IgnoreTerm) { record.term } else { term };
+        if record.term != term {
+            let planned = record.term;
+            return Err(format!("generation {number} was planned in term {planned}, not {term}"));
+        }
+        self.fits(record)?;
+        self.accounts_for_all(change)?;
+        self.goes_forwards(change)?;
+        self.depart(unix_ms, change);
+        self.enrol(unix_ms, record);
+        if let Some((from, reason)) = &change.rollback {
+            let (from, to, reason) = (*from, record.resume, reason.clone());
+            self.note(unix_ms, EventKind::Rollback { from, to, reason });
+        }
+        self.waiting_since = record.waiting.then(|| self.waiting_since.unwrap_or(unix_ms));
+        let began = self.began(change);
+        self.note(unix_ms, began);
+        Ok(Verdict::Accepted)
+    }
+
+    /// The record follows the current one, is whole, and lists workers that are there.
+    fn fits(&self, record: &Record) -> Result<(), String> {
+        let (number, current) = (record.number, self.generation());
+        if record.predecessor != current || number != current.next() {
+            let predecessor = record.predecessor;
+            return Err(format!("generation {number} follows {predecessor}, not {current}"));
+        }
+        let (Some(run), Some(shards)) = (&self.run, self.shards()) else {
+            return Err(format!("generation {number} has no run"));
+        };
+        record.validate(run.batch.data_shards, shards).map_err(|error| error.to_string())?;
+        let present = |id| self.workers.get(&id).is_some_and(|known| known.standing.is_present());
+        match record.members.iter().find(|member| !present(member.worker)) {
+            Some(gone) => {
+                Err(format!("generation {number} lists worker {}, which is gone", gone.worker))
+            }
+            None if record.resume > Step(run.steps) => {
+                Err(format!("generation {number} goes on beyond the last step"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Nobody is dropped in silence: who was a member still is, or was lost, or has left.
+    fn accounts_for_all(&self, change: &Change) -> Result<(), String> {
+        let stay: BTreeSet<WorkerId> = change.record.members.iter().map(|m| m.worker).collect();
+        let before = self.record.iter().flat_map(|record| &record.members).map(|m| m.worker);
+        let gone: BTreeSet<WorkerId> = before.filter(|worker| !stay.contains(worker)).collect();
+        let lost = change.lost.iter().map(|loss| loss.worker);
+        let told: BTreeSet<WorkerId> = lost.chain(change.left.iter().copied()).collect();
+        if gone == told && change.lost.len() + change.left.len() == told.len() {
+            Ok(())
+        } else {
+            let number = change.record.number;
+            Err(format!("generation {number} tells of {told:?}, but is without {gone:?}"))
+        }
+    }
+
+    /// I17, and a resume step has its commit, of the generation that it ends or before.
+    fn goes_forwards(&self, change: &Change) -> Result<(), String> {
+        let Change { record, rollback, .. } = change;
+        let number = record.number;
+        let reached = self.record.as_ref().map_or(Step(0), |current| current.resume);
+        if record.resume < reached && rollback.is_none() {
+            return Err(format!("generation {number} goes back to step {}", record.resume));
+        }
+        if rollback.is_some() && record.cause != Cause::Rollback {
+            return Err(format!("generation {number} goes back, but for another cause"));
+        }
+        let committed = record.commit.as_ref().map_or(Step(0), |commit| commit.step);
+        if committed != record.resume {
+            let resume = record.resume;
+            return Err(format!("generation {number} resumes at {resume} by another commit"));
+        }
+        Ok(())
+    }
+
+    fn depart(&mut self, unix_ms: u64, change: &Change) {
+        for loss in &change.lost {
+            self.stand(loss.worker, Standing::Lost);
+            let (worker, reason, detect_ms) = (loss.worker, loss.reason.clone(), loss.detect_ms);
+            self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms });
+        }
+        for &worker in &change.left {
+            self.stand(worker, Standing::Left);
+            self.note(unix_ms, EventKind::Left { worker });
+        }
+    }
+
+    fn enrol(&mut self, unix_ms: u64, record: &Record) {
+        let under_way = self.record.replace(record.clone()).is_some();
+        for member in &record.members {
+            if under_way && !self.is_member(member.worker) {
+                self.note(unix_ms, EventKind::Joined { worker: member.worker });
+            }
+            if !self.is_member(member.worker) {
+                self.stand(member.worker, Standing::Member);
+            }
+        }
+    }
+
+    fn stand(&mut self, worker: WorkerId, standing: Standing) {
+        if let Some(known) = self.workers.get_mut(&worker) {
+            known.standing = standing;
+        }
+    }
+
+    fn began(&self, change: &Change) -> EventKind {
+        let record = &change.record;
+        let copies = self.run.as_ref().map_or(0, |run| run.copies as usize);
+        EventKind::Generation {
+            generation: record.number,
+            cause: record.cause,
+            workers: record.members.iter().map(|member| member.worker).collect(),
+            at_step: record.resume,
+            redone: change.redone,
+            waiting: record.waiting,
+            under_protected: under_protected(record, copies),
+        }
+    }
+}
+
+/// Runs of parameter shards with fewer owners than the run asks for: the first, and how many.
+fn under_protected(record: &Record, copies: usize) -> Vec<(Shard, u32)> {
+    let mut runs: Vec<(Shard, u32)> = Vec::new();
+    for ownership in record.owners.iter().filter(|ownership| ownership.owners.len() < copies) {
+        match runs.last_mut() {
+            Some((first, count)) if first.0 + *count == ownership.first.0 => {
+                *count += ownership.count;
+            }
+            _ => runs.push((ownership.first, ownership.count)),
+        }
+    }
+    runs
+}

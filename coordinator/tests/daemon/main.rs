@@ -1,0 +1,11 @@
+//! A coordinator in a process of its own, and workers and operators on real links.
+
+mod restart;
+mod run;
+mod support;
+
+/// No test by itself: the process that the others start. They end it with SIGKILL.
+#[test]
+fn a_coordinator_runs_where_another_test_wants_one() {
+    support::be_a_coordinator();
+}

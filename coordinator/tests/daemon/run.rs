@@ -1,0 +1,82 @@
+//! A run from Hello to the end, and what a directory is good for.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use everstep_coordinator::daemon::{CoordinatorError, Options, run};
+use everstep_transport::protocol::outcome::{EventKind, Outcome};
+use everstep_transport::protocol::{Generation, Message, Step};
+
+use crate::support::{Cluster, anywhere, lines};
+
+fn options(dir: &Path, bootstrap: bool) -> Options {
+    Options { dir: dir.to_path_buf(), listen: anywhere(), bootstrap }
+}
+
+#[tokio::test]
+async fn a_run_goes_from_hello_to_complete() {
+    let cluster = Cluster::start().await;
+    let workers = [cluster.worker().await, cluster.worker().await];
+    let (record, same) = tokio::join!(workers[0].enters(), workers[1].enters());
+    assert_eq!((record.number, record.world_size()), (Generation(1), 2));
+    assert_eq!(record, same);
+    assert_eq!(workers[0].beat(lines(1..=10)).await, (Step(10), Generation(1)));
+    workers.iter().for_each(|worker| worker.finishes());
+    for worker in &workers {
+        assert_eq!(worker.node.hear().await, Message::Dismiss);
+    }
+    let update = cluster.watch().await;
+    assert_eq!(update.lines.len(), 10);
+    assert!(matches!(update.outcome, Outcome::Complete(results) if results.len() == 2));
+}
+
+#[tokio::test]
+async fn a_dropped_worker_is_lost_within_five_seconds() {
+    let cluster = Cluster::start().await;
+    let (alive, dropped) = (cluster.worker().await, cluster.worker().await);
+    let record = tokio::join!(alive.enters(), dropped.enters()).0;
+    assert_eq!(record.world_size(), 2);
+    let (start, lost) = (Instant::now(), dropped.id);
+    drop(dropped);
+    assert_eq!(alive.enters().await.world_size(), 1);
+    assert!(start.elapsed() < Duration::from_secs(5), "the loss was not noticed");
+    let events = cluster.watch().await.events;
+    let is_loss = |kind: &_| matches!(kind, EventKind::Lost { worker, .. } if *worker == lost);
+    assert!(events.iter().any(|event| is_loss(&event.kind)), "{events:?}");
+}
+
+#[test]
+fn a_cluster_is_made_once_and_its_secrets_are_private() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let nothing = run(options(dir.path(), false), |_| ()).expect_err("there is no cluster");
+    assert!(matches!(nothing, CoordinatorError::NothingThere(_)));
+    assert!(nothing.to_string().starts_with("nothing to start from in"));
+    // The address is not of this machine: what was made stays.
+    let listen = SocketAddr::from(([192, 0, 2, 1], 1));
+    let foreign = Options { listen, ..options(dir.path(), true) };
+    let unbound = run(foreign, |_| ()).expect_err("the address is not of this machine");
+    assert!(matches!(unbound, CoordinatorError::Bind(_)), "{unbound}");
+    for secret in ["join.token", "operator/node.key", "authority/authority.key"] {
+        let mode = dir.path().join(secret).metadata().expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{secret}");
+    }
+    let again = run(options(dir.path(), true), |_| ()).expect_err("there is a cluster");
+    assert!(matches!(again, CoordinatorError::AlreadyThere(_)));
+}
+
+#[test]
+fn a_directory_whose_history_is_damaged_is_refused_in_words() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let listen = SocketAddr::from(([192, 0, 2, 1], 1));
+    let foreign = Options { listen, ..options(dir.path(), true) };
+    run(foreign, |_| ()).expect_err("the address is not of this machine");
+    for file in ["metrics.log", "log.redb"] {
+        let path = dir.path().join(file);
+        std::fs::write(&path, "").expect("written");
+        let refused = run(options(dir.path(), false), |_| ()).expect_err("it is damaged");
+        let words = format!("{}: the file is damaged", path.display());
+        assert!(refused.to_string().starts_with(&words), "{refused}");
+    }
+}

@@ -1,0 +1,231 @@
+//! The fixture: a coordinator that can be killed, and peers that say what a test lets them say.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use everstep_coordinator::daemon::{Options, run};
+use everstep_transport::identity::{Credentials, JoinToken, Role};
+use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
+use everstep_transport::protocol::outcome::{Update, WorkerResult};
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{
+    Generation, Message, MetricsLine, Record, Shard, Step, Term, WorkerId, codec, exemplars,
+};
+use everstep_transport::quic::{Endpoint, Expected, Link, Settings, enrol};
+
+const DIR: &str = "EVERSTEP_TEST_DIR";
+const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
+const BOOTSTRAP: &str = "EVERSTEP_TEST_BOOTSTRAP";
+/// What the process says before its address.
+const LISTENS: &str = "it listens on ";
+/// Longer than anything takes here, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Any free port.
+pub fn anywhere() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+/// Runs a coordinator if the environment says so.
+pub fn be_a_coordinator() {
+    let (Some(dir), Ok(listen)) = (std::env::var_os(DIR), std::env::var(LISTEN)) else { return };
+    let listen = listen.parse().expect("an address");
+    let bootstrap = std::env::var_os(BOOTSTRAP).is_some();
+    let options = Options { dir: dir.into(), listen, bootstrap };
+    run(options, |address| println!("{LISTENS}{address}")).expect("it is killed before it ends");
+}
+
+/// A coordinator's process.
+struct Process {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Process {
+    fn start(dir: &Path, listen: SocketAddr, bootstrap: bool) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["a_coordinator_runs_where_another_test_wants_one", "--nocapture"]);
+        command.env(DIR, dir).env(LISTEN, listen.to_string());
+        if bootstrap {
+            command.env(BOOTSTRAP, OsStr::new("yes"));
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut lines = lines.map(|line| line.expect("text"));
+        let address = lines.find_map(|line| line.split_once(LISTENS)?.1.parse().ok());
+        Self { child, address: address.expect("the coordinator listens") }
+    }
+}
+
+impl Drop for Process {
+    /// SIGKILL.
+    fn drop(&mut self) {
+        self.child.kill().expect("it was started here");
+        self.child.wait().expect("it ends");
+    }
+}
+
+/// A coordinator, and an operator who has submitted the run of the examples.
+pub struct Cluster {
+    pub address: SocketAddr,
+    operator: Node,
+    process: Option<Process>,
+    dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let process = Process::start(dir.path(), anywhere(), true);
+        let address = process.address;
+        let operator = operator(dir.path(), address).await;
+        operator.say(Message::Submit(exemplars::run()));
+        Self { address, operator, process: Some(process), dir }
+    }
+
+    /// Kills the coordinator, and starts it again in its directory, at its address.
+    pub async fn restart(&mut self) {
+        self.process = None;
+        self.process = Some(Process::start(self.dir.path(), self.address, false));
+        self.operator = operator(self.dir.path(), self.address).await;
+    }
+
+    /// Enrols with the token, says Hello and registers.
+    pub async fn worker(&self) -> Worker {
+        let credentials = self.enrol().await;
+        let node = Node::connect(self.address, &credentials).await;
+        node.say(Message::Hello { schema: codec::schema(), worker: None });
+        assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run() });
+        let fingerprint =
+            Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
+        let (incarnation, address, probe) = (1, anywhere(), 7);
+        let registration = Registration { incarnation, address, fingerprint, probe };
+        node.say(Message::Register(registration));
+        match node.hear().await {
+            Message::Registered { worker } => Worker { node, id: worker, credentials },
+            other => panic!("not registered but {other:?}"),
+        }
+    }
+
+    /// What a node that has a token gets for it.
+    pub async fn enrol(&self) -> Credentials {
+        let token = std::fs::read_to_string(self.dir.path().join("join.token")).expect("a token");
+        let token: JoinToken = token.parse().expect("a token");
+        enrol(self.address, &token).await.expect("enrolled")
+    }
+
+    /// Everything that a watcher is told.
+    pub async fn watch(&self) -> Update {
+        self.operator.say(Message::Watch { step: Step(0), event: 0 });
+        loop {
+            match self.operator.hear().await {
+                Message::Update(update) => return update,
+                Message::Accepted => {}
+                other => panic!("no update but {other:?}"),
+            }
+        }
+    }
+}
+
+async fn operator(dir: &Path, address: SocketAddr) -> Node {
+    let credentials = Credentials::load(&dir.join("operator")).expect("credentials");
+    Node::connect(address, &credentials).await
+}
+
+/// A peer of the coordinator. The link lives as long as its endpoint.
+pub struct Node {
+    pub link: Link,
+    _endpoint: Endpoint,
+}
+
+impl Node {
+    pub async fn connect(address: SocketAddr, credentials: &Credentials) -> Self {
+        let settings = Settings::for_address(address.ip());
+        let endpoint = Endpoint::bind(anywhere(), credentials, settings, None).expect("bound");
+        let coordinator = Expected::Role(Role::Coordinator);
+        let link = endpoint.connect(address, &coordinator).await.expect("connected");
+        Self { link, _endpoint: endpoint }
+    }
+
+    pub fn say(&self, message: Message) {
+        self.link.send(message).expect("queued");
+    }
+
+    pub async fn hear(&self) -> Message {
+        let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+        message.expect("an answer in time").expect("the link lives")
+    }
+}
+
+/// A registered worker.
+pub struct Worker {
+    pub node: Node,
+    pub id: WorkerId,
+    credentials: Credentials,
+}
+
+impl Worker {
+    /// Promises what it is asked to, holding the initial state of every shard, until a record
+    /// lists it.
+    pub async fn enters(&self) -> Record {
+        loop {
+            match self.node.hear().await {
+                Message::Pause { term, number } => self.promise(term, number),
+                Message::Announce(record) if record.rank(self.id).is_some() => return record,
+                Message::Announce(_) | Message::HeartbeatAnswer { .. } => {}
+                other => panic!("not asked to enter but {other:?}"),
+            }
+        }
+    }
+
+    fn promise(&self, term: Term, number: Generation) {
+        let versions = [0, 1].map(|shard| (Shard(shard), Step(0), Generation(0))).to_vec();
+        let (commit, under_way, prepared) = (None, None, Vec::new());
+        let (lines, unreachable) = (Vec::new(), Vec::new());
+        let status =
+            Status { term, number, commit, prepared, versions, under_way, lines, unreachable };
+        self.node.say(Message::Status(status));
+    }
+
+    /// Gives a sign of life from the first generation; returns what is written, and the number of
+    /// the generation that the coordinator answers with.
+    pub async fn beat(&self, lines: Vec<MetricsLine>) -> (Step, Generation) {
+        let (worker, generation, promised) = (self.id, Generation(1), Generation(1));
+        let step = lines.last().map_or(Step(0), |line| line.step);
+        let (unreachable, held, ready) = (Vec::new(), false, false);
+        let heartbeat =
+            Heartbeat { worker, generation, promised, step, lines, unreachable, held, ready };
+        self.node.say(Message::Heartbeat(heartbeat));
+        loop {
+            match self.node.hear().await {
+                Message::HeartbeatAnswer { generation, written } => return (written, generation),
+                Message::Pause { .. } => {}
+                other => panic!("no answer but {other:?}"),
+            }
+        }
+    }
+
+    /// Has trained the last step.
+    pub fn finishes(&self) {
+        let digests = vec![(Shard(0), [3; 32]), (Shard(1), [4; 32])];
+        let result = WorkerResult { worker: self.id, digests, ..WorkerResult::default() };
+        self.node.say(Message::Finished(result));
+    }
+
+    /// Comes again on a new link, with its id; returns the answer.
+    pub async fn return_to(&mut self, address: SocketAddr) -> Message {
+        self.node = Node::connect(address, &self.credentials).await;
+        self.node.say(Message::Hello { schema: codec::schema(), worker: Some(self.id) });
+        self.node.hear().await
+    }
+}
+
+/// Lines of these steps.
+pub fn lines(steps: std::ops::RangeInclusive<u64>) -> Vec<MetricsLine> {
+    let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
+    steps.map(line).collect()
+}
