@@ -1,10 +1,10 @@
 //! The device: everything a worker computes, job after job, on a thread of its own.
 //!
-//! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else; while a
-//! pass waits for parameters it takes what arrives, and does or puts off what that is. The same code
-//! runs under a simulator, which calls [`Device::handle`] with a [`Port`] of its own. The device
-//! does not know who the members are, nor what a vote is; of a change of generation it knows which
-//! shards to keep.
+//! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else; while
+//! a pass waits for parameters it takes what arrives, and does or puts off what that is. The same
+//! code runs under a simulator, which calls [`Device::handle`] with a [`Port`] of its own. The
+//! device does not know who the members are, nor what a vote is; of a change of generation it
+//! knows which shards to keep.
 
 pub mod accumulate;
 pub mod build;

@@ -36,8 +36,8 @@ pub enum LinkError {
         /// Its reason; untrusted text, made printable.
         reason: String,
     },
-    /// Nothing was heard from the peer for the idle time-out, or it has heard nothing from this side
-    /// for as long and forgotten the link. It may well live; connecting again may succeed.
+    /// Nothing was heard from the peer for the idle time-out, or it has heard nothing from this
+    /// side for as long and forgotten the link. It may well live; connecting again may succeed.
     #[error("the link was lost: {how}")]
     Lost {
         /// How that was noticed.

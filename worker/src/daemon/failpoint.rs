@@ -162,7 +162,8 @@ fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
         Input::Piece { chunk, .. } => match chunk.kind {
             ChunkKind::Partial => Some("reduce_scatter.receive"),
             ChunkKind::Reduced => Some("reduced.receive"),
-            // What a commit of this generation made is gathered; what was there before is asked for.
+            // What a commit of this generation made is gathered; what was there before is asked
+            // for.
             ChunkKind::Parameters if chunk.step > resume => Some("all_gather.receive"),
             ChunkKind::Parameters => Some("parameters.receive"),
             ChunkKind::Master => Some("masters.receive"),

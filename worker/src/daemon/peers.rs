@@ -1,8 +1,8 @@
 //! Who this worker talks to: the members of its generation and the learners that are fed in it.
 //!
 //! Each pair of workers shares one link, which outlives generations; the newer worker calls the
-//! older one. A link of a worker that is no peer waits as a stranger's, unread and bounded in number
-//! and time: a record or a Meet that names it may be under way.
+//! older one. A link of a worker that is no peer waits as a stranger's, unread and bounded in
+//! number and time: a record or a Meet that names it may be under way.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

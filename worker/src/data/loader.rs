@@ -3,8 +3,8 @@
 //! In go the data shards of one step after the other. Out come, in that order, each data shard's
 //! micro-batches and the indices that were really filled into them. Steps resemble each other, so
 //! those to come are filled like the last one, until what is asked for is something else. At most
-//! `depth` filled data shards wait, one more is being filled, and memory given back is filled again.
-//! With a depth of 0 there is no thread: a data shard is filled when it is asked for.
+//! `depth` filled data shards wait, one more is being filled, and memory given back is filled
+//! again. With a depth of 0 there is no thread: a data shard is filled when it is asked for.
 //!
 //! This file does not know why steps differ, nor what becomes of the batches.
 

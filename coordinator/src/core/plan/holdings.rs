@@ -19,8 +19,9 @@ pub(super) enum Holdings {
 }
 
 impl Holdings {
-    /// As those say who have answered. The initial state needs no holder, as long as a member of the
-    /// generation that ends says that nothing was committed: if none is left, steps may be lost.
+    /// As those say who have answered. The initial state needs no holder, as long as a member of
+    /// the generation that ends says that nothing was committed: if none is left, steps may be
+    /// lost.
     pub(super) fn at(
         history: &History,
         evidence: &Evidence,
