@@ -34,6 +34,8 @@ pub(super) struct Learner {
     holdings: Holdings,
     learning: Learning,
     stage: Stage,
+    /// The newest step whose line is written, as far as was told in this generation.
+    written: Step,
     refused: u64,
     out: VecDeque<Effect>,
 }
@@ -61,6 +63,7 @@ impl Learner {
         Self {
             learning: Learning::default(),
             stage: Stage::Idle,
+            written: Step(0),
             refused: 0,
             out: jobs.into_iter().map(Effect::Device).collect(),
             setup,
@@ -117,6 +120,13 @@ impl Learner {
             && (waiting || self.learning.has_heard())
             && self.holdings.computing.iter().all(current)
             && self.learning.is_current(&self.holdings)
+            && self.has_every_line()
+    }
+
+    /// Whether the line of every step is written, or here: those who have them may be gone soon.
+    fn has_every_line(&self) -> bool {
+        let next = self.written.next();
+        self.written >= self.holdings.committed() || self.holdings.lines.contains_key(&next)
     }
 
     /// What it holds, as an answer to a Pause.
@@ -232,6 +242,7 @@ impl Learner {
 
     /// Every line up to `step` is written.
     pub fn written(&mut self, step: Step) {
+        self.written = self.written.max(step);
         self.holdings.lines = self.holdings.lines.split_off(&step.next());
     }
 

@@ -61,6 +61,7 @@ pub(super) struct Head {
 impl Learning {
     /// These shards are to be learned, and no others.
     pub fn feed(&mut self, shards: &[Shard], scene: &mut Scene<'_>) {
+        self.lost.clear(); // Whoever feeds has a link again, or will have one.
         let mut before = std::mem::take(&mut self.lessons);
         let wanted = shards.iter().filter(|shard| {
             let owned = scene.holdings.copies.get(shard).is_some_and(|copy| !copy.learned);

@@ -27,6 +27,7 @@ impl Core {
                 let feed = Feed { learner, name, address, shards };
                 if self.obeys(term, generation) {
                     self.feed(feed);
+                    self.hear_early(now);
                 }
             }
             Message::Hold { term, generation } => {
@@ -111,9 +112,11 @@ impl Core {
         match &mut self.phase {
             Phase::Learning(learner) => learner.written(written),
             Phase::Training(member) => {
+                let before = member.settled_lines().count();
                 member.written(now, written);
+                let left = member.settled_lines().count();
                 // A long tail goes out page by page, each with the answer to the one before.
-                if member.settled_lines().next().is_some() {
+                if (1..before).contains(&left) {
                     self.heartbeat(now);
                 }
             }
@@ -203,6 +206,7 @@ impl Core {
     fn feed(&mut self, feed: Feed) {
         match &mut self.phase {
             Phase::Learning(learner) if self.worker == Some(feed.learner) => {
+                self.unreachable.clear();
                 learner.feed(&feed.shards);
             }
             Phase::Training(member) => {

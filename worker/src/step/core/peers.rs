@@ -55,6 +55,7 @@ impl Core {
         match generation.cmp(&self.generation()) {
             Ordering::Less => self.refused += 1,
             Ordering::Greater => self.put_off(from, message),
+            Ordering::Equal if self.is_unknown(from) => self.keep(from, message),
             Ordering::Equal => match &mut self.phase {
                 Phase::Learning(learner) => learner.peer(now, from, message),
                 Phase::Training(member) => member.peer(now, from, message),
@@ -66,15 +67,25 @@ impl Core {
     /// Keeps what is of a generation that this worker does not know yet, and asks for its record.
     fn put_off(&mut self, from: WorkerId, message: Message) {
         let first = self.early.is_empty();
+        self.keep(from, message);
+        if first && self.worker.is_some() {
+            self.tell(Message::FetchRecord);
+        }
+    }
+
+    fn keep(&mut self, from: WorkerId, message: Message) {
         let waiting = self.early.entry(from).or_default();
         if waiting.len() < MAX_EARLY {
             waiting.push_back(message);
         } else {
             self.refused += 1;
         }
-        if first && self.worker.is_some() {
-            self.tell(Message::FetchRecord);
-        }
+    }
+
+    /// Whether a worker is neither a member nor, as far as this member knows, a learner: its Feed is
+    /// perhaps still on its way.
+    fn is_unknown(&self, from: WorkerId) -> bool {
+        matches!(&self.phase, Phase::Training(member) if !member.serves(from))
     }
 
     /// A generation has begun: takes what came too early for the one before.

@@ -47,7 +47,7 @@ impl Member {
         self.device(Job::Export { to, shards });
     }
 
-    fn serves(&self, to: WorkerId) -> bool {
+    pub(in crate::step) fn serves(&self, to: WorkerId) -> bool {
         self.plan.roster().lists(to) || self.feeds.has(to)
     }
 
