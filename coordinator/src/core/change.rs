@@ -70,7 +70,12 @@ impl Core {
         }
         match &mut self.phase {
             Phase::Pausing(pausing) => {
-                pausing.missing.remove(&worker);
+                // One that may be back in a moment is asked again, also if it has answered before.
+                if self.silence.may_answer(now, worker) && self.state.is_member(worker) {
+                    pausing.missing.insert(worker);
+                } else {
+                    pausing.missing.remove(&worker);
+                }
                 self.advance(now);
             }
             Phase::Steady | Phase::Holding(_) if self.state.is_member(worker) => self.pause(now),
@@ -114,10 +119,11 @@ impl Core {
             let reason = format!("no heartbeat for {:?}", PATIENCE);
             self.suspect(now, worker, Doubt { reason, dead: false });
         }
-        match &self.phase {
+        match &mut self.phase {
             Phase::Steady => self.consider(now),
             Phase::Holding(_) => self.keep_holding(now),
-            Phase::Pausing(_) => {
+            Phase::Pausing(pausing) => {
+                pausing.missing.retain(|worker| self.silence.may_answer(now, *worker));
                 self.repeat_pause(now);
                 self.advance(now);
             }
@@ -134,7 +140,7 @@ impl Core {
             number: self.state.generation().next(),
             since: now,
             said: now,
-            missing: self.expected(),
+            missing: self.expected(now),
             wait: None,
         });
         self.say_pause();
@@ -149,16 +155,16 @@ impl Core {
         self.statuses.clear();
     }
 
-    /// Whose answer is waited for. Members that are not suspected, and who is to become one: before
+    /// Whose answer is waited for. Members that may well live, and who is to become one: before
     /// the first generation everyone, later who has learned.
-    fn expected(&self) -> BTreeSet<WorkerId> {
+    fn expected(&self, now: Time) -> BTreeSet<WorkerId> {
         let members = self.state.record().into_iter().flat_map(|record| &record.members);
         let linked = self.links.registered().keys().copied();
         let first = linked.filter(|_| self.state.record().is_none());
         let ready = self.feeds.ready().iter().copied();
         let all = members.map(|member| member.worker).chain(first).chain(ready);
         let silent = all.filter(|worker| !self.statuses.contains_key(worker));
-        silent.filter(|worker| !self.silence.is_suspected(*worker)).collect()
+        silent.filter(|worker| self.silence.may_answer(now, *worker)).collect()
     }
 
     fn repeat_pause(&mut self, now: Time) {
@@ -331,8 +337,14 @@ impl Core {
     fn let_go(&mut self, worker: WorkerId) {
         self.expect_nothing_of(worker);
         if let Some(link) = self.links.of_registered(worker) {
-            self.release(link, Message::Dismiss);
+            self.see_off(link, worker);
         }
+    }
+
+    /// The worker has drained, whoever asked for it, and may go.
+    pub(super) fn see_off(&mut self, link: LinkId, worker: WorkerId) {
+        self.send(link, Message::Drain { worker });
+        self.release(link, Message::Dismiss);
     }
 
     fn expect_nothing_of(&mut self, worker: WorkerId) {

@@ -275,8 +275,10 @@ impl Evidence<'_> {
     /// The lines after the newest that is written, up to `resume`, in order without gaps.
     fn lines_up_to(&self, resume: Step) -> Vec<MetricsLine> {
         let lines = self.statuses.values().flat_map(|status| &status.lines);
+        let mut lines: Vec<_> = lines.filter(|line| line.step <= resume).collect();
+        lines.sort_by_key(|line| line.generation); // the newest generation's word counts
         let known: BTreeMap<Step, &MetricsLine> =
-            lines.filter(|line| line.step <= resume).map(|line| (line.step, line)).collect();
+            lines.into_iter().map(|line| (line.step, line)).collect();
         let wanted = (self.written.0 + 1..=resume.0).map(Step);
         wanted.map_while(|step| known.get(&step).copied().cloned()).collect()
     }

@@ -128,11 +128,23 @@ impl Silence {
         Loss { worker, reason, detect_ms: detect.as_millis() as u64 }
     }
 
-    /// The workers whose deadline has passed, by id, each once.
-    pub(super) fn tick(&mut self, now: Time) -> Vec<WorkerId> {
+    /// Something happens: if it comes late, everyone gets a fresh deadline, before it is judged.
+    pub(super) fn wake(&mut self, now: Time) {
         if now.since(self.ticked) > TICK + LATE {
             self.heard.values_mut().for_each(|heard| *heard = now);
+            self.ticked = now;
         }
+    }
+
+    /// Whether an answer of the worker is worth waiting for: it is not suspected, or only of a lost
+    /// link, which it may have again in a moment.
+    pub(super) fn may_answer(&self, now: Time, worker: WorkerId) -> bool {
+        !self.is_suspected(worker)
+            || (!self.is_dead(worker) && self.unheard(now, worker) < PATIENCE)
+    }
+
+    /// The workers whose deadline has passed, by id, each once.
+    pub(super) fn tick(&mut self, now: Time) -> Vec<WorkerId> {
         self.ticked = now;
         let silent = self.heard.iter().filter(|(_, heard)| now.since(**heard) >= PATIENCE);
         silent.map(|(&worker, _)| worker).filter(|worker| !self.is_suspected(*worker)).collect()

@@ -105,7 +105,7 @@ impl Core {
         let known = self.state.workers().get(&worker).filter(|known| name == Some(&known.name));
         match known.map(|known| known.standing) {
             // It has left, and only did not hear of it.
-            Some(Standing::Left) => self.release(link, Message::Dismiss),
+            Some(Standing::Left) => self.see_off(link, worker),
             Some(Standing::Registered | Standing::Member | Standing::Leaving) => {
                 self.admit(now, link, worker);
             }
@@ -203,8 +203,13 @@ impl Core {
         }
         if heartbeat.ready {
             self.feeds.learned(worker, generation);
-        } else if !unreachable.is_empty() {
-            self.feeds.cut_off(worker);
+        } else if let Some(other) = unreachable.first()
+            && self.feeds.is_useless(now, worker)
+            && !self.state.is_member(worker)
+        {
+            // It would be of no use as a member; as another worker it may reach all of them.
+            let reason = format!("it cannot reach worker {other}");
+            self.suspect(now, worker, Doubt { reason, dead: false });
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {

@@ -31,6 +31,8 @@ pub struct Peer {
     /// Messages that wait for a link.
     unsaid: Vec<Message>,
     lanes: Lanes,
+    /// It is a member of this generation, and not only fed in it.
+    is_member: bool,
     /// Whether anything was said or sent in this generation.
     is_used: bool,
     /// Since when a link is awaited, until it is up or was said to be missing.
@@ -48,7 +50,7 @@ struct Attached {
 }
 
 impl Peer {
-    /// A peer without a link, in `generation`.
+    /// A learner without a link, in `generation`; a member from [`Peer::renew`] on.
     pub fn new(name: NodeName, address: SocketAddr, generation: Generation) -> Self {
         Self {
             name,
@@ -56,17 +58,19 @@ impl Peer {
             link: None,
             unsaid: Vec::new(),
             lanes: Lanes::new(generation),
+            is_member: false,
             is_used: false,
             awaited: Some(Instant::now()),
             call: JoinSet::new(),
         }
     }
 
-    /// Another generation begins: what waits is dropped, what is under way is given up. A link that
+    /// Another generation begins, of which it is a member: what waits is dropped, what is under way is given up. A link that
     /// lives is kept.
     pub fn renew(&mut self, generation: Generation, inlet: &Inlet) {
         self.unsaid.clear();
         self.lanes = Lanes::new(generation);
+        self.is_member = true;
         self.is_used = false;
         self.link.take_if(|attached| attached.link.ended().is_some());
         match &self.link {
@@ -111,7 +115,11 @@ impl Peer {
     /// Queues a parcel on its lane.
     pub fn stream(&mut self, lane: Lane, step: Step, parcel: Parcel) {
         self.is_used = true;
-        self.lanes.queue(lane, step, parcel);
+        if self.is_member {
+            self.lanes.queue(lane, step, parcel);
+        } else {
+            self.lanes.feed(lane, step, parcel);
+        }
     }
 
     /// Calls the peer until there is a link, which `arrived` is given; nothing, if there is one or

@@ -209,7 +209,9 @@ impl Holdings {
                     follow(&mut self.computing, *shard, resume);
                 }
             }
-            jobs.extend(self.skip(commit));
+            if self.generation == commit.generation {
+                jobs.extend(self.skip(commit));
+            }
         }
         self.lines.insert(commit.step, commit.line.clone());
     }
@@ -243,8 +245,9 @@ impl Holdings {
         if commit.decision != Decision::Skip {
             return None;
         }
-        let before = |version: &&mut Version| version.step.next() == commit.step;
-        let current = self.computing.iter_mut().filter(before);
+        // Only what is of this history: the device may label more, which is then loaded anew.
+        let before = self.version();
+        let current = self.computing.iter_mut().filter(|version| **version == before);
         current.for_each(|version| *version = Version::of(commit));
         Some(Job::Skip { step: commit.step })
     }

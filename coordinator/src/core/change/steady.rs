@@ -111,12 +111,13 @@ impl Core {
             }
             (Phase::Steady | Phase::Holding(_), _) => {
                 let member = self.state.is_member(worker);
-                if !member && self.feeds.lessons().contains_key(&worker) {
-                    self.announce(vec![link]);
-                }
                 let learners = self.feeds.lessons().keys().copied();
                 let told = learners.filter(|learner| member || *learner == worker);
                 let feeds: Vec<Message> = told.filter_map(|id| self.feed_of(id)).collect();
+                // A feed counts only in the generation that it is of: a member may lack the record.
+                if !feeds.is_empty() {
+                    self.announce(vec![link]);
+                }
                 feeds.into_iter().for_each(|feed| self.send(link, feed));
             }
             (Phase::Pausing(_) | Phase::Proposed(_), _) => {}

@@ -14,7 +14,7 @@ fn every_sign_of_a_loss_is_noticed_in_its_time() {
     type Fault = fn(&mut World, LinkId);
     let table: [(Fault, u64, &str); 5] = [
         (|w, link| w.kill(link), 0, "its link closed: nobody listens"),
-        (|w, link| w.cut(link), 0, "its link closed: timed out"),
+        (|w, link| w.cut(link), 2_250, "its link closed: timed out"),
         (
             |w, _| {
                 let name = NodeName::parse("worker-3").expect("a valid name");

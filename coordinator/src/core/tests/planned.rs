@@ -245,7 +245,7 @@ fn a_worker_that_is_no_member_leaves_at_once() {
     let joiner = world.worker("worker-3");
     world.hear(joiner);
     world.say(joiner, Message::Leave);
-    assert_eq!(world.words(joiner), ["dismiss"]);
+    assert_eq!(world.words(joiner), ["drain", "dismiss"]);
     assert_eq!(world.comings_and_goings(), [format!("left {}", world.id(joiner))]);
 }
 

@@ -103,12 +103,28 @@ fn who_comes_back_late_has_time_to_answer() {
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
 }
 
+/// A coordinator that stood still finds all its links timed out when it wakes up: nobody is
+/// evicted for that, whoever is the first to come back.
+#[test]
+fn a_coordinator_that_stood_still_evicts_nobody() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=2);
+    world.now = world.now + Duration::from_secs(4);
+    for link in &links {
+        world.cut(*link);
+    }
+    let back: Vec<_> = links.iter().map(|link| world.relink(*link)).collect();
+    world.pass(500, &back);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 4));
+}
+
 #[test]
 fn a_worker_that_was_lost_is_told_so_whenever_it_comes_back() {
     let (mut world, links) = World::training(3);
     world.commit(1..=2);
     let id = world.id(links[2]);
     world.cut(links[2]);
+    world.pass(2_250, &links[..2]);
     assert_eq!(world.generation(), Generation(2));
     let back = world.relink(links[2]);
     assert_eq!(world.hear(back), [Message::Evicted { worker: id }]);

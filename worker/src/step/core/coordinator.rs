@@ -41,6 +41,7 @@ impl Core {
             Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
             Message::Evicted { .. } => {} // It is about an id that was given up before.
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
+            Message::Drain { worker } if self.worker == Some(worker) => self.drains = true,
             Message::Dismiss if self.drains => self.end(Exit::Drained),
             Message::Dismiss => self.end(Exit::Dismissed),
             _ => self.refused += 1,

@@ -11,8 +11,11 @@ use super::Head;
 use crate::step::event::{Effect, Job};
 use crate::step::holdings::{Copy, Holdings};
 
-/// Reduced gradients of one shard that wait, at most; older ones are dropped.
+/// Reduced gradients of one shard that wait at the first try, at most; older ones are dropped. Each
+/// try doubles it: a state that takes longer than so many steps would never be caught up with.
 pub const MAX_WAITING: usize = 4;
+/// How often it is doubled, at most.
+const MAX_DOUBLINGS: usize = 6;
 
 /// How far one shard is learned.
 #[derive(Debug)]
@@ -84,10 +87,14 @@ impl Lesson {
         self.waiting.insert(step, gradient);
         let first = self.first.unwrap_or(step);
         self.first = Some(first.min(step));
-        if self.waiting.len() > MAX_WAITING {
+        if self.waiting.len() > self.patience() {
             let dropped = self.waiting.pop_first();
             self.first = dropped.map(|(oldest, _)| oldest.next()).max(self.first);
         }
+    }
+
+    fn patience(&self) -> usize {
+        MAX_WAITING << self.tries.saturating_sub(1).min(MAX_DOUBLINGS)
     }
 
     /// Chooses whom to ask, and counts it as asked: so that several owners serve, each is asked
@@ -154,7 +161,7 @@ impl Lesson {
         while self.is_held() {
             let Some(copy) = holdings.copies.get(&shard) else { break };
             let next = copy.version.step.next();
-            let outrun = holdings.committed().0 >= copy.version.step.0 + MAX_WAITING as u64;
+            let outrun = holdings.committed().0 >= copy.version.step.0 + self.patience() as u64;
             let commit = commits.get(&next);
             let gradient = self.waiting.remove(&next);
             match commit {
