@@ -107,9 +107,11 @@ struct Tally {
     faults: BTreeMap<&'static str, u64>,
     steps: u64,
     completed: u64,
-    failed: u64,
+    changes: world::Tally,
     events: u64,
     longest: Duration,
+    longest_change: Duration,
+    longest_recovery: Duration,
     /// The sum of the traces' digests: equal for equal histories, whatever the order.
     digest: u64,
     wall: Duration,
@@ -159,8 +161,10 @@ impl Tally {
                 self.simulated += Duration::from_nanos(endured.at.0);
                 self.steps += endured.steps;
                 self.completed += endured.completed;
-                self.failed += endured.failed;
+                self.changes += endured.changes;
                 self.longest = self.longest.max(endured.longest);
+                self.longest_change = self.longest_change.max(endured.longest_change);
+                self.longest_recovery = self.longest_recovery.max(endured.recovery);
             }
             Err(failure) => {
                 if self.broken.as_ref().is_none_or(|(other, _)| seed < *other) {
@@ -175,31 +179,40 @@ impl Tally {
     }
 
     fn print(&self) -> Result<(), Failure> {
-        let Self { seeds, steps, completed, failed, events, digest, .. } = self;
+        let Self { seeds, steps, completed, changes, events, digest, .. } = self;
+        let world::Tally { generations, lost, left, redone, rollbacks } = changes;
         let (simulated, wall) = (self.simulated.as_secs_f64() / 60.0, self.wall.as_secs_f64());
         output::print(format_args!("simulated {seeds} seeds, {simulated:.0} virtual minutes"))?;
         for (kind, count) in &self.faults {
             output::print(format_args!("  {kind:<26}{count}"))?;
         }
         output::print(format_args!(
-            "  runs        {completed} complete with the same hash, {failed} failed as they \
-             should\n  \
+            "  runs        {completed} complete with the same hash, none failed\n  \
+             generations {generations}: {lost} members lost, {left} left, {redone} steps done \
+             again, {rollbacks} rollbacks\n  \
              steps       {steps} committed, {events} events\n  \
-             longest     {:.2} s without progress\n  \
+             longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
+             from the last fault to the end\n  \
              histories   {digest:016x}\n  \
              speed       {wall:.1} s, {:.1} seeds a core-second",
             self.longest.as_secs_f64(),
+            self.longest_change.as_secs_f64(),
+            self.longest_recovery.as_secs_f64(),
             self.seeds_per_core_second()
         ))
     }
 
     fn json(&self, flags: &SimulateFlags, violation: Value) -> Value {
+        let world::Tally { generations, lost, left, redone, rollbacks } = self.changes;
         json!({
             "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
             "minutes": flags.minutes, "virtual_seconds": self.simulated.as_secs_f64(),
             "faults": self.faults, "steps": self.steps, "runs_completed": self.completed,
-            "runs_failed": self.failed, "events": self.events,
+            "generations": generations, "members_lost": lost, "members_left": left,
+            "steps_redone": redone, "rollbacks": rollbacks, "events": self.events,
             "longest_ms": self.longest.as_secs_f64() * 1e3,
+            "longest_change_ms": self.longest_change.as_secs_f64() * 1e3,
+            "longest_recovery_ms": self.longest_recovery.as_secs_f64() * 1e3,
             "histories": format!("{:016x}", self.digest),
             "wall_seconds": self.wall.as_secs_f64(),
             "seeds_per_core_second": self.seeds_per_core_second(), "violation": violation,

@@ -1,7 +1,8 @@
 //! What a storm of workers costs the coordinator's core: `cargo bench -p everstep-chaos`.
 //!
 //! A table for each number of workers: CPU time of the core by kind of input, and the longest input
-//! (all others wait for it); then the whole, beside the virtual time in which it happened.
+//! (all others wait for it); then the whole, beside the virtual time in which it happened. One
+//! worker is killed while all train: a Pause to all, their answers, and another generation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,8 +39,8 @@ fn storm(workers: u32) {
         cost.longest = cost.longest.max(spent);
     };
     let before = cpu_time();
-    let report =
-        Crowd::new(Scenario::storm(1, workers)).run(LIMIT, measured).expect("it is complete");
+    let scenario = Scenario { killed: 1, ..Scenario::storm(1, workers) };
+    let report = Crowd::new(scenario).run(LIMIT, measured).expect("it is complete");
     let whole = cpu_time().saturating_sub(before);
     println!("\n{workers} workers: inputs, CPU ms in the core, longest ms");
     for (kind, Cost { inputs, cpu, longest }) in &costs {
@@ -48,7 +49,9 @@ fn storm(workers: u32) {
     let core: Duration = costs.values().map(|cost| cost.cpu).sum();
     let [announced, finished] =
         [report.announced_at, report.finished_at].map(|at| ms(at.since(Time(0))) / 1e3);
+    let mended = ms(report.mended_at.since(report.killed_at));
     println!("  announced after {announced:.3} s, finished after {finished:.3} s (virtual)");
+    println!("  the next generation {mended:.1} ms after the death (virtual)");
     println!("  CPU s: {:.3} in the core, {:.3} in all", ms(core) / 1e3, ms(whole) / 1e3);
     println!("  {report:?}");
 }
@@ -59,6 +62,7 @@ fn kind(input: &Input) -> &'static str {
         Input::Disconnected { .. } => "disconnected",
         Input::Message { message, .. } => message.name(),
         Input::Applied { .. } => "applied",
+        Input::Elected { .. } => "elected",
         Input::Tick => "tick",
     }
 }

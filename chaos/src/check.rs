@@ -9,19 +9,27 @@
 mod bounds;
 mod commits;
 mod copies;
+mod holdings;
 mod lines;
 mod parameters;
+mod pauses;
+mod promises;
 mod records;
+mod resumes;
+mod rollbacks;
 mod samples;
 mod stale;
+mod sums;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, Decision, Generation, MetricsLine, Record, RunSpec, Shard, Step, WorkerId,
+    Chunk, Commit, Decision, Generation, MetricsLine, Record, RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -29,10 +37,18 @@ use everstep_worker::data::Sampler;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
+use holdings::Holdings;
 use lines::Lines;
 use parameters::Parameters;
+use pauses::Pauses;
+use promises::Promises;
 use records::Records;
+use resumes::Resumes;
 use samples::Samples;
+use sums::Sums;
+
+pub use pauses::SERVED;
+pub use stale::Standing;
 
 /// A promise of the design, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,23 +62,34 @@ pub enum Invariant {
     I3,
     /// Every sample of the plan contributes to exactly one committed step.
     I4,
-    /// Commits come one by one, and settled steps never go backwards.
+    /// Settled steps never go backwards, unless a rollback says so.
     I5,
-    /// Nothing of an older generation, nor of a step that is over, is taken.
+    /// While an owner of every shard lives, no rollback happens.
+    I6,
+    /// Nothing of an older generation changes anything, nor of one that a promise has ended.
     I7,
-    /// No worker is lost, and no run fails, without a fault that explains it.
+    /// No heartbeating worker is evicted, and no run fails, without a fault that explains it.
     I8,
     /// Queues are bounded.
     I10,
-    /// Whatever goes wrong, the run has failed or goes on within a stated time; and once nothing
-    /// goes wrong any more, it becomes complete.
+    /// Once nothing goes wrong any more, the run goes on, and becomes complete, in a stated time.
     I11,
-    /// Metrics are those of one history: each settled step once, in order.
+    /// Metrics and events are those of one history: each settled step once, in order.
     I13,
+    /// Equal applied index means equal coordinator state.
+    I14,
+    /// Every member of a record had promised its number to its proposer.
+    I15,
+    /// Every listed owner can reach the resume version from its own state.
+    I16,
+    /// A record resumes at its predecessor's step or later, and no settled step is lost.
+    I17,
     /// Each partial is added exactly once: where nothing is sent twice, nothing is refused.
     I18,
     /// All contributions to a step were computed from one history's version before it.
     I19,
+    /// Each Pause that can be served ends in a record within a stated time.
+    I20,
 }
 
 /// An invariant did not hold.
@@ -80,26 +107,53 @@ pub struct Violation {
 /// Something that a checker wants to know of.
 #[derive(Clone, Copy, Debug)]
 pub enum Observation<'a> {
-    /// A worker became a member.
-    Entered(WorkerId, &'a Record),
+    /// The coordinator asks for promises of this number.
+    Paused(Generation),
+    /// A worker has promised this number to the coordinator of this term.
+    Promised(WorkerId, Term, Generation),
+    /// The coordinator proposes a generation.
+    Proposed(&'a Record),
+    /// The log has come to a generation in this term; with whose loss it is a rollback, if it is
+    /// one: all of the members before who are gone in truth, or have been unheard for too long.
+    Recorded(&'a Record, Term, Option<&'a BTreeSet<WorkerId>>),
+    /// Time passes: whether coordinator and members are able to serve a Pause.
+    Passes(bool),
+    /// A worker became a member, with this last commit.
+    Entered(WorkerId, &'a Record, Step),
+    /// A worker is gone, or has discarded all its state.
+    Gone(WorkerId),
+    /// A worker says something to another in this generation.
+    Said(WorkerId, Generation),
     /// A device begins with the gradients of a step.
     Began(WorkerId, Step),
-    /// A device has computed a data shard.
-    Computed(Step, &'a Contribution),
+    /// A device that has entered this generation has computed a data shard of this step.
+    Computed(WorkerId, (Generation, Step), &'a Contribution),
     /// A member has learned, or decided, that a step is committed.
     Committed(WorkerId, &'a Commit),
-    /// A member takes this step, and all before, for settled.
-    Settled(WorkerId, Step),
-    /// An owner holds a new version of a shard.
-    Updated(WorkerId, Copy<'a>),
+    /// A member of this generation takes this step, and all before, for settled.
+    Settled(WorkerId, (Generation, Step)),
+    /// A device has entered a generation that resumes at this step, and owns these shards.
+    Holds(WorkerId, &'a [(Shard, Step, u64)], Step),
+    /// A device is to make a version of a shard.
+    Given(WorkerId, Shard, Step),
+    /// A worker holds a new version of a shard; whether its device is in its core's generation.
+    Updated(WorkerId, Copy<'a>, bool),
+    /// A primary hands out what is computed with.
+    Shared(WorkerId, Copy<'a>),
+    /// A device is given a version of a shard that another worker has sent.
+    Offered(WorkerId, Copy<'a>),
+    /// It has taken it on.
+    Restored(WorkerId, Copy<'a>),
     /// A member computes with another's new version of a shard.
     Loaded(WorkerId, Copy<'a>),
+    /// A watcher was told of an event.
+    Told(&'a Event),
     /// A watcher was told a line.
     Written(&'a MetricsLine),
-    /// Somebody refused something.
+    /// Somebody refused something that was meant for it.
     Refused(fmt::Arguments<'a>),
-    /// A member whose generation and last commit these are takes a chunk.
-    Admitted(&'a Chunk, (Generation, Step)),
+    /// A worker that stands so takes a chunk.
+    Admitted(WorkerId, &'a Chunk, Standing),
     /// So many wait in a queue of this kind.
     Queued(&'static str, usize),
     /// The memory of a worker is not what it should be: its copies may differ from now on.
@@ -153,14 +207,21 @@ type Found = (Invariant, String);
 #[derive(Debug)]
 pub struct Checks {
     steps: u64,
+    /// Owners of each parameter shard.
+    copies_wanted: u32,
     bounds: Bounds,
     /// Nobody meddles with what is sent: whatever is refused was sent in error.
     honest: bool,
     records: Records,
+    promises: Promises,
+    holdings: Holdings,
+    resumes: Resumes,
+    pauses: Pauses,
     commits: Commits,
     copies: Copies,
     parameters: Parameters,
     samples: Samples,
+    sums: Sums,
     lines: Lines,
 }
 
@@ -170,13 +231,19 @@ impl Checks {
     pub fn new(run: &RunSpec, samples: u64, reference: Option<Arc<Chronicle>>) -> Self {
         Self {
             steps: run.steps,
+            copies_wanted: run.copies,
             bounds: Bounds::new(run.batch.data_shards),
             honest: true,
             records: Records::default(),
+            promises: Promises::default(),
+            holdings: Holdings::default(),
+            resumes: Resumes::default(),
+            pauses: Pauses::default(),
             commits: Commits::new(reference.clone()),
             copies: Copies::new(reference),
             parameters: Parameters::default(),
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
+            sums: Sums::default(),
             lines: Lines::default(),
         }
     }
@@ -192,41 +259,166 @@ impl Checks {
     /// The invariant that does not hold any more. What comes after it proves nothing.
     pub fn observe(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Violation> {
         let found = match seen {
-            Observation::Entered(_, record) => {
-                self.commits.entered(record);
-                self.bounds.entered(record);
-                self.records.entered(record)
+            Observation::Paused(number) => {
+                self.pauses.paused(now, number);
+                Ok(())
+            }
+            Observation::Passes(able) => self.pauses.passes(now, able),
+            Observation::Promised(worker, term, number) => {
+                self.promises.promised(worker, (term, number))
+            }
+            Observation::Proposed(record) => {
+                let promised = self.promises.proposed(record);
+                let (before, copies) = (self.records.current(), self.copies_wanted);
+                promised.and_then(|()| self.holdings.proposed(record, before, copies))
+            }
+            Observation::Recorded(record, term, lost) => {
+                let led = promises::recorded(record, term);
+                led.and_then(|()| self.recorded(now, record, lost))
+            }
+            Observation::Entered(worker, record, committed) => self
+                .records
+                .entered(record)
+                .and_then(|()| self.commits.entered(worker, record, committed)),
+            Observation::Gone(worker) => {
+                self.holdings.gone(worker);
+                Ok(())
+            }
+            Observation::Said(worker, generation) => {
+                self.promises.acts(worker, generation, format_args!("says something"))
             }
             Observation::Began(worker, step) => self.commits.began(worker, step),
-            Observation::Computed(step, contribution) => self.samples.computed(step, contribution),
-            Observation::Committed(worker, commit) => {
-                let agreed = self.copies.committed(commit.step);
-                let known = agreed.and_then(|()| self.commits.committed(worker, commit));
-                known.and_then(|()| self.samples.committed(commit.step))
-            }
-            Observation::Settled(worker, step) => self.commits.settled(worker, step),
-            Observation::Updated(worker, copy) => {
-                let committed = self.commits.updated(worker, copy.version);
-                let same = committed.and_then(|()| self.copies.updated(worker, copy));
-                same.map(|()| self.parameters.announced(copy))
-            }
-            Observation::Loaded(worker, copy) => self.parameters.loaded(worker, copy),
+            Observation::Computed(worker, when, part) => self.samples.computed(worker, when, part),
+            Observation::Committed(worker, commit) => self.committed(worker, commit),
+            Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
+            Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),
             Observation::Refused(_) => Ok(()),
-            Observation::Admitted(chunk, standing) => stale::admitted(chunk, standing),
+            Observation::Admitted(worker, chunk, standing) => {
+                let taken = stale::admitted(chunk, standing);
+                let once =
+                    |()| if self.honest { self.sums.admitted(worker, chunk) } else { Ok(()) };
+                taken.and_then(once)
+            }
             Observation::Queued(kind, waiting) => self.bounds.queued(kind, waiting),
             Observation::Corrupted(worker) => {
                 self.copies.corrupted(worker);
                 Ok(())
             }
+            of_copies => self.held(of_copies),
         };
         found.map_err(|found| violation(now, found))
     }
 
+    /// What is seen of copies of shards.
+    fn held(&mut self, seen: Observation<'_>) -> Result<(), Found> {
+        match seen {
+            Observation::Holds(worker, owned, resume) => {
+                for (shard, version, digest) in owned {
+                    let (version, shard, digest) = (*version, *shard, Some(*digest));
+                    let copy = Copy { version, shard, digest, parameters: None };
+                    self.copies.updated(worker, copy)?;
+                }
+                self.holdings.entered(worker, owned, resume)
+            }
+            Observation::Updated(worker, copy, of_now) => {
+                if of_now {
+                    self.commits.updated(worker, copy.version)?;
+                }
+                self.copies.updated(worker, copy)?;
+                self.holdings.holds(worker, copy.shard, copy.version);
+                self.announced(worker, copy)
+            }
+            Observation::Shared(worker, copy) => self.announced(worker, copy),
+            Observation::Offered(worker, copy) => self.copies.offered(worker, copy),
+            Observation::Restored(worker, copy) => {
+                self.holdings.restored(worker, copy.shard, copy.version);
+                Ok(())
+            }
+            Observation::Given(worker, shard, version) => {
+                self.holdings.given(worker, shard, version);
+                Ok(())
+            }
+            Observation::Loaded(worker, copy) => self.parameters.loaded(worker, copy),
+            _ => Ok(()),
+        }
+    }
+
+    fn announced(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+        if self.copies.are_trusted() { self.parameters.announced(worker, copy) } else { Ok(()) }
+    }
+
+    fn recorded(
+        &mut self,
+        now: Time,
+        record: &Record,
+        lost: Option<&BTreeSet<WorkerId>>,
+    ) -> Result<(), Found> {
+        let before = self.records.current();
+        match lost.zip(before) {
+            Some((lost, before)) => rollbacks::rolled_back(before, lost)?,
+            None => {
+                let history = self.records.history(record.predecessor);
+                let settled = self.commits.newest_settled(history);
+                self.resumes.recorded(record, before, settled)?;
+            }
+        }
+        self.records.recorded(record, lost.is_some())?;
+        self.commits.recorded(self.records.history(record.number), record.resume);
+        self.bounds.recorded(record);
+        self.pauses.recorded(now, record.number);
+        Ok(())
+    }
+
+    fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+        self.promises.acts(worker, commit.generation, format_args!("commits {}", commit.step))?;
+        self.copies.committed(commit.step)?;
+        let first = self.resumes.committed(commit)?;
+        // Who does not know that its generation is over may yet commit in it: to no effect.
+        let current = self.records.current().filter(|it| it.number == commit.generation);
+        let history = self.records.history(commit.generation);
+        let history = current.is_some().then_some(history);
+        self.commits.committed(worker, commit, history, first)?;
+        match current.filter(|_| first) {
+            Some(record) => self.samples.committed(commit.step, record),
+            None => Ok(()),
+        }
+    }
+
     /// The last step that anyone has committed.
-    pub fn committed(&self) -> Step {
-        self.commits.newest()
+    pub fn committed_step(&self) -> Step {
+        self.commits.newest_committed()
+    }
+
+    /// How many steps were committed, those that were done again counted again.
+    pub fn steps(&self) -> u64 {
+        self.commits.count()
+    }
+
+    /// The longest time from a Pause to its record.
+    pub fn longest_change(&self) -> Duration {
+        self.pauses.longest()
+    }
+
+    /// The record of the current generation.
+    pub fn current_record(&self) -> Option<&Record> {
+        self.records.current()
+    }
+
+    /// The record of a generation.
+    pub fn record_of(&self, generation: Generation) -> Option<&Record> {
+        self.records.of(generation)
+    }
+
+    /// Whether a worker is a member of a generation.
+    pub fn lists(&self, generation: Generation, worker: WorkerId) -> bool {
+        self.records.lists(generation, worker)
+    }
+
+    /// The run is over: whatever is under way leads to nothing any more.
+    pub fn over(&mut self) {
+        self.pauses.over();
     }
 
     /// Looks at the whole of a complete run.

@@ -13,22 +13,45 @@ use everstep_worker::step::event::Lane;
 
 use crate::world::Node;
 
-pub use schedule::{Rates, Schedule};
+pub use schedule::{Rates, SPARE_MACHINES, Schedule};
 
-/// The longest interruption of a process or a path that a cluster must bear without noticing: less
+/// The longest interruption of a process or a path that a cluster must bear without a loss: less
 /// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
 pub const TOLERATED: Duration = Duration::from_millis(1_500);
 
-/// Something that goes wrong. Workers are named by their slot, `0..workers`: whatever process is
-/// there when it happens. The operator is beside the coordinator, and spared.
+/// Something that goes wrong, or that is asked of the cluster. Workers are named by their machine,
+/// `0..workers` and some more: whatever process is there when it happens. The operator is beside
+/// the coordinator, and spared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A process ends without a word. Of what it has sent, some lanes arrive and some do not.
     Crash {
         /// Which.
         node: Node,
-        /// When somebody starts it again, as a new process that knows nothing.
+        /// When somebody starts it again: a worker as a new process that knows nothing, the
+        /// coordinator with what is on its disk.
         restart: Option<Duration>,
+    },
+    /// Several processes end at once, without a word.
+    CrashTogether {
+        /// Which.
+        side: Vec<Node>,
+        /// When somebody starts all of them again.
+        restart: Option<Duration>,
+    },
+    /// A new worker comes, if there is none on this machine.
+    Join {
+        /// The machine.
+        node: Node,
+    },
+    /// A worker is asked to leave.
+    Drain {
+        /// Which.
+        node: Node,
+        /// Who asks it.
+        by: Asker,
+        /// How long it has, if it is asked itself: then it leaves in any case.
+        grace: Duration,
     },
     /// A process stands still (SIGSTOP): it handles nothing and its links hear nothing of it; then
     /// it handles all that has come.
@@ -113,11 +136,26 @@ pub enum Fault {
         /// For how long.
         span: Duration,
     },
-    /// A bit of the next reduced gradient flips in the memory of a worker that backs it up.
+    /// A bit flips in what a worker's device holds: it finds that before its next update.
     Flip {
         /// Whose memory.
         node: Node,
     },
+    /// A bit of the next reduced gradient flips in the memory of a worker that backs it up: its
+    /// copy differs from then on, and the run ends.
+    Garble {
+        /// Whose memory.
+        node: Node,
+    },
+}
+
+/// Who asks a worker to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// Its own machine, by a signal.
+    Machine,
+    /// The operator, by way of the coordinator.
+    Operator,
 }
 
 /// What is delivered twice.
@@ -137,6 +175,10 @@ impl Fault {
         match self {
             Self::Crash { node: Node::Coordinator, .. } => "crash of the coordinator",
             Self::Crash { .. } => "crash of a worker",
+            Self::CrashTogether { .. } => "crash of several",
+            Self::Join { .. } => "join",
+            Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
+            Self::Drain { by: Asker::Operator, .. } => "drain by the operator",
             Self::Pause { .. } => "pause",
             Self::Drift { .. } => "clock drift",
             Self::Disconnect { .. } => "connection lost",
@@ -148,6 +190,7 @@ impl Fault {
             Self::Duplicate { .. } => "duplicate",
             Self::Reorder { .. } => "reorder",
             Self::Flip { .. } => "flipped bit",
+            Self::Garble { .. } => "garbled gradient",
         }
     }
 
@@ -162,12 +205,6 @@ impl Fault {
             _ => Duration::ZERO,
         }
     }
-
-    /// Whether it may end the run, whatever happens beside it.
-    pub fn is_fatal(&self) -> bool {
-        let ends = matches!(self, Self::Crash { .. } | Self::Disconnect { .. } | Self::Flip { .. });
-        ends || self.outage() > TOLERATED
-    }
 }
 
 impl fmt::Display for Fault {
@@ -178,6 +215,17 @@ impl fmt::Display for Fault {
             Self::Crash { node, restart: Some(after) } => {
                 write!(f, "{node} crashes, and is started again after {after:?}")
             }
+            Self::CrashTogether { side, restart: None } => {
+                write!(f, "{} crash at once", all(side))
+            }
+            Self::CrashTogether { side, restart: Some(after) } => {
+                write!(f, "{} crash at once, and are started again after {after:?}", all(side))
+            }
+            Self::Join { node } => write!(f, "{node} joins, if there is none"),
+            Self::Drain { node, by: Asker::Operator, .. } => {
+                write!(f, "the operator asks {node} to leave")
+            }
+            Self::Drain { node, grace, .. } => write!(f, "{node} is to leave within {grace:?}"),
             Self::Pause { node, span } => write!(f, "{node} is paused for {span:?}"),
             Self::Drift { node, permille } => {
                 write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
@@ -201,6 +249,7 @@ impl fmt::Display for Fault {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
             Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
+            Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
         }
     }
 }

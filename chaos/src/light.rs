@@ -2,9 +2,9 @@
 //!
 //! In goes a [`Scenario`]; out comes a [`Report`] (how long it took in virtual time, how much was
 //! said, how long queues were), or the first promise that was [`Broken`]. A light worker registers,
-//! sends heartbeats and finishes as a real one does, but computes nothing, and steps have no
-//! contents. Nothing is encoded, except to see how large the largest messages are. The same
-//! scenario gives the same digest of all that happened.
+//! sends heartbeats, promises, learns and finishes as a real one does, but computes nothing, and
+//! steps have no contents. Nothing is encoded, except to see how large the largest messages are.
+//! The same scenario gives the same digest of all that happened.
 //!
 //! The coordinator takes its inputs one by one, each for [`Scenario::service`] of virtual time, so
 //! that a storm makes a queue. Its real cost the caller measures: the core is only ever touched by
@@ -14,6 +14,7 @@
 
 mod checks;
 mod desk;
+mod history;
 mod operator;
 mod worker;
 
@@ -30,9 +31,10 @@ use crate::random::Random;
 use crate::toy;
 pub use checks::Broken;
 use checks::Checks;
-use desk::Desk;
+use desk::{Desk, TERM};
+use history::History;
 use operator::Operator;
-use worker::{Fault, Members, Worker};
+use worker::{Fault, Worker};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug)]
@@ -43,11 +45,13 @@ pub struct Scenario {
     pub workers: u32,
     /// All connect for the first time within this long.
     pub storm: Duration,
-    /// How many fall silent when they are registered, until the coordinator closes their link. Then
-    /// they come again.
+    /// How many fall silent when they are registered, until the coordinator says that they are
+    /// lost. Then they begin anew.
     pub silent: u32,
     /// How many lose their link once while the others join, and come again.
     pub cut: u32,
+    /// How many end when they are members, within half of the training's time.
+    pub killed: u32,
     /// Virtual time that the coordinator takes for one input.
     pub service: Duration,
     /// Steps of the run.
@@ -65,6 +69,7 @@ impl Scenario {
             storm: Duration::from_secs(1),
             silent: 0,
             cut: 0,
+            killed: 0,
             service: Duration::from_micros(5),
             steps: 20,
             training: Duration::from_secs(2),
@@ -77,8 +82,14 @@ impl Scenario {
 pub struct Report {
     /// When the last member had heard of the generation.
     pub announced_at: Time,
+    /// When the last worker was killed, and when the first member heard of a generation after it.
+    pub killed_at: Time,
+    /// See there.
+    pub mended_at: Time,
     /// When everybody had been dismissed.
     pub finished_at: Time,
+    /// Generations that began.
+    pub generations: u64,
     /// Inputs that the coordinator took.
     pub inputs: u64,
     /// Heartbeats among them.
@@ -172,10 +183,12 @@ pub struct Crowd {
     /// Faulty workers that have not yet come again. The last worker waits for them, so that the run
     /// cannot start without them.
     to_come_again: u32,
-    members: Option<Members>,
+    history: History,
     schema: u64,
+    /// Registrations so far: each is another incarnation.
+    incarnations: u64,
     checks: Checks,
-    history: blake3::Hasher,
+    hasher: blake3::Hasher,
     report: Report,
 }
 
@@ -185,9 +198,11 @@ impl Crowd {
     /// # Panics
     /// Where all workers are silent or cut: the last one waits for those, and must be neither.
     pub fn new(scenario: Scenario) -> Self {
-        let faulty = scenario.silent.saturating_add(scenario.cut);
-        assert!(faulty < scenario.workers, "one worker of {scenario:?} must be sound");
-        let mut faults = [(Fault::Silent, scenario.silent), (Fault::Cut, scenario.cut)]
+        let Scenario { silent, cut, killed, .. } = scenario;
+        let faulty = silent.saturating_add(cut);
+        let sound = faulty.saturating_add(killed) < scenario.workers;
+        assert!(sound, "one worker of {scenario:?} must be sound");
+        let mut faults = [(Fault::Silent, silent), (Fault::Cut, cut), (Fault::Killed, killed)]
             .into_iter()
             .flat_map(|(fault, count)| (0..count).map(move |_| fault));
         let workers: Vec<_> = (0..scenario.workers).map(|_| Worker::new(faults.next())).collect();
@@ -203,10 +218,11 @@ impl Crowd {
             to_come_again: faulty,
             workers,
             places: vec![0],
-            members: None,
+            history: History::new(scenario.steps, scenario.training),
             schema: codec::schema(),
+            incarnations: 0,
             checks: Checks::default(),
-            history: blake3::Hasher::new(),
+            hasher: blake3::Hasher::new(),
             report: Report::default(),
         };
         crowd.begin();
@@ -234,7 +250,7 @@ impl Crowd {
             }
             if self.is_over() {
                 self.checks.conclude(self.desk.core().state().events(), self.scenario.steps)?;
-                let (finished_at, digest) = (self.now, *self.history.finalize().as_bytes());
+                let (finished_at, digest) = (self.now, *self.hasher.finalize().as_bytes());
                 return Ok(Report { finished_at, digest, ..self.report });
             }
         }
@@ -258,6 +274,8 @@ impl Crowd {
     // Events.
 
     fn begin(&mut self) {
+        let elected = Input::Elected { term: TERM };
+        self.put(self.now, Happening::Arrive(elected));
         self.put(self.now, Happening::Tick);
         self.connect_operator();
         let (storm, last) = (self.scenario.storm, self.workers.len() - 1);
@@ -325,6 +343,6 @@ impl Crowd {
     /// What happens is part of the history: what, and to whom.
     fn note(&mut self, what: &str, whom: u64) {
         let Time(now) = self.now;
-        self.history.update(&now.to_le_bytes()).update(what.as_bytes()).update(&whom.to_le_bytes());
+        self.hasher.update(&now.to_le_bytes()).update(what.as_bytes()).update(&whom.to_le_bytes());
     }
 }

@@ -48,7 +48,9 @@ pub struct Simulated {
 /// Far more virtual time than the run needs without faults.
 const FAULTLESS: Duration = Duration::from_secs(3_600);
 /// A seed's run has from 1 to so many owners of each parameter shard.
-const MOST_COPIES: u32 = 3;
+const MOST_COPIES: u64 = 3;
+/// It waits below 1 to so many members, or below as many as there are workers at first.
+const MOST_WANTED: u64 = 3;
 /// Most simulations that are made to find fewer faults.
 const SHRINKING: usize = 200;
 
@@ -89,6 +91,11 @@ impl Simulation {
         self.simulate_with(seed, &self.schedule(seed), false)
     }
 
+    /// Simulates a seed with these faults instead of its own.
+    pub fn endure(&self, seed: u64, schedule: &Schedule) -> Simulated {
+        self.simulate_with(seed, schedule, false)
+    }
+
     /// Simulates a seed with its faults, and puts every event into words.
     pub fn record(&self, seed: u64) -> Simulated {
         self.simulate_with(seed, &self.schedule(seed), true)
@@ -124,9 +131,11 @@ impl Simulation {
 
     fn world(&self, seed: u64) -> Result<World, Failure> {
         // Who owns what makes no difference to the bits: the reference is the same.
-        let copies = 1 + (mix(seed) % u64::from(MOST_COPIES)) as u32;
+        let copies = 1 + (mix(seed) % MOST_COPIES) as u32;
+        let wanted = 1 + (mix(mix(seed)) % MOST_WANTED) as u32;
+        let min_workers = wanted.min(self.workers);
         let scenario = Scenario {
-            run: RunSpec { copies, ..self.run.clone() },
+            run: RunSpec { copies, min_workers, ..self.run.clone() },
             registry: self.registry.clone(),
             workers: self.workers,
             seed,

@@ -15,14 +15,18 @@ mod bench;
 mod clock;
 mod coordinator;
 mod course;
+mod device;
 mod endure;
 mod fault;
 mod link;
 mod operator;
+mod peer;
 mod queue;
 mod road;
+mod seek;
 mod types;
 mod wire;
+mod witness;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -49,7 +53,8 @@ use types::{Happening, Stray};
 use wire::Wire;
 use worker::Worker;
 
-pub use endure::{DECLARED, Endured, RECOVERY};
+pub use course::Tally;
+pub use endure::{Endured, RECOVERY, STANDSTILL};
 pub use types::{Failure, Finished, Meddler, Node, Passing, Prepare, Scenario};
 
 /// The simulation.
@@ -66,10 +71,12 @@ pub struct World {
     coordinator: Coordinator,
     operator: Operator,
     workers: Vec<Worker>,
-    /// The place of the process that is in each slot.
+    /// The place of the newest process in each slot; none is as high as that of an empty one.
     slots: Vec<usize>,
-    /// The members' places, by the ids that the coordinator gave them.
+    /// The workers' places, by the ids that the coordinator gave them.
     places: BTreeMap<WorkerId, usize>,
+    /// How long each node waits before it tries to reach the coordinator again.
+    seeking: BTreeMap<Node, Duration>,
     paused: BTreeMap<Node, Pause>,
     /// How fast each machine's clock runs, thousandths.
     drifts: BTreeMap<Node, u32>,
@@ -87,14 +94,17 @@ pub struct World {
 const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
 /// How often a worker's shell tells its core the time.
 const WORKER_TICK: Duration = Duration::from_millis(50);
-/// How soon a worker that reaches no coordinator tries again.
-const CONNECT_AGAIN: Duration = Duration::from_millis(100);
+/// How often the checkers are told that time passes.
+const GLANCE: Duration = Duration::from_millis(100);
 
 impl World {
     /// The world of `scenario`, before anything has happened.
     ///
     /// # Errors
     /// Where the scenario's registry has no data set for its run.
+    ///
+    /// # Panics
+    /// Where a coordinator with nothing on its disk breaks a promise.
     pub fn new(mut scenario: Scenario) -> Result<Self, RegistryError> {
         scenario.run.start_workers = scenario.workers;
         let samples = scenario.registry.build_dataset(&scenario.run)?.len();
@@ -106,11 +116,12 @@ impl World {
             roads: Roads::default(),
             links: Links::default(),
             wire: Wire::default(),
-            coordinator: Coordinator::new(Time(0), 1000, UNIX_MS_AT_ZERO),
+            coordinator: Coordinator::new(),
             operator: Operator::default(),
             workers: Vec::new(),
             slots: Vec::new(),
             places: BTreeMap::new(),
+            seeking: BTreeMap::new(),
             paused: BTreeMap::new(),
             drifts: BTreeMap::new(),
             armed: Armed::default(),
@@ -122,7 +133,7 @@ impl World {
             trace: Trace::default(),
             scenario,
         };
-        world.begin();
+        world.begin().expect("an empty disk is replayed to nothing");
         Ok(world)
     }
 
@@ -202,7 +213,7 @@ impl World {
     // The cluster.
 
     /// Starts all processes, none of which knows anything.
-    fn begin(&mut self) {
+    fn begin(&mut self) -> Result<(), Violation> {
         let run = &self.scenario.run;
         self.checks = Checks::new(run, self.samples, self.scenario.reference.clone());
         if self.meddler.is_some() {
@@ -210,16 +221,17 @@ impl World {
         }
         (self.links, self.wire, self.armed) = Default::default();
         (self.operator, self.workers, self.places) = Default::default();
-        (self.slots, self.paused) = Default::default();
-        self.start_coordinator();
-        self.links.open(Node::Operator, Node::Coordinator);
-        self.links.open(Node::Coordinator, Node::Operator);
-        self.connect_operator();
-        self.queue.put(self.now, Happening::Watch);
+        (self.slots, self.paused, self.seeking) = Default::default();
+        self.course.begin_anew(self.now);
+        self.coordinator = Coordinator::new();
+        self.start_coordinator()?;
+        self.connect_operator()?;
+        self.queue.put(self.now, Happening::Glance);
         for slot in 0..self.scenario.workers as usize {
-            self.slots.push(slot);
+            self.slots.push(usize::MAX);
             self.start_worker(slot);
         }
+        Ok(())
     }
 
     fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
@@ -235,25 +247,55 @@ impl World {
             return Ok(());
         }
         match happening {
-            Happening::Connect(place) => return self.connect_worker(place),
-            Happening::Deliver(from, to) => return self.deliver(from, to),
+            Happening::Connect(node) => return self.connect(node),
+            Happening::Dial { place, to, since, wait } => {
+                return self.dial(place, to, since, wait);
+            }
+            Happening::Overdue { place, to, since } => return self.overdue(place, to, since),
+            Happening::Deliver(from, to, link) => return self.deliver(from, to, link),
             Happening::Stray(stray) => return self.deliver_stray(*stray),
             Happening::Coordinator(input) => return self.coordinate(input),
+            Happening::Durable(entry) => self.endured(*entry),
             Happening::Worker(place, input) => return self.feed(place, input),
-            Happening::Watch => self.watch(),
+            Happening::Device(place, build, done) => return self.heed(place, build, done),
+            Happening::Watch(link) => self.watch(link),
+            Happening::Operator(message) => {
+                self.say(Node::Operator, Node::Coordinator, *message);
+            }
             Happening::Header(stream) => return self.header(stream),
             Happening::Body(stream) => return self.body(stream),
-            Happening::Free(place) => return self.free(place),
+            Happening::Free(place, build) => return self.free(place, build),
             Happening::WorkerTick(place) => return self.tick_worker(place),
             Happening::CoordinatorTick => return self.tick_coordinator(),
-            Happening::Idle { owner, peer, since } => return self.idle(owner, peer, since),
+            Happening::Idle { owner, peer, due } => return self.idle(owner, peer, due),
             Happening::Fault(fault) => return self.inflict(&fault),
             Happening::Resume(node, until) => return self.resume(node, until),
             Happening::Reopen => self.review_all(),
-            Happening::Restart(node) => self.start_again(node),
-            Happening::Calm => self.calm_down(),
+            Happening::Restart(node) => return self.start_again(node),
+            Happening::Glance => return self.glance(),
+            Happening::Calm => return self.calm_down(),
         }
         Ok(())
+    }
+
+    /// Time passes, and perhaps nothing else.
+    fn glance(&mut self) -> Result<(), Violation> {
+        self.queue.put(self.now + GLANCE, Happening::Glance);
+        let able = self.is_able();
+        self.course.passes(self.now, able);
+        let undisturbed = able && self.course.is_undisturbed(self.now);
+        self.observe(Observation::Passes(undisturbed))
+    }
+
+    /// Whether the coordinator and enough workers run for the run to go on.
+    fn is_able(&self) -> bool {
+        let run = &self.scenario.run;
+        let begun = self.checks.current_record().is_some();
+        let wanted = if begun { run.min_workers.max(1) } else { run.start_workers };
+        let runs = |node: Node| self.is_alive(node) && !self.paused.contains_key(&node);
+        let places = (0..self.workers.len()).filter(|place| !self.course.is_leaving(*place));
+        let running = places.filter(|place| runs(Node::Worker(*place))).count();
+        runs(Node::Coordinator) && running >= wanted as usize
     }
 
     // Messages.
@@ -276,11 +318,18 @@ impl World {
         match (from, to) {
             (_, Node::Operator) => self.told(message),
             (_, Node::Coordinator) => {
-                self.coordinate(coordination::Input::Message { from: from.link(), message })
+                if let Node::Worker(place) = from {
+                    self.course.heard(self.now, place);
+                }
+                let link = self.links.number(to, from).unwrap_or_default();
+                let from = coordination::LinkId(link);
+                self.coordinate(coordination::Input::Message { from, message })
             }
             (Node::Worker(sender), Node::Worker(place)) => {
-                let from = self.workers[sender].id();
-                self.feed(place, Input::Peer { from, message })
+                match self.workers[place].peers().id_of(sender) {
+                    Some(from) => self.feed(place, Input::Peer { from, message }),
+                    None => Ok(()),
+                }
             }
             (_, Node::Worker(place)) => self.feed(place, Input::Coordinator(message)),
         }
@@ -296,6 +345,37 @@ impl World {
         }
     }
 
+    // What is to be thought of a loss.
+
+    /// A worker is lost: only for a reason.
+    ///
+    /// # Errors
+    /// I8.
+    fn judge_loss(&self, worker: WorkerId, reason: &str) -> Result<(), Violation> {
+        let Some(&place) = self.places.get(&worker) else { return Ok(()) };
+        let process = &self.workers[place];
+        let gone = process.ended() || process.id() != Some(worker);
+        let machine = Node::Worker(process.slot());
+        if gone || self.course.explains(self.now, place, machine) {
+            return Ok(());
+        }
+        let seen = format!("worker {worker} (process {place}) was lost for no reason: {reason}");
+        Err(Violation { invariant: Invariant::I8, at: self.now, seen })
+    }
+
+    /// A worker has left: only if it was asked to.
+    ///
+    /// # Errors
+    /// I8.
+    fn judge_leave(&self, worker: WorkerId) -> Result<(), Violation> {
+        let Some(&place) = self.places.get(&worker) else { return Ok(()) };
+        if self.course.is_leaving(place) {
+            return Ok(());
+        }
+        let seen = format!("worker {worker} (process {place}) has left, and nobody asked it to");
+        Err(Violation { invariant: Invariant::I8, at: self.now, seen })
+    }
+
     // Small words.
 
     fn note(&mut self, what: std::fmt::Arguments<'_>) {
@@ -303,9 +383,6 @@ impl World {
     }
 
     fn observe(&mut self, seen: Observation<'_>) -> Result<(), Violation> {
-        if let Observation::Refused(_) = seen {
-            self.refused += 1;
-        }
         self.checks.observe(self.now, seen)
     }
 

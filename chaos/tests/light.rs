@@ -33,6 +33,16 @@ fn ten_thousand_workers_start_although_some_fall_silent_and_some_lose_their_link
 }
 
 #[test]
+fn ten_thousand_workers_go_on_in_another_generation_when_one_is_killed() {
+    let report = complete(Scenario { killed: 1, ..Scenario::storm(8, 10_000) });
+    println!("{report:?}");
+    assert_eq!(report.lost, 1);
+    assert!(report.generations >= 2, "{report:?}");
+    let took = report.mended_at.since(report.killed_at);
+    assert!(took < Duration::from_secs(1), "a Pause to all, and their answers: {took:?}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_history() {
     let scenario = Scenario { silent: 20, cut: 50, ..Scenario::storm(3, 500) };
     let report = complete(scenario);
@@ -41,9 +51,10 @@ fn the_same_seed_gives_the_same_history() {
 }
 
 #[test]
-fn a_worker_whose_heartbeats_are_not_heard_is_lost_against_i8() {
+fn a_worker_that_is_not_heard_is_lost_against_i8() {
     let deaf = |core: &mut Core, now, input| match &input {
-        Input::Message { from, message: Message::Heartbeat(_) } if from.0 == 7 => {}
+        Input::Message { from, message: Message::Heartbeat(_) | Message::Status(_) }
+            if from.0 == 7 && core.state().record().is_some() => {}
         _ => core.handle(now, input),
     };
     let scenario = Scenario { training: Duration::from_secs(5), ..Scenario::storm(5, 20) };
@@ -63,7 +74,7 @@ fn a_coordinator_that_is_too_slow_has_queues_against_i10() {
 fn a_coordinator_that_forgets_an_entry_of_the_log_is_stuck() {
     let mut forgotten = false;
     let forgets = |core: &mut Core, now, input| match &input {
-        Input::Applied { index: 5, .. } if !std::mem::replace(&mut forgotten, true) => {}
+        Input::Applied { index: 6, .. } if !std::mem::replace(&mut forgotten, true) => {}
         _ => core.handle(now, input),
     };
     let failure = Crowd::new(Scenario::storm(7, 20)).run(LIMIT, forgets);
@@ -76,11 +87,11 @@ proptest! {
     #[test]
     fn every_small_crowd_starts_and_finishes(
         seed in any::<u64>(),
-        (silent, cut, sound) in (0..15u32, 0..15u32, 1..15u32),
+        (silent, cut, killed, sound) in (0..15u32, 0..15u32, 0..3u32, 2..15u32),
         storm_ms in 0..2_000u64,
     ) {
         let storm = Duration::from_millis(storm_ms);
-        let everybody = Scenario::storm(seed, silent + cut + sound);
-        complete(Scenario { silent, cut, storm, ..everybody });
+        let everybody = Scenario::storm(seed, silent + cut + killed + sound);
+        complete(Scenario { silent, cut, killed, storm, ..everybody });
     }
 }

@@ -6,6 +6,12 @@ use super::{Found, Invariant};
 
 /// Most messages on a control lane: what a link that is silent, and not yet lost, can take up.
 const CONTROL_LANE: usize = 64;
+/// Generations that may begin while a device is busy with one pass.
+const GENERATIONS: usize = 8;
+/// Steps of a toy run that pass until a link is lost on which nothing is heard: 3.3 s of 80 ms.
+const STEPS: usize = 42;
+/// Master weights, the moments of Adam, and the head of a shard's state.
+const STATE_PARCELS: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Bounds {
@@ -18,17 +24,23 @@ impl Bounds {
         Self { data_shards: data_shards as usize, shards: 0 }
     }
 
-    pub(super) fn entered(&mut self, record: &Record) {
+    pub(super) fn recorded(&mut self, record: &Record) {
         self.shards = record.shards() as usize;
     }
 
     pub(super) fn queued(&self, kind: &str, waiting: usize) -> Result<(), Found> {
         let most = match kind {
             // Of two steps: every partial, the reduced shards, the parameters or the masters, and
-            // the commit.
-            "pair of workers" => 2 * (self.shards * (self.data_shards + 2) + 1),
-            // An update, a load and a write of every shard, a gradient and the end.
-            "device" => 3 * self.shards + 2,
+            // the commit. Besides, what was asked for: parameters and states.
+            "pair of workers" => {
+                2 * (self.shards * (self.data_shards + 2) + 1) + self.shards * (STATE_PARCELS + 1)
+            }
+            // A learner that cannot be reached gets the parameters and the reduced shards of every
+            // step until its link is lost; besides, what it has asked for.
+            "learner" => STEPS * (2 * self.shards + 1) + self.shards * (STATE_PARCELS + 1),
+            // An update, a load and a write of every shard, a gradient and the end; and what every
+            // new generation adds: an update, what others ask for, the entry and its gradient.
+            "device" => 3 * self.shards + 2 + GENERATIONS * (3 * self.shards + 3),
             _ => CONTROL_LANE,
         };
         if waiting <= most {

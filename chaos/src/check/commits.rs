@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use everstep_transport::protocol::{Commit, MetricsLine, Record, Step, WorkerId};
+use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step, WorkerId};
 
+use super::records::Records;
 use super::{Chronicle, Found, Invariant, Verdict};
 
 #[derive(Debug)]
@@ -13,21 +14,50 @@ pub(super) struct Commits {
     verdicts: BTreeMap<Step, Verdict>,
     /// Each member's last commit.
     last: BTreeMap<WorkerId, Step>,
-    /// What each member takes for settled.
-    settled: BTreeMap<WorkerId, Step>,
+    /// What each member takes for settled, and in which generation.
+    settled: BTreeMap<WorkerId, (Generation, Step)>,
+    /// The newest settled step of each history.
+    newest: BTreeMap<usize, Step>,
+    /// The newest step that was ever settled.
+    ever: Step,
+    /// Steps that were committed, each time anew.
+    count: u64,
 }
 
 impl Commits {
     pub(super) fn new(reference: Option<Arc<Chronicle>>) -> Self {
-        let (verdicts, last, settled) = Default::default();
-        Self { reference, verdicts, last, settled }
+        Self {
+            reference,
+            verdicts: BTreeMap::new(),
+            last: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            ever: Step(0),
+            count: 0,
+        }
     }
 
-    /// All members count from the moment that the first has entered.
-    pub(super) fn entered(&mut self, record: &Record) {
-        for member in &record.members {
-            self.last.entry(member.worker).or_insert(record.resume);
+    /// A record carries its commit, so nothing can undo that any more.
+    pub(super) fn recorded(&mut self, history: usize, resume: Step) {
+        self.settle(history, resume);
+    }
+
+    /// A worker becomes a member, with this last commit.
+    pub(super) fn entered(
+        &mut self,
+        worker: WorkerId,
+        record: &Record,
+        committed: Step,
+    ) -> Result<(), Found> {
+        self.last.insert(worker, committed);
+        if committed == record.resume {
+            return Ok(());
         }
+        let seen = format!(
+            "worker {worker} enters generation {} at step {committed}; it resumes at {}",
+            record.number, record.resume
+        );
+        Err((Invariant::I5, seen))
     }
 
     pub(super) fn began(&self, worker: WorkerId, step: Step) -> Result<(), Found> {
@@ -39,14 +69,32 @@ impl Commits {
         Err((Invariant::I19, seen))
     }
 
-    pub(super) fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+    /// A member commits. `history` is that of the commit's generation, if that is the current one;
+    /// `first` says that nobody has committed this step in it before.
+    pub(super) fn committed(
+        &mut self,
+        worker: WorkerId,
+        commit: &Commit,
+        history: Option<usize>,
+        first: bool,
+    ) -> Result<(), Found> {
         let (step, last) = (commit.step, self.last_of(worker));
         if step != last.next() {
             let seen = format!("worker {worker} commits step {step} after step {last}");
             return Err((Invariant::I5, seen));
         }
+        let settled = history.map_or(Step(0), |history| self.newest_settled(history));
+        if first && step <= settled {
+            let seen = format!("worker {worker} commits step {step} anew; {settled} is settled");
+            return Err((Invariant::I5, seen));
+        }
         self.last.insert(worker, step);
-        let verdict = Verdict::of(commit);
+        self.count += u64::from(first);
+        self.compare(worker, commit)
+    }
+
+    fn compare(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+        let (step, verdict) = (commit.step, Verdict::of(commit));
         let first = *self.verdicts.entry(step).or_insert(verdict);
         let reference = self.reference.as_ref().and_then(|run| run.verdicts.get(&step).copied());
         for (whose, expected) in [("another member", Some(first)), ("the reference", reference)] {
@@ -61,9 +109,9 @@ impl Commits {
         Ok(())
     }
 
-    /// A version is made by its commit.
+    /// A version is made by its commit; who only learns need not have heard it from the world.
     pub(super) fn updated(&self, worker: WorkerId, version: Step) -> Result<(), Found> {
-        let last = self.last_of(worker);
+        let last = self.last.get(&worker).copied().unwrap_or_else(|| self.newest_committed());
         if version <= last {
             return Ok(());
         }
@@ -72,34 +120,62 @@ impl Commits {
         Err((Invariant::I3, seen))
     }
 
-    /// A settled step has the votes of all members for the next one, so all know its commit.
-    pub(super) fn settled(&mut self, worker: WorkerId, step: Step) -> Result<(), Found> {
-        let before = self.settled.insert(worker, step).unwrap_or_default();
-        let behind = self.last.iter().find(|(_, last)| **last < step);
-        let seen = match behind {
-            _ if step < before => {
-                format!("worker {worker} takes {before} for settled, then {step}")
-            }
-            Some((behind, last)) => format!(
-                "worker {worker} takes {step} for settled; the last commit of worker {behind} is \
-                 {last}"
-            ),
-            None => return Ok(()),
-        };
-        Err((Invariant::I5, seen))
+    /// A settled step has the votes of all members for the next one, so all know its commit; or the
+    /// generation's record carries it.
+    pub(super) fn settled(
+        &mut self,
+        worker: WorkerId,
+        (generation, step): (Generation, Step),
+        records: &Records,
+    ) -> Result<(), Found> {
+        let (then, before) = self.settled.insert(worker, (generation, step)).unwrap_or_default();
+        let history = records.history(generation);
+        if step < before && history == records.history(then) {
+            let seen = format!("worker {worker} takes {before} for settled, then {step}");
+            return Err((Invariant::I5, seen));
+        }
+        let record = records.of(generation).filter(|record| step > record.resume);
+        let mut members = record.iter().flat_map(|record| &record.members);
+        if let Some(behind) = members.find(|member| self.last_of(member.worker) < step) {
+            let seen = format!(
+                "worker {worker} takes {step} for settled; the last commit of worker {} is {}",
+                behind.worker,
+                self.last_of(behind.worker)
+            );
+            return Err((Invariant::I5, seen));
+        }
+        self.settle(history, step);
+        Ok(())
     }
 
-    /// Whether some member takes the step for settled.
-    pub(super) fn is_settled(&self, step: Step) -> bool {
-        self.settled.values().any(|settled| *settled >= step)
+    fn settle(&mut self, history: usize, step: Step) {
+        let newest = self.newest.entry(history).or_default();
+        *newest = step.max(*newest);
+        self.ever = step.max(self.ever);
+    }
+
+    /// The newest settled step of a history.
+    pub(super) fn newest_settled(&self, history: usize) -> Step {
+        self.newest.get(&history).copied().unwrap_or_default()
+    }
+
+    /// Whether some member has taken the step for settled.
+    pub(super) fn was_settled(&self, step: Step) -> bool {
+        self.ever >= step
     }
 
     pub(super) fn verdict(&self, step: Step) -> Option<Verdict> {
         self.verdicts.get(&step).copied()
     }
 
-    pub(super) fn newest(&self) -> Step {
+    /// The last step that anyone has committed.
+    pub(super) fn newest_committed(&self) -> Step {
         self.verdicts.last_key_value().map_or(Step(0), |(step, _)| *step)
+    }
+
+    /// How many steps were committed, those that were done again counted again.
+    pub(super) fn count(&self) -> u64 {
+        self.count
     }
 
     pub(super) fn verdicts(&self) -> BTreeMap<Step, Verdict> {
@@ -112,7 +188,7 @@ impl Commits {
 }
 
 impl Verdict {
-    fn of(commit: &Commit) -> Self {
+    pub(super) fn of(commit: &Commit) -> Self {
         Self { norm: bits(commit.norm), loss: bits(commit.loss), decision: commit.decision }
     }
 

@@ -29,6 +29,11 @@ impl Copies {
         self.corrupted.insert(worker);
     }
 
+    /// Whether nobody's memory was corrupted.
+    pub(super) fn are_trusted(&self) -> bool {
+        self.corrupted.is_empty()
+    }
+
     pub(super) fn committed(&self, step: Step) -> Result<(), Found> {
         let Some(version) = self.diverged.filter(|version| *version < step) else { return Ok(()) };
         let seen = format!("step {step} is committed, and copies of version {version} differ");
@@ -53,6 +58,22 @@ impl Copies {
             "worker {worker} has {digest:016x} of shard {shard} at version {version}, {other}"
         );
         Err((Invariant::I3, seen))
+    }
+
+    /// A device was given the state of a shard, with the digest that it must have.
+    pub(super) fn offered(&self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+        let first = self.first.get(&(copy.version, copy.shard));
+        match first.zip(copy.digest) {
+            Some(((_, first), digest)) if *first != digest && self.corrupted.is_empty() => {
+                let Copy { version, shard, .. } = copy;
+                let seen = format!(
+                    "worker {worker} takes on shard {shard} at version {version} with \
+                     {digest:016x}, not {first:016x}"
+                );
+                Err((Invariant::I3, seen))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn digests(&self) -> BTreeMap<(Step, Shard), u64> {

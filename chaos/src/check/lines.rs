@@ -1,5 +1,7 @@
-//! I13: the metrics are those of one history. Also I4 and I2, as far as a line tells of them.
+//! I13: metrics and events are those of one history. Also I4 and I2, as far as a line tells of
+//! them.
 
+use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{MetricsLine, Step};
 
 use super::commits::Commits;
@@ -8,15 +10,28 @@ use super::{Found, Invariant};
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     last: Step,
+    event: u64,
 }
 
 impl Lines {
+    /// A watcher was told of an event; a rollback takes back the lines after its step.
+    pub(super) fn told(&mut self, event: &Event) -> Result<(), Found> {
+        let last = std::mem::replace(&mut self.event, event.number);
+        if let EventKind::Rollback { to, .. } = event.kind {
+            self.last = self.last.min(to);
+        }
+        if event.number == last + 1 {
+            return Ok(());
+        }
+        Err((Invariant::I13, format!("event {} after event {last}: {event:?}", event.number)))
+    }
+
     pub(super) fn written(&mut self, line: &MetricsLine, commits: &Commits) -> Result<(), Found> {
         let (step, last) = (line.step, std::mem::replace(&mut self.last, line.step));
         if step != last.next() {
             return Err((Invariant::I13, format!("the line of step {step} after that of {last}")));
         }
-        if !commits.is_settled(step) {
+        if !commits.was_settled(step) {
             return Err((Invariant::I13, format!("a line of step {step}, which is not settled")));
         }
         if commits.verdict(step).is_none_or(|verdict| !verdict.fits(line)) {

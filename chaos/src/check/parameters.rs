@@ -1,4 +1,4 @@
-//! I19: everyone computes with the parameters that the primary of a version has made.
+//! I19: everyone computes with the parameters that a primary of the version has made.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,24 @@ use super::{Copy, Found, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
-    /// What the primary made of the newest versions of each shard.
+    /// What primaries made of each version of each shard: who learns may load any of them.
     made: BTreeMap<(Shard, Step), Vec<f32>>,
 }
 
-/// Versions that anyone may still load.
-const KEPT: u64 = 2;
-
 impl Parameters {
-    pub(super) fn announced(&mut self, copy: Copy<'_>) {
-        let Some(values) = copy.parameters else { return };
-        self.made.insert((copy.shard, copy.version), values.to_vec());
-        let oldest = Step(copy.version.0.saturating_sub(KEPT));
-        self.made.remove(&(copy.shard, oldest));
+    /// A primary hands out a version, perhaps one that another primary has made before.
+    pub(super) fn announced(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+        let (version, shard) = (copy.version, copy.shard);
+        let Some(values) = copy.parameters else { return Ok(()) };
+        if let Some(made) = self.made.get(&(shard, version)) {
+            if same_bits(made, values) {
+                return Ok(());
+            }
+            let seen = format!("worker {worker} hands out another version {version} of {shard}");
+            return Err((Invariant::I19, seen));
+        }
+        self.made.insert((shard, version), values.to_vec());
+        Ok(())
     }
 
     pub(super) fn loaded(&self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {

@@ -1,21 +1,66 @@
-//! I1: members of two different records of one number never exist.
+//! I1: one record for each generation's number, and nobody enters another.
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{Generation, Record};
+use everstep_transport::protocol::{Generation, Record, WorkerId};
 
 use super::{Found, Invariant};
 
+/// The history of a run: its records, as the log has them.
 #[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<Generation, Record>);
+pub(super) struct Records {
+    records: BTreeMap<Generation, Record>,
+    /// Generations in which the run was rolled back.
+    rollbacks: Vec<Generation>,
+}
 
 impl Records {
-    pub(super) fn entered(&mut self, record: &Record) -> Result<(), Found> {
-        let first = self.0.entry(record.number).or_insert_with(|| record.clone());
-        if first == record {
-            return Ok(());
+    /// The log has come to a record.
+    pub(super) fn recorded(&mut self, record: &Record, rollback: bool) -> Result<(), Found> {
+        let first = self.records.entry(record.number).or_insert_with(|| record.clone());
+        if first != record {
+            return Err(two(first, record));
         }
-        let seen = format!("two records of generation {}: {first:?} and {record:?}", record.number);
-        Err((Invariant::I1, seen))
+        if rollback && self.rollbacks.last() != Some(&record.number) {
+            self.rollbacks.push(record.number);
+        }
+        Ok(())
     }
+
+    /// A worker becomes a member by a record.
+    pub(super) fn entered(&self, record: &Record) -> Result<(), Found> {
+        match self.records.get(&record.number) {
+            Some(first) if first == record => Ok(()),
+            Some(first) => Err(two(first, record)),
+            None => {
+                let number = record.number;
+                Err((Invariant::I1, format!("generation {number}, which the log does not have")))
+            }
+        }
+    }
+
+    /// The record of a generation.
+    pub(super) fn of(&self, generation: Generation) -> Option<&Record> {
+        self.records.get(&generation)
+    }
+
+    /// The current generation's record.
+    pub(super) fn current(&self) -> Option<&Record> {
+        self.records.last_key_value().map(|(_, record)| record)
+    }
+
+    /// Whether the worker owns anything that a piece in this generation may be about.
+    pub(super) fn lists(&self, generation: Generation, worker: WorkerId) -> bool {
+        self.of(generation).is_some_and(|record| record.rank(worker).is_some())
+    }
+
+    /// Which history a generation is part of: each rollback begins another.
+    pub(super) fn history(&self, generation: Generation) -> usize {
+        self.rollbacks.iter().filter(|rollback| **rollback <= generation).count()
+    }
+}
+
+fn two(first: &Record, other: &Record) -> Found {
+    let number = first.number;
+    (Invariant::I1, format!("two records of generation {number}: {first:?} and {other:?}"))
 }

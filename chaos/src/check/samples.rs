@@ -1,9 +1,12 @@
 //! I4: every sample of the plan contributes to exactly one committed step.
+//!
+//! What contributes to a committed step is what each member of its generation has computed of the
+//! data shards that are its own, in whatever generation that was.
 
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, Step};
+use everstep_transport::protocol::{DataShard, Generation, Record, Step, WorkerId};
 use everstep_worker::data::Sampler;
 use everstep_worker::data::sampler::Account;
 
@@ -14,39 +17,49 @@ pub(super) struct Samples {
     sampler: Sampler,
     /// How many there are.
     count: u64,
-    /// The samples in each data shard of the steps under way, as they were recorded.
-    recorded: BTreeMap<Step, BTreeMap<DataShard, Vec<u64>>>,
-    committed: Step,
-    /// How often each sample has contributed to a committed step.
-    used: BTreeMap<u64, u64>,
+    /// The samples that a worker recorded, and the generation in which its device was last.
+    recorded: BTreeMap<(Step, WorkerId, DataShard), (Generation, Vec<u64>)>,
+    /// The samples that have contributed to the newest commit of each step.
+    used: BTreeMap<Step, Vec<u64>>,
 }
+
+/// Steps whose contributions may yet be part of a commit.
+const KEPT: u64 = 2;
 
 impl Samples {
     pub(super) fn new(sampler: Sampler, count: u64) -> Self {
-        let (recorded, used) = Default::default();
-        Self { sampler, count, recorded, committed: Step(0), used }
+        Self { sampler, count, recorded: BTreeMap::new(), used: BTreeMap::new() }
     }
 
-    pub(super) fn computed(&mut self, step: Step, part: &Contribution) -> Result<(), Found> {
-        let recorded = self.recorded.entry(step).or_default();
-        if recorded.insert(part.data_shard, part.samples.clone()).is_none() {
+    pub(super) fn computed(
+        &mut self,
+        worker: WorkerId,
+        (generation, step): (Generation, Step),
+        part: &Contribution,
+    ) -> Result<(), Found> {
+        let key = (step, worker, part.data_shard);
+        let before = self.recorded.insert(key, (generation, part.samples.clone()));
+        if before.is_none_or(|(then, _)| then != generation) {
             return Ok(());
         }
-        let seen = format!("data shard {} of step {step} was computed twice", part.data_shard);
+        let shard = part.data_shard;
+        let seen = format!("worker {worker} has computed data shard {shard} of step {step} twice");
         Err((Invariant::I4, seen))
     }
 
-    pub(super) fn committed(&mut self, step: Step) -> Result<(), Found> {
-        if step <= self.committed {
-            return Ok(());
+    /// A step is committed in a generation for the first time.
+    pub(super) fn committed(&mut self, step: Step, record: &Record) -> Result<(), Found> {
+        let mut used = Vec::new();
+        for member in &record.members {
+            for shard in &member.data_shards {
+                let recorded = self.recorded.get(&(step, member.worker, *shard));
+                used.extend(recorded.iter().flat_map(|(_, samples)| samples));
+            }
         }
-        self.committed = step;
-        let recorded = self.recorded.remove(&step).unwrap_or_default();
-        let samples = || recorded.values().flatten().copied();
-        for sample in samples() {
-            *self.used.entry(sample).or_default() += 1;
-        }
-        let account = self.sampler.account(samples(), step);
+        let account = self.sampler.account(used.iter().copied(), step);
+        self.used.insert(step, used);
+        let oldest = (Step(step.0.saturating_sub(KEPT)), WorkerId(0), DataShard(0));
+        self.recorded = self.recorded.split_off(&oldest);
         if account == Account::default() {
             return Ok(());
         }
@@ -56,9 +69,13 @@ impl Samples {
     /// Epoch after epoch every sample is used once, whatever the order: so the counts of the most
     /// and the least used differ by one at most.
     pub(super) fn conclude(&self) -> Result<(), Found> {
-        let most = self.used.values().max().copied().unwrap_or_default();
-        let all = self.used.len() as u64 == self.count;
-        let least = if all { self.used.values().min().copied().unwrap_or_default() } else { 0 };
+        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+        for sample in self.used.values().flatten() {
+            *counts.entry(*sample).or_default() += 1;
+        }
+        let most = counts.values().max().copied().unwrap_or_default();
+        let all = counts.len() as u64 == self.count;
+        let least = if all { counts.values().min().copied().unwrap_or_default() } else { 0 };
         if most - least <= 1 {
             return Ok(());
         }

@@ -4,19 +4,30 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Step};
 
 use super::{Found, Invariant};
 
-pub(super) fn admitted(chunk: &Chunk, standing: (Generation, Step)) -> Result<(), Found> {
-    let (generation, committed) = standing;
+/// Where the receiver of a chunk stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The newest generation that it is in, or has promised.
+    pub floor: Generation,
+    /// Its last commit, if it is a member.
+    pub committed: Option<Step>,
+    /// It owns the chunk's shard; what it only learns may lag behind.
+    pub owns: bool,
+}
+
+pub(super) fn admitted(chunk: &Chunk, standing: Standing) -> Result<(), Found> {
+    let Standing { floor, committed, owns } = standing;
     let over = match chunk.kind {
         // A commit that is known already is no news.
-        ChunkKind::Message => false,
-        ChunkKind::Partial | ChunkKind::Reduced => chunk.step <= committed,
-        ChunkKind::Parameters | ChunkKind::Master => chunk.step < committed,
+        ChunkKind::Message | ChunkKind::State => false,
+        ChunkKind::Reduced if !owns => false,
+        ChunkKind::Partial | ChunkKind::Reduced => committed.is_some_and(|last| chunk.step <= last),
+        ChunkKind::Parameters | ChunkKind::Master => {
+            committed.is_some_and(|last| chunk.step < last)
+        }
     };
-    if chunk.generation >= generation && !over {
+    if chunk.generation >= floor && !over {
         return Ok(());
     }
-    let seen = format!(
-        "a member of generation {generation}, whose last commit is {committed}, takes {chunk:?}"
-    );
-    Err((Invariant::I7, seen))
+    Err((Invariant::I7, format!("a worker with {standing:?} takes {chunk:?}")))
 }

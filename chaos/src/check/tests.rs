@@ -1,7 +1,8 @@
 //! Each checker finds what breaks its invariant, and nothing else.
 
 use everstep_transport::protocol::exemplars;
-use everstep_transport::protocol::{ChunkKind, DataShard, Message};
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{ChunkKind, DataShard, Message, Ownership, Rank};
 
 use super::*;
 
@@ -11,32 +12,65 @@ const SECOND: WorkerId = WorkerId(8);
 
 /// Two members, one step of four data shards.
 fn checks(reference: Option<Chronicle>) -> Checks {
-    let run = RunSpec { steps: 1, ..exemplars::run() };
-    let mut checks = Checks::new(&run, SAMPLES, reference.map(Arc::new));
-    see(&mut checks, Observation::Entered(FIRST, &record())).expect("a first record");
+    let mut checks = fresh(reference);
+    let record = record(1);
+    promise(&mut checks, &record);
+    see(&mut checks, Observation::Proposed(&record)).expect("both have promised");
+    see(&mut checks, Observation::Recorded(&record, record.term, None)).expect("a first record");
+    enter(&mut checks, &record).expect("it is the one of the log");
     checks
+}
+
+fn fresh(reference: Option<Chronicle>) -> Checks {
+    let run = RunSpec { steps: 1, ..exemplars::run() };
+    Checks::new(&run, SAMPLES, reference.map(Arc::new))
+}
+
+fn promise(checks: &mut Checks, record: &Record) {
+    for worker in [FIRST, SECOND] {
+        let promised = Observation::Promised(worker, record.term, record.number);
+        see(checks, promised).expect("it is higher than any before");
+    }
+}
+
+fn enter(checks: &mut Checks, record: &Record) -> Result<(), Invariant> {
+    for worker in [FIRST, SECOND] {
+        see(checks, Observation::Entered(worker, record, record.resume))?;
+    }
+    Ok(())
 }
 
 fn see(checks: &mut Checks, seen: Observation<'_>) -> Result<(), Invariant> {
     checks.observe(Time(5), seen).map_err(|violation| violation.invariant)
 }
 
-fn record() -> Record {
+/// Two members, of which both own everything; the first computes all.
+fn record(number: u64) -> Record {
     let found = exemplars::all().into_iter().find_map(|message| match message {
         Message::Announce(record) => Some(record),
         _ => None,
     });
     let mut record = found.expect("every message has an exemplar");
-    record.resume = Step(0);
+    (record.number, record.predecessor) = (Generation(number), Generation(number - 1));
+    (record.resume, record.commit) = (Step(0), None);
+    record.members.truncate(1);
     record.members.push(record.members[0].clone());
     (record.members[0].worker, record.members[1].worker) = (FIRST, SECOND);
+    record.members[0].data_shards = (0..4).map(DataShard).collect();
+    record.members[1].data_shards.clear();
+    record.owners = vec![Ownership { first: Shard(0), count: 1, owners: vec![Rank(0), Rank(1)] }];
     record
+}
+
+/// The record after the first, that goes on with step 1.
+fn second() -> Record {
+    Record { resume: Step(1), commit: Some(commit(1)), ..record(2) }
 }
 
 fn commit(step: u64) -> Commit {
     let line = MetricsLine { step: Step(step), loss: 2.0, grad_norm: 0.5, ..Default::default() };
     Commit {
-        generation: Generation(3),
+        generation: Generation(1),
         step: Step(step),
         norm: 0.5,
         loss: 2.0,
@@ -54,7 +88,7 @@ fn compute(checks: &mut Checks, change: impl Fn(&mut Contribution)) -> Result<()
         let samples = sampler.shard_samples(Step(1), data_shard).collect();
         let mut part = Contribution { data_shard, loss: 2.0, samples };
         change(&mut part);
-        see(checks, Observation::Computed(Step(1), &part))?;
+        see(checks, Observation::Computed(FIRST, (Generation(1), Step(1)), &part))?;
     }
     Ok(())
 }
@@ -69,10 +103,10 @@ fn complete(checks: &mut Checks) -> Result<(), Invariant> {
     compute(checks, |_| {})?;
     see(checks, Observation::Committed(FIRST, &commit(1)))?;
     see(checks, Observation::Committed(SECOND, &commit(1)))?;
-    see(checks, Observation::Updated(FIRST, copy(9, &[1.0])))?;
-    see(checks, Observation::Updated(SECOND, copy(9, &[1.0])))?;
+    see(checks, Observation::Updated(FIRST, copy(9, &[1.0]), true))?;
+    see(checks, Observation::Updated(SECOND, copy(9, &[1.0]), true))?;
     see(checks, Observation::Loaded(SECOND, copy(9, &[1.0])))?;
-    see(checks, Observation::Settled(FIRST, Step(1)))?;
+    see(checks, Observation::Settled(FIRST, (Generation(1), Step(1))))?;
     see(checks, Observation::Written(&commit(1).line))
 }
 
@@ -88,9 +122,14 @@ fn a_run_without_faults_has_a_chronicle_and_agrees_with_it() {
 
 #[test]
 fn i1_two_records_of_one_number() {
-    let other = Record { resume: Step(1), ..record() };
-    let seen = see(&mut checks(None), Observation::Entered(SECOND, &other));
+    let other = Record { waiting: true, ..record(1) };
+    let seen = see(&mut checks(None), Observation::Entered(SECOND, &other, Step(0)));
     assert_eq!(seen, Err(Invariant::I1));
+    let seen = see(&mut checks(None), Observation::Recorded(&other, other.term, None));
+    assert_eq!(seen, Err(Invariant::I1));
+    let unknown = record(2);
+    let seen = see(&mut checks(None), Observation::Entered(SECOND, &unknown, Step(0)));
+    assert_eq!(seen, Err(Invariant::I1), "the log does not have it");
 }
 
 #[test]
@@ -116,8 +155,8 @@ fn i3_copies_that_differ() {
         let committed = Observation::Committed(worker, &commit(1));
         assert_eq!(see(&mut checks, committed), Ok(()));
     }
-    assert_eq!(see(&mut checks, Observation::Updated(FIRST, copy(9, &[]))), Ok(()));
-    let seen = see(&mut checks, Observation::Updated(SECOND, copy(8, &[])));
+    assert_eq!(see(&mut checks, Observation::Updated(FIRST, copy(9, &[]), true)), Ok(()));
+    let seen = see(&mut checks, Observation::Updated(SECOND, copy(8, &[]), true));
     assert_eq!(seen, Err(Invariant::I3));
 }
 
@@ -146,19 +185,72 @@ fn i5_commits_that_leave_one_out_and_settled_steps_that_are_not() {
     let skipped = see(&mut checks, Observation::Committed(FIRST, &commit(2)));
     assert_eq!(skipped, Err(Invariant::I5));
     assert_eq!(see(&mut checks, Observation::Committed(FIRST, &commit(1))), Ok(()));
-    let early = see(&mut checks, Observation::Settled(FIRST, Step(1)));
+    let early = see(&mut checks, Observation::Settled(FIRST, (Generation(1), Step(1))));
     assert_eq!(early, Err(Invariant::I5), "the second does not know of the commit");
     assert_eq!(see(&mut checks, Observation::Committed(SECOND, &commit(1))), Ok(()));
-    assert_eq!(see(&mut checks, Observation::Settled(FIRST, Step(1))), Ok(()));
-    let back = see(&mut checks, Observation::Settled(FIRST, Step(0)));
+    assert_eq!(see(&mut checks, Observation::Settled(FIRST, (Generation(1), Step(1)))), Ok(()));
+    let back = see(&mut checks, Observation::Settled(FIRST, (Generation(1), Step(0))));
     assert_eq!(back, Err(Invariant::I5));
 }
 
 #[test]
 fn i3_a_version_that_nobody_has_committed() {
     let mut checks = checks(None);
-    let early = see(&mut checks, Observation::Updated(FIRST, copy(9, &[])));
+    let early = see(&mut checks, Observation::Updated(FIRST, copy(9, &[]), true));
     assert_eq!(early, Err(Invariant::I3));
+}
+
+#[test]
+fn i5_a_settled_step_that_is_committed_anew() {
+    let mut checks = checks(None);
+    complete(&mut checks).expect("no invariant is broken");
+    let next = second();
+    promise(&mut checks, &next);
+    see(&mut checks, Observation::Recorded(&next, next.term, None)).expect("it goes on");
+    let seen = see(&mut checks, Observation::Entered(FIRST, &next, Step(0)));
+    assert_eq!(seen, Err(Invariant::I5), "it lags behind the record");
+    let again = Commit { generation: Generation(2), ..commit(1) };
+    let seen = see(&mut checks, Observation::Committed(FIRST, &again));
+    assert_eq!(seen, Err(Invariant::I5));
+}
+
+#[test]
+fn who_does_not_know_that_its_generation_is_over_may_commit_in_it() {
+    let mut checks = checks(None);
+    see(&mut checks, Observation::Recorded(&record(2), record(2).term, None)).expect("no loss");
+    let late = see(&mut checks, Observation::Committed(FIRST, &commit(1)));
+    assert_eq!(late, Ok(()), "nobody has computed for it, and nobody will know");
+}
+
+#[test]
+fn i6_a_rollback_while_an_owner_lives() {
+    let back = record(2);
+    for (lost, expected) in [
+        (vec![], Err(Invariant::I6)),
+        (vec![SECOND], Err(Invariant::I6)),
+        (vec![FIRST, SECOND], Ok(())),
+    ] {
+        let lost: BTreeSet<WorkerId> = lost.into_iter().collect();
+        let seen = see(&mut checks(None), Observation::Recorded(&back, back.term, Some(&lost)));
+        assert_eq!(seen, expected, "{lost:?}");
+    }
+}
+
+#[test]
+fn a_rollback_takes_settled_steps_back() {
+    let mut checks = checks(None);
+    complete(&mut checks).expect("no invariant is broken");
+    let (back, lost) = (record(2), BTreeSet::from([FIRST, SECOND]));
+    promise(&mut checks, &back);
+    see(&mut checks, Observation::Recorded(&back, back.term, Some(&lost))).expect("all are lost");
+    enter(&mut checks, &back).expect("from the beginning");
+    let kind = EventKind::Rollback { from: Step(1), to: Step(0), reason: "all are lost".into() };
+    let event = Event { number: 1, unix_ms: 0, kind };
+    see(&mut checks, Observation::Told(&event)).expect("it is the first event");
+    compute(&mut checks, |part| part.loss = 2.0).expect_err("in the same generation");
+    let again = Commit { generation: Generation(2), ..commit(1) };
+    see(&mut checks, Observation::Committed(FIRST, &again)).expect("it is another history");
+    see(&mut checks, Observation::Written(&commit(1).line)).expect("a new line of step 1");
 }
 
 #[test]
@@ -168,24 +260,42 @@ fn i7_chunks_of_a_generation_or_a_step_that_is_over() {
         chunk.kind = kind;
         chunk
     };
+    let (owner, learner) = (true, false);
     let cases = [
-        (chunk(ChunkKind::Partial, 3, 5), Ok(())),
-        (chunk(ChunkKind::Parameters, 3, 4), Ok(())),
-        (chunk(ChunkKind::Message, 3, 2), Ok(())),
-        (chunk(ChunkKind::Partial, 2, 5), Err(Invariant::I7)),
-        (chunk(ChunkKind::Reduced, 3, 4), Err(Invariant::I7)),
-        (chunk(ChunkKind::Parameters, 3, 3), Err(Invariant::I7)),
+        (chunk(ChunkKind::Partial, 3, 5), owner, Ok(())),
+        (chunk(ChunkKind::Parameters, 3, 4), learner, Ok(())),
+        (chunk(ChunkKind::Message, 3, 2), learner, Ok(())),
+        (chunk(ChunkKind::Reduced, 3, 4), learner, Ok(())),
+        (chunk(ChunkKind::State, 3, 2), learner, Ok(())),
+        (chunk(ChunkKind::Partial, 2, 5), owner, Err(Invariant::I7)),
+        (chunk(ChunkKind::State, 2, 5), learner, Err(Invariant::I7)),
+        (chunk(ChunkKind::Reduced, 3, 4), owner, Err(Invariant::I7)),
+        (chunk(ChunkKind::Parameters, 3, 3), learner, Err(Invariant::I7)),
     ];
-    for (chunk, expected) in cases {
-        let admitted = Observation::Admitted(&chunk, (Generation(3), Step(4)));
+    for (chunk, owns, expected) in cases {
+        let standing = Standing { floor: Generation(3), committed: Some(Step(4)), owns };
+        let admitted = Observation::Admitted(FIRST, &chunk, standing);
         assert_eq!(see(&mut checks(None), admitted), expected, "{chunk:?}");
     }
 }
 
 #[test]
+fn i7_what_is_said_or_committed_after_a_promise() {
+    let mut checks = checks(None);
+    let said = |generation| Observation::Said(FIRST, Generation(generation));
+    assert_eq!(see(&mut checks, said(1)), Ok(()));
+    promise(&mut checks, &record(2));
+    assert_eq!(see(&mut checks, said(1)), Err(Invariant::I7));
+    assert_eq!(see(&mut checks, said(2)), Ok(()));
+    compute(&mut checks, |_| {}).expect("computing goes on");
+    let committed = Observation::Committed(FIRST, &commit(1));
+    assert_eq!(see(&mut checks, committed), Err(Invariant::I7));
+}
+
+#[test]
 fn i10_queues_that_grow() {
     let mut checks = checks(None);
-    for kind in ["control lane", "device", "pair of workers"] {
+    for kind in ["control lane", "device", "pair of workers", "learner"] {
         assert_eq!(see(&mut checks, Observation::Queued(kind, 5)), Ok(()));
         let grown = see(&mut checks, Observation::Queued(kind, 10_000));
         assert_eq!(grown, Err(Invariant::I10), "{kind}");
@@ -207,8 +317,8 @@ fn complete_with(checks: &mut Checks, digest: u64) -> Result<(), Invariant> {
         see(checks, Observation::Committed(worker, &commit(1)))?;
     }
     see(checks, Observation::Corrupted(SECOND))?;
-    see(checks, Observation::Updated(FIRST, copy(9, &[])))?;
-    see(checks, Observation::Updated(SECOND, copy(digest, &[])))
+    see(checks, Observation::Updated(FIRST, copy(9, &[]), true))?;
+    see(checks, Observation::Updated(SECOND, copy(digest, &[]), true))
 }
 
 #[test]
@@ -229,12 +339,129 @@ fn i13_a_run_that_ends_without_its_last_line() {
 }
 
 #[test]
+fn i13_events_that_are_missing_or_told_twice() {
+    for numbers in [&[2][..], &[1, 1], &[1, 3]] {
+        let mut checks = checks(None);
+        let told = numbers.iter().map(|number| {
+            let kind = EventKind::Submitted { run: "toy".into() };
+            let event = Event { number: *number, unix_ms: 0, kind };
+            see(&mut checks, Observation::Told(&event))
+        });
+        let told: Vec<_> = told.collect();
+        assert_eq!(told.last(), Some(&Err(Invariant::I13)), "{numbers:?}");
+    }
+}
+
+#[test]
+fn i15_members_that_have_not_promised_and_promises_that_fall() {
+    let mut checks = checks(None);
+    let next = second();
+    let proposed = Observation::Proposed(&next);
+    assert_eq!(see(&mut checks, proposed), Err(Invariant::I15), "nobody has promised");
+    let promised = |worker, term| Observation::Promised(worker, Term(term), Generation(2));
+    let (term, other) = (next.term.0, next.term.0 + 1);
+    assert_eq!(see(&mut checks, promised(FIRST, term)), Ok(()));
+    assert_eq!(see(&mut checks, promised(SECOND, other)), Ok(()));
+    assert_eq!(see(&mut checks, proposed), Err(Invariant::I15), "not to this proposer");
+    let fallen = Observation::Promised(SECOND, Term(other), Generation(1));
+    assert_eq!(see(&mut checks, fallen), Err(Invariant::I15));
+    assert_eq!(see(&mut checks, promised(SECOND, term)), Err(Invariant::I15));
+}
+
+#[test]
+fn i15_a_record_of_a_leader_that_was_replaced() {
+    let next = record(2);
+    let late = Observation::Recorded(&next, Term(next.term.0 + 1), None);
+    assert_eq!(see(&mut checks(None), late), Err(Invariant::I15));
+}
+
+#[test]
+fn i6_a_copy_that_is_given_up_although_it_is_needed() {
+    let mut alone = second();
+    alone.owners[0].owners.truncate(1);
+    let mut checks = checks(None);
+    promise(&mut checks, &alone);
+    let owned = [(Shard(0), Step(1), 9)];
+    see(&mut checks, Observation::Holds(FIRST, &owned, Step(1))).expect("as it should be");
+    assert_eq!(see(&mut checks, Observation::Proposed(&alone)), Ok(()), "nobody else holds it");
+    see(&mut checks, Observation::Holds(SECOND, &owned, Step(1))).expect("as it should be");
+    assert_eq!(see(&mut checks, Observation::Proposed(&alone)), Err(Invariant::I6));
+}
+
+#[test]
+fn i16_owners_that_do_not_hold_what_they_own() {
+    let holds = |checks: &mut Checks, worker, version| {
+        let owned = [(Shard(0), Step(version), 9)];
+        see(checks, Observation::Holds(worker, &owned, Step(version)))
+    };
+    let next = second();
+    for (second, expected) in [(0, Ok(())), (1, Ok(())), (2, Err(Invariant::I16))] {
+        let mut checks = checks(None);
+        promise(&mut checks, &next);
+        holds(&mut checks, FIRST, 1).expect("it is what it should be");
+        let missing = see(&mut checks, Observation::Proposed(&next));
+        assert_eq!(missing, Err(Invariant::I16), "the second holds nothing");
+        holds(&mut checks, SECOND, second).expect("it is what it should be");
+        assert_eq!(see(&mut checks, Observation::Proposed(&next)), expected);
+        see(&mut checks, Observation::Gone(SECOND)).expect("that may happen");
+        assert_eq!(see(&mut checks, Observation::Proposed(&next)), Err(Invariant::I16));
+    }
+    let mut checks = checks(None);
+    promise(&mut checks, &next);
+    for worker in [FIRST, SECOND] {
+        let none = Observation::Proposed(&next);
+        assert_eq!(see(&mut checks, none), Err(Invariant::I16), "to be done is not held");
+        holds(&mut checks, worker, 0).expect("it is what it should be");
+        see(&mut checks, Observation::Given(worker, Shard(0), Step(1))).expect("as it should be");
+    }
+    assert_eq!(see(&mut checks, Observation::Proposed(&next)), Ok(()), "it will be done");
+    let entered = Observation::Holds(FIRST, &[(Shard(0), Step(1), 9)], Step(2));
+    assert_eq!(see(&mut checks, entered), Err(Invariant::I16));
+}
+
+#[test]
+fn i17_records_that_go_back_or_resume_with_what_their_predecessor_did_not_make() {
+    let recorded = |record: &Record| {
+        let mut checks = checks(None);
+        complete(&mut checks).expect("no invariant is broken");
+        see(&mut checks, Observation::Recorded(record, record.term, None))
+    };
+    assert_eq!(recorded(&second()), Ok(()));
+    assert_eq!(recorded(&record(2)), Err(Invariant::I17), "step 1 is settled");
+    let ahead = Record { resume: Step(2), commit: Some(commit(2)), ..record(2) };
+    assert_eq!(recorded(&ahead), Err(Invariant::I17), "nobody has committed step 2");
+    let relabelled = Commit { generation: Generation(9), ..commit(1) };
+    let relabelled = Record { commit: Some(relabelled), ..second() };
+    assert_eq!(recorded(&relabelled), Err(Invariant::I17));
+    let without = Record { commit: None, ..second() };
+    assert_eq!(recorded(&without), Err(Invariant::I17));
+    let ahead = second();
+    let first = see(&mut fresh(None), Observation::Recorded(&ahead, ahead.term, None));
+    assert_eq!(first, Err(Invariant::I17), "a first record resumes at the beginning");
+}
+
+#[test]
 fn i18_refusals_where_nobody_meddles() {
     let mut checks = checks(None);
     let refusal = Observation::Refused(format_args!("a piece"));
     assert_eq!(see(&mut checks, refusal), Err(Invariant::I18));
     checks.expect_refusals();
     assert_eq!(see(&mut checks, refusal), Ok(()));
+}
+
+#[test]
+fn i18_a_partial_that_is_taken_twice_in_a_generation() {
+    let mut checks = checks(None);
+    let mut chunk = Chunk::message(Generation(3), Step(5), 8);
+    chunk.kind = ChunkKind::Partial;
+    let mut take = |chunk: &Chunk| {
+        let standing = Standing { owns: true, ..Standing::default() };
+        see(&mut checks, Observation::Admitted(FIRST, chunk, standing))
+    };
+    assert_eq!(take(&chunk), Ok(()));
+    assert_eq!(take(&Chunk { index: 1, ..chunk }), Ok(()));
+    assert_eq!(take(&Chunk { generation: Generation(4), ..chunk }), Ok(()), "it is done again");
+    assert_eq!(take(&Chunk { generation: Generation(4), ..chunk }), Err(Invariant::I18));
 }
 
 #[test]
@@ -245,10 +472,36 @@ fn i19_computing_too_early_or_with_other_parameters() {
     assert_eq!(unknown, Err(Invariant::I19));
     compute(&mut checks, |_| {}).expect("as planned");
     assert_eq!(see(&mut checks, Observation::Committed(FIRST, &commit(1))), Ok(()));
-    assert_eq!(see(&mut checks, Observation::Updated(FIRST, copy(9, &[1.0]))), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Updated(FIRST, copy(9, &[1.0]), true)), Ok(()));
     assert_eq!(see(&mut checks, Observation::Loaded(SECOND, copy(9, &[1.0]))), Ok(()));
     let other = see(&mut checks, Observation::Loaded(SECOND, copy(9, &[2.0])));
     assert_eq!(other, Err(Invariant::I19));
+}
+
+#[test]
+fn i19_primaries_that_hand_out_different_parameters() {
+    let mut checks = checks(None);
+    assert_eq!(see(&mut checks, Observation::Shared(FIRST, copy(9, &[1.0]))), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Shared(SECOND, copy(9, &[1.0]))), Ok(()));
+    let other = see(&mut checks, Observation::Shared(SECOND, copy(9, &[2.0])));
+    assert_eq!(other, Err(Invariant::I19));
+}
+
+#[test]
+fn i20_a_pause_that_leads_to_nothing() {
+    let mut checks = checks(None);
+    let mut at = |time: Duration, seen: Observation<'_>| {
+        checks.observe(Time(0) + time, seen).map_err(|violation| violation.invariant)
+    };
+    let second = Duration::from_secs(1);
+    at(second, Observation::Paused(Generation(2))).expect("it may be asked for");
+    at(second * 9, Observation::Passes(false)).expect("it cannot be served");
+    at(second * 9 + SERVED, Observation::Passes(true)).expect("there is time");
+    let late = at(second * 10 + SERVED, Observation::Passes(true));
+    assert_eq!(late, Err(Invariant::I20));
+    let next = record(2);
+    at(second * 40, Observation::Recorded(&next, next.term, None)).expect("at last");
+    at(second * 90, Observation::Passes(true)).expect("nothing is asked for");
 }
 
 #[test]

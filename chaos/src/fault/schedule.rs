@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::Lane;
 
-use super::{Fault, TOLERATED, Twice};
+use super::{Asker, Fault, TOLERATED, Twice};
 use crate::random::Random;
 use crate::world::Node;
 
@@ -15,6 +15,14 @@ use crate::world::Node;
 pub struct Rates {
     /// Workers that crash.
     pub worker_crashes: f64,
+    /// Several workers that crash at once.
+    pub joint_crashes: f64,
+    /// New workers.
+    pub joins: f64,
+    /// Workers that are asked to leave.
+    pub drains: f64,
+    /// How long those have, at most.
+    pub grace: Duration,
     /// Crashes of the coordinator.
     pub coordinator_crashes: f64,
     /// The share of crashed processes that are started again.
@@ -41,8 +49,10 @@ pub struct Rates {
     pub duplicates: f64,
     /// Lanes that fall behind.
     pub reorders: f64,
-    /// Flipped bits.
+    /// Flipped bits that their device finds.
     pub flips: f64,
+    /// Garbled gradients, which end the run.
+    pub garbles: f64,
     /// The share of interruptions that are longer than what must be borne ([`TOLERATED`]).
     pub long: f64,
     /// The longest interruption.
@@ -54,16 +64,20 @@ pub struct Rates {
 }
 
 impl Default for Rates {
-    /// A day at its worst: a fault every two seconds, a fifth of them fatal.
+    /// A day at its worst: a fault every second and a half, a third of them a change of members.
     fn default() -> Self {
         Self {
-            worker_crashes: 2.0,
-            coordinator_crashes: 0.7,
+            worker_crashes: 3.0,
+            joint_crashes: 0.7,
+            joins: 4.0,
+            drains: 1.5,
+            grace: Duration::from_secs(5),
+            coordinator_crashes: 1.0,
             restarts: 0.5,
             restart_within: Duration::from_secs(4),
             pauses: 2.5,
             drifts: 3.0,
-            disconnects: 1.0,
+            disconnects: 2.0,
             slow_links: 3.0,
             clogs: 3.0,
             partitions: 1.5,
@@ -72,6 +86,7 @@ impl Default for Rates {
             duplicates: 8.0,
             reorders: 4.0,
             flips: 0.5,
+            garbles: 0.0,
             long: 0.3,
             longest: Duration::from_secs(10),
             slowest: Duration::from_millis(60),
@@ -81,10 +96,13 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Only what a cluster must bear without losing a run.
+    /// Only what a cluster must bear without losing a worker.
     pub fn tolerated() -> Self {
         Self {
             worker_crashes: 0.0,
+            joint_crashes: 0.0,
+            joins: 0.0,
+            drains: 0.0,
             coordinator_crashes: 0.0,
             disconnects: 0.0,
             flips: 0.0,
@@ -110,6 +128,9 @@ impl Rates {
     }
 }
 
+/// Machines besides those on which workers are at first: who comes later may be there.
+pub const SPARE_MACHINES: u32 = 2;
+
 /// Faults, each with its time, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule(pub Vec<(Time, Fault)>);
@@ -119,7 +140,8 @@ impl Schedule {
     pub fn draw(seed: u64, span: Duration, workers: u32, rates: &Rates) -> Self {
         // Not the sequence of the world, which begins with the seed itself.
         let random = Random::new(seed ^ 0x5C4E_D01E);
-        let mut draw = Draw { random, workers: u64::from(workers), rates };
+        let machines = u64::from(workers + SPARE_MACHINES);
+        let mut draw = Draw { random, machines, rates };
         let mut faults = Vec::new();
         for (rate, make) in draw.kinds() {
             for _ in 0..draw.count(rate * span.as_secs_f64() / 60.0) {
@@ -147,19 +169,28 @@ type Make = fn(&mut Draw<'_>) -> Fault;
 /// The choices of one schedule.
 struct Draw<'a> {
     random: Random,
-    workers: u64,
+    machines: u64,
     rates: &'a Rates,
 }
 
 impl Draw<'_> {
-    fn kinds(&self) -> [(f64, Make); 13] {
+    fn kinds(&self) -> [(f64, Make); 17] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
                 let node = draw.worker();
                 draw.crash(node)
             }),
-            (rates.coordinator_crashes, |draw| draw.crash(Node::Coordinator)),
+            (rates.joint_crashes, |draw| {
+                let side = draw.side();
+                Fault::CrashTogether { side, restart: draw.restart() }
+            }),
+            (rates.joins, |draw| Fault::Join { node: draw.worker() }),
+            (rates.drains, |draw| draw.drain()),
+            (rates.coordinator_crashes, |draw| {
+                let restart = draw.up_to(draw.rates.restart_within);
+                Fault::Crash { node: Node::Coordinator, restart: Some(restart) }
+            }),
             (rates.pauses, |draw| Fault::Pause { node: draw.node(), span: draw.interruption() }),
             (rates.drifts, |draw| {
                 let permille = 900 + draw.random.below(201) as u32;
@@ -186,6 +217,7 @@ impl Draw<'_> {
             (rates.duplicates, |draw| draw.duplicate()),
             (rates.reorders, |draw| draw.reorder()),
             (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
+            (rates.garbles, |draw| Fault::Garble { node: draw.worker() }),
         ]
     }
 
@@ -203,32 +235,25 @@ impl Draw<'_> {
     }
 
     fn worker(&mut self) -> Node {
-        Node::Worker(self.random.below(self.workers) as usize)
+        Node::Worker(self.random.below(self.machines) as usize)
     }
 
     fn node(&mut self) -> Node {
-        match self.random.below(self.workers + 1) {
-            0 => Node::Coordinator,
-            slot => Node::Worker(slot as usize - 1),
-        }
+        place(self.random.below(self.machines + 1))
     }
 
     /// Two different nodes.
     fn pair(&mut self) -> (Node, Node) {
-        let first = self.random.below(self.workers + 1);
-        let second = (first + 1 + self.random.below(self.workers)) % (self.workers + 1);
-        let node = |index: u64| match index {
-            0 => Node::Coordinator,
-            slot => Node::Worker(slot as usize - 1),
-        };
-        (node(first), node(second))
+        let first = self.random.below(self.machines + 1);
+        let second = (first + 1 + self.random.below(self.machines)) % (self.machines + 1);
+        (place(first), place(second))
     }
 
     /// Some workers, not all; or all, which leaves the coordinator alone.
     fn side(&mut self) -> Vec<Node> {
-        let chosen = 1 + self.random.below((1 << self.workers.min(63)) - 1);
-        let member = |slot: &usize| chosen >> slot & 1 == 1;
-        (0..self.workers as usize).filter(member).map(Node::Worker).collect()
+        let chosen = 1 + self.random.below((1 << self.machines.min(63)) - 1);
+        let member = |slot: &usize| chosen >> slot.min(&63) & 1 == 1;
+        (0..self.machines as usize).filter(member).map(Node::Worker).collect()
     }
 
     fn interruption(&mut self) -> Duration {
@@ -244,10 +269,18 @@ impl Draw<'_> {
         (self.up_to(self.rates.slowest), self.up_to(self.rates.slow_for))
     }
 
-    fn crash(&mut self, node: Node) -> Fault {
+    fn restart(&mut self) -> Option<Duration> {
         let again = self.chance(self.rates.restarts);
-        let restart = again.then(|| self.up_to(self.rates.restart_within));
-        Fault::Crash { node, restart }
+        again.then(|| self.up_to(self.rates.restart_within))
+    }
+
+    fn crash(&mut self, node: Node) -> Fault {
+        Fault::Crash { node, restart: self.restart() }
+    }
+
+    fn drain(&mut self) -> Fault {
+        let by = if self.chance(0.5) { Asker::Machine } else { Asker::Operator };
+        Fault::Drain { node: self.worker(), by, grace: self.up_to(self.rates.grace) }
     }
 
     fn duplicate(&mut self) -> Fault {
@@ -261,10 +294,18 @@ impl Draw<'_> {
     fn reorder(&mut self) -> Fault {
         let lane = Lane::ALL[self.random.below(Lane::ALL.len() as u64) as usize];
         let (extra, span) = self.slowness();
-        let from = self.random.below(self.workers);
-        let to = (from + 1 + self.random.below((self.workers - 1).max(1))) % self.workers;
+        let from = self.random.below(self.machines);
+        let to = (from + 1 + self.random.below(self.machines - 1)) % self.machines;
         let (from, to) = (Node::Worker(from as usize), Node::Worker(to as usize));
         Fault::Reorder { from, to, lane, extra, span }
+    }
+}
+
+/// The coordinator, or a machine of a worker.
+fn place(index: u64) -> Node {
+    match index {
+        0 => Node::Coordinator,
+        slot => Node::Worker(slot as usize - 1),
     }
 }
 
@@ -289,15 +330,17 @@ mod tests {
         let drawn: usize =
             (0..4_000).map(|seed| Schedule::draw(seed, MINUTE, 3, &rates).0.len()).sum();
         assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
-        let all = Schedule::draw(1, 60 * MINUTE, 3, &Rates::default());
+        let all = Schedule::draw(1, 60 * MINUTE, 3, &Rates { garbles: 1.0, ..Rates::default() });
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 13);
+        assert_eq!(kinds.len(), 18);
     }
 
     #[test]
-    fn tolerated_faults_are_never_fatal_and_none_are_none() {
+    fn tolerated_faults_interrupt_nothing_for_long_and_none_are_none() {
         let faults = Schedule::draw(3, 60 * MINUTE, 4, &Rates::tolerated());
-        assert!(faults.0.iter().all(|(_, fault)| !fault.is_fatal()) && !faults.0.is_empty());
+        let ends = |fault: &Fault| matches!(fault, Fault::Crash { .. } | Fault::Drain { .. });
+        let borne = |fault: &Fault| fault.outage() <= TOLERATED && !ends(fault);
+        assert!(faults.0.iter().all(|(_, fault)| borne(fault)) && !faults.0.is_empty());
         assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, &Rates::none()), Schedule::default());
     }
 

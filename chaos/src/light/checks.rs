@@ -103,10 +103,10 @@ impl Checks {
     pub(super) fn events(&mut self, events: &[Event]) -> Result<u64, Broken> {
         let mut lost = 0;
         for event in &events[self.events..] {
-            let EventKind::Lost { worker, reason } = &event.kind else { continue };
+            let EventKind::Lost { worker, reason, .. } = &event.kind else { continue };
             lost += 1;
             let link = self.ids.get(worker);
-            if link.is_some_and(|link| self.present.contains_key(link)) {
+            if link.is_some_and(|link| self.present.get(link) == Some(worker)) {
                 let (worker, reason) = (*worker, reason.clone());
                 return Err(Broken::LostAlive { worker, reason });
             }
@@ -210,7 +210,7 @@ mod tests {
         let line = |step: &u64| MetricsLine { step: Step(*step), ..MetricsLine::default() };
         let lines = steps.iter().map(line).collect();
         let (events, workers, outcome) = (Vec::new(), Vec::new(), Outcome::Running);
-        Update { lines, events, workers, bitwise: true, outcome }
+        Update { lines, events, workers, bitwise: true, waiting: None, outcome }
     }
 
     #[test]

@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 
 use everstep_coordinator::core::{Effect, Input};
+use everstep_transport::protocol::Term;
 
 use super::worker::Event;
 use super::{Arc, Core, Crowd, Failure, Happening, Lane, LinkId, Message, OPERATOR, Time};
 
+/// The one coordinator's one term.
+pub(super) const TERM: Term = Term(1);
 /// Wall clock at time zero: the simulation is of no day in particular.
 const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
 
@@ -63,6 +66,7 @@ impl Crowd {
             Input::Applied { index, .. } => self.note("entry", *index),
             Input::Connected { link, .. } => self.note("up", link.0),
             Input::Disconnected { link, .. } => self.note("gone", link.0),
+            Input::Elected { .. } => self.note("elected", 0),
             Input::Tick => self.note("tick", 0),
         }
         handle(&mut self.desk.core, self.now, input);
@@ -83,11 +87,16 @@ impl Crowd {
             Effect::Propose(entry) => {
                 self.desk.index += 1;
                 let index = self.desk.index;
-                self.bring(Lane::Log, Happening::Arrive(Input::Applied { index, entry }));
+                self.bring(
+                    Lane::Log,
+                    Happening::Arrive(Input::Applied { index, term: TERM, entry }),
+                );
             }
+            // Its disk is for another simulation.
+            Effect::Record(_) | Effect::ForgetLines { .. } => {}
             Effect::Close { to, reason } => {
                 self.tell(to, Event::Closed);
-                let closed = Input::Disconnected { link: to, reason };
+                let closed = Input::Disconnected { link: to, gone: false, reason };
                 self.bring(Lane::Up(to), Happening::Arrive(closed));
             }
         }

@@ -1,6 +1,5 @@
 //! A light worker: how far it has come, and what it says next.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -8,9 +7,8 @@ use everstep_coordinator::core::Input;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{
-    Generation, MetricsLine, NodeName, Rank, Record, Shard, Step, WorkerId,
-};
+use everstep_transport::protocol::step::Status;
+use everstep_transport::protocol::{Generation, NodeName, Record, Shard, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
 use super::{Arc, Crowd, Failure, Happening, Lane, LinkId, Message};
@@ -19,20 +17,24 @@ use super::{Arc, Crowd, Failure, Happening, Lane, LinkId, Message};
 const BEAT: Duration = Duration::from_millis(250);
 /// A worker builds its model and data within this long.
 const BUILD: Duration = Duration::from_millis(100);
+/// A learner has what it is fed within this long.
+const LESSON: Duration = Duration::from_millis(100);
+/// A member that is to hold has done all before within this long.
+const HOLD: Duration = Duration::from_millis(10);
 /// Before it connects again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Parameter shards of the model.
-const SHARDS: u32 = 16_384;
-/// Most lines in one heartbeat.
-const LINES: u64 = 64;
+pub(super) const SHARDS: u32 = 16_384;
 
 /// What goes wrong with a worker, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Registered, it says nothing, until its link is closed.
+    /// Registered, it says nothing, until it is evicted.
     Silent,
     /// Its link is cut at some moment.
     Cut,
+    /// Its process ends when it is a member, and does not come again.
+    Killed,
 }
 
 /// What happens to a worker.
@@ -44,12 +46,18 @@ pub(super) enum Event {
     Closed,
     /// The link is cut.
     Cut,
+    /// Its process ends.
+    Killed,
     /// Model and data are built.
     Built,
     /// It is time for a heartbeat.
     Beat,
-    /// It has trained the last step.
-    Trained,
+    /// It has all that it is fed in this generation.
+    Learned(Generation),
+    /// Its last commit of this generation holds.
+    Held(Generation),
+    /// It has trained the last step, in this generation.
+    Trained(Generation),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +68,7 @@ enum Phase {
     Joining,
     /// It sends heartbeats.
     Present(WorkerId),
-    /// It is registered and says nothing.
+    /// It is registered and says nothing, until it is told that it was lost.
     Silent,
     /// The run is over for it.
     Gone,
@@ -72,15 +80,16 @@ pub(super) struct Worker {
     /// Its newest link.
     link: LinkId,
     fault: Option<Fault>,
+    /// What it knows of, and what it has promised.
     generation: Generation,
-    /// When it entered its generation.
-    entered: Time,
+    promised: Generation,
+    /// Shards that it learns.
+    fed: Vec<Shard>,
+    /// It has learned them.
+    ready: bool,
     /// The newest step whose line the coordinator has.
     written: Step,
 }
-
-/// The members of the generation, and what they own.
-pub(super) struct Members(BTreeMap<WorkerId, (Rank, Vec<Shard>)>);
 
 impl Worker {
     pub(super) fn new(fault: Option<Fault>) -> Self {
@@ -89,27 +98,15 @@ impl Worker {
             link: LinkId(0),
             fault,
             generation: Generation(0),
-            entered: Time(0),
+            promised: Generation(0),
+            fed: Vec::new(),
+            ready: false,
             written: Step(0),
         }
     }
 
     pub(super) fn is_gone(&self) -> bool {
         self.phase == Phase::Gone
-    }
-}
-
-impl Members {
-    fn of(record: &Record) -> Self {
-        let mut owned = vec![Vec::new(); record.members.len()];
-        for ownership in &record.owners {
-            let shards = (ownership.first.0..).take(ownership.count as usize).map(Shard);
-            for shard in shards {
-                ownership.owners.iter().for_each(|rank| owned[rank.0 as usize].push(shard));
-            }
-        }
-        let members = record.members.iter().zip(0..).zip(owned);
-        Self(members.map(|((m, rank), owned)| (m.worker, (Rank(rank), owned))).collect())
     }
 }
 
@@ -123,7 +120,7 @@ impl Crowd {
         let name = NodeName::parse(&format!("worker-{place}")).expect("a valid name");
         let identity = Identity { role: Role::Worker, name };
         self.bring(Lane::Up(link), Happening::Arrive(Input::Connected { link, identity }));
-        self.say(link, Message::Hello { schema: self.schema });
+        self.say(link, Message::Hello { schema: self.schema, worker: None });
         if cut {
             self.later(place, self.scenario.storm, Event::Cut);
         }
@@ -133,7 +130,7 @@ impl Crowd {
         if let Event::Hear(_) = event {
             self.checks.heard(link);
         }
-        let Worker { phase, link: newest, .. } = self.workers[place];
+        let Worker { phase, link: newest, generation, .. } = self.workers[place];
         if newest != link || matches!(phase, Phase::Away | Phase::Gone) {
             return Ok(());
         }
@@ -141,14 +138,35 @@ impl Crowd {
             (Event::Hear(message), _) => self.hear(place, &message)?,
             (Event::Closed, _) => self.come_again(place),
             (Event::Cut, _) => {
-                let gone = Input::Disconnected { link, reason: "cut".into() };
-                self.bring(Lane::Up(link), Happening::Arrive(gone));
+                self.disconnect(link, false);
                 self.come_again(place);
             }
-            (Event::Built, _) => self.say(link, Message::Register(registration(place, link))),
-            (Event::Beat, Phase::Present(worker)) => self.beat(place, worker),
-            (Event::Trained, Phase::Present(worker)) => self.finish(link, worker),
-            (Event::Beat | Event::Trained, _) => {}
+            (Event::Killed, _) => {
+                self.disconnect(link, true);
+                self.checks.absent(link);
+                self.workers[place].phase = Phase::Gone;
+                (self.report.killed_at, self.report.mended_at) = (self.now, Time(0));
+            }
+            (Event::Built, _) => {
+                self.incarnations += 1;
+                let registration = registration(place, self.incarnations);
+                self.say(link, Message::Register(registration));
+            }
+            (Event::Beat, Phase::Present(worker)) => {
+                self.beat(place, worker, false);
+                self.put(self.now + BEAT, Happening::Worker(place, link, Event::Beat));
+            }
+            (Event::Learned(of), Phase::Present(worker)) if of == generation => {
+                self.workers[place].ready = true;
+                self.beat(place, worker, false);
+            }
+            (Event::Held(of), Phase::Present(worker)) if of == generation => {
+                self.beat(place, worker, true);
+            }
+            (Event::Trained(of), Phase::Present(worker)) if of == generation => {
+                self.finish(link, worker);
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -159,7 +177,12 @@ impl Crowd {
         match &**message {
             Message::Welcome { .. } => self.later(place, BUILD, Event::Built),
             Message::Registered { worker } => self.registered(place, *worker)?,
+            Message::Pause { term, number } => self.promise(place, *term, *number),
             Message::Announce(record) => self.enter(place, record, message)?,
+            Message::Feed { generation, learner, shards, .. } => {
+                self.learn(place, *generation, (*learner, shards));
+            }
+            Message::Hold { generation, .. } => self.hold(*generation),
             Message::HeartbeatAnswer { generation, written } => {
                 self.workers[place].written = *written;
                 if *generation > self.workers[place].generation {
@@ -170,6 +193,7 @@ impl Crowd {
                 self.checks.absent(link);
                 self.workers[place].phase = Phase::Gone;
             }
+            Message::Evicted { .. } => self.begin_anew(place),
             Message::Refused { reason } => return Err(Failure::Run(reason.clone())),
             _ => {}
         }
@@ -188,6 +212,36 @@ impl Crowd {
         Ok(())
     }
 
+    // A change of generation.
+
+    fn promise(&mut self, place: usize, term: Term, number: Generation) {
+        let Worker { phase: Phase::Present(id), link, generation, .. } = self.workers[place] else {
+            return;
+        };
+        if number <= generation || number < self.workers[place].promised {
+            return;
+        }
+        self.history.stop(self.now);
+        let worker = &mut self.workers[place];
+        worker.promised = number;
+        let fed = if worker.ready { &worker.fed[..] } else { &[] };
+        let owned = self.history.owned(id);
+        let held = owned.iter().chain(fed).copied();
+        let member = self.history.lists(id);
+        let version = self.history.version(self.now);
+        let status = Status {
+            term,
+            number,
+            commit: self.history.commit(self.now).filter(|_| member || !fed.is_empty()),
+            prepared: Vec::new(),
+            versions: held.map(|shard| (shard, version.0, version.1)).collect(),
+            under_way: member.then(|| version.0.next()),
+            lines: if member { self.history.lines(worker.written, self.now) } else { Vec::new() },
+            unreachable: Vec::new(),
+        };
+        self.say(link, Message::Status(status));
+    }
+
     fn enter(
         &mut self,
         place: usize,
@@ -195,57 +249,122 @@ impl Crowd {
         message: &Arc<Message>,
     ) -> Result<(), Failure> {
         self.checks.announced(record, message)?;
-        let members = self.members.get_or_insert_with(|| Members::of(record));
+        if self.history.follow(self.now, record) {
+            self.report.generations += 1;
+        }
         let worker = &mut self.workers[place];
         let Phase::Present(id) = worker.phase else { return Ok(()) };
-        if members.0.contains_key(&id) && record.number > worker.generation {
-            (worker.generation, worker.entered) = (record.number, self.now);
+        if record.number <= worker.generation {
+            return Ok(());
+        }
+        worker.generation = record.number;
+        worker.promised = worker.promised.max(record.number);
+        (worker.fed, worker.ready) = (Vec::new(), false);
+        let (link, first) = (worker.link, self.history.is_first());
+        let killed = worker.fault == Some(Fault::Killed);
+        if !self.history.lists(id) {
+            return Ok(());
+        }
+        if first {
             self.report.announced_at = self.now;
-            let (at, link) = (self.now + self.scenario.training, worker.link);
-            self.put(at, Happening::Worker(place, link, Event::Trained));
+        }
+        if self.report.killed_at.0 > 0 && self.report.mended_at.0 == 0 {
+            self.report.mended_at = self.now;
+        }
+        if let Some(end) = self.history.end() {
+            let trained = Event::Trained(record.number);
+            self.put(end.max(self.now), Happening::Worker(place, link, trained));
+        }
+        if killed {
+            self.later(place, self.scenario.training / 2, Event::Killed);
         }
         Ok(())
     }
 
-    fn beat(&mut self, place: usize, worker: WorkerId) {
-        let Worker { link, generation, entered, written, .. } = self.workers[place];
-        let leads = self.members.as_ref().and_then(|members| members.0.get(&worker));
-        let leads = generation > Generation(0) && leads.is_some_and(|(rank, _)| *rank == Rank(0));
-        let Step(settled) = if leads { self.settled(entered) } else { Step(0) };
-        let line = |step| MetricsLine { step: Step(step), generation, ..MetricsLine::default() };
-        let lines = (written.0 + 1..=settled.min(written.0 + LINES)).map(line).collect();
-        let (promised, step, unreachable) = (generation, Step(settled), Vec::new());
-        let heartbeat = Heartbeat { worker, generation, promised, step, lines, unreachable };
-        self.say(link, Message::Heartbeat(heartbeat));
-        self.put(self.now + BEAT, Happening::Worker(place, link, Event::Beat));
+    fn learn(
+        &mut self,
+        place: usize,
+        generation: Generation,
+        (learner, shards): (WorkerId, &[Shard]),
+    ) {
+        let worker = &mut self.workers[place];
+        if worker.phase == Phase::Present(learner) && worker.generation == generation {
+            worker.fed = shards.to_vec();
+            worker.ready = false;
+            self.later(place, LESSON, Event::Learned(generation));
+        }
     }
 
-    /// The steps that have settled since training began: all take the same time.
-    fn settled(&self, began: Time) -> Step {
-        let Self { scenario, now, .. } = self;
-        let (passed, whole) = (now.since(began).as_nanos(), scenario.training.as_nanos().max(1));
-        Step((passed * u128::from(scenario.steps) / whole).min(scenario.steps.into()) as u64)
+    /// The step leader's next commit holds: so do all others, when they hear of it.
+    fn hold(&mut self, generation: Generation) {
+        if generation != self.history.generation() {
+            return;
+        }
+        self.history.stop(self.now);
+        for place in 0..self.workers.len() {
+            self.later(place, HOLD, Event::Held(generation));
+        }
+    }
+
+    // Signs of life.
+
+    fn beat(&mut self, place: usize, worker: WorkerId, held: bool) {
+        let Worker { link, generation, promised, written, ready, .. } = self.workers[place];
+        let leads = generation > Generation(0) && self.history.leads(worker);
+        let lines = if leads { self.history.lines(written, self.now) } else { Vec::new() };
+        let heartbeat = Heartbeat {
+            worker,
+            generation,
+            promised: promised.max(generation),
+            step: self.history.version(self.now).0,
+            lines,
+            unreachable: Vec::new(),
+            held,
+            ready,
+        };
+        self.say(link, Message::Heartbeat(heartbeat));
     }
 
     fn finish(&mut self, link: LinkId, worker: WorkerId) {
-        let members = self.members.as_ref().and_then(|members| members.0.get(&worker));
-        let owned = members.map_or(&[][..], |(_, owned)| owned);
+        let owned = self.history.owned(worker);
         let digests = owned.iter().map(|shard| (*shard, [shard.0 as u8; 32])).collect();
         let result = WorkerResult { worker, digests, ..WorkerResult::default() };
         self.say(link, Message::Finished(result));
     }
 
-    /// Without a link: after a while it connects again, and is faulty no more. When the last of
-    /// them has come again, so may the worker that waited for them.
+    // Links.
+
+    fn disconnect(&mut self, link: LinkId, gone: bool) {
+        let gone = Input::Disconnected { link, gone, reason: "cut".into() };
+        self.bring(Lane::Up(link), Happening::Arrive(gone));
+    }
+
+    /// Without a link: after a while it connects again.
     fn come_again(&mut self, place: usize) {
-        let worker = &mut self.workers[place];
-        self.checks.absent(worker.link);
-        worker.phase = Phase::Away;
-        let was_faulty = worker.fault.take().is_some();
+        self.workers[place].phase = Phase::Away;
         let at = self.now + self.up_to(PAUSE);
         self.put(at, Happening::Connect(place));
+        self.recover(place);
+    }
+
+    /// It was lost, and has been told so: it begins anew on the same link.
+    fn begin_anew(&mut self, place: usize) {
+        let worker = &mut self.workers[place];
+        let (fault, link) = (worker.fault, worker.link);
+        *worker = Worker { phase: Phase::Joining, link, ..Worker::new(fault) };
+        self.say(link, Message::Hello { schema: self.schema, worker: None });
+        self.recover(place);
+    }
+
+    /// It is faulty no more. When the last of them has come again, so may the worker that waited
+    /// for them.
+    fn recover(&mut self, place: usize) {
+        let worker = &mut self.workers[place];
+        self.checks.absent(worker.link);
+        let was_faulty = worker.fault.take().is_some();
         self.to_come_again -= u32::from(was_faulty);
         if was_faulty && self.to_come_again == 0 {
+            let at = self.now + self.up_to(PAUSE);
             self.put(at, Happening::Connect(self.workers.len() - 1));
         }
     }
@@ -257,13 +376,13 @@ impl Crowd {
     }
 }
 
-/// All workers state the same; a link is an incarnation.
-fn registration(place: usize, link: LinkId) -> Registration {
+/// All workers state the same.
+fn registration(place: usize, incarnation: u64) -> Registration {
     let host = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + place as u32);
     let (model, data) = ([1; 32], [2; 32]);
     let (parameters, samples) = (u64::from(SHARDS) << 20, 1 << 30);
     Registration {
-        incarnation: link.0,
+        incarnation,
         address: (host, 4_001).into(),
         fingerprint: Fingerprint { model, data, parameters, shards: SHARDS, samples },
         probe: 1,

@@ -2,21 +2,31 @@
 //! later.
 //!
 //! The device is that of production. It would wait for parameters on its own thread; here a
-//! gradient is begun only when all of them have been delivered.
+//! gradient is begun only when all that it waits for has been delivered, or what ends it. What
+//! overtakes a gradient that waits does so here, too.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_transport::protocol::Step;
+use everstep_transport::protocol::{Generation, Shard, Step};
 use everstep_transport::time::Time;
 use everstep_worker::device::{Device, Port};
-use everstep_worker::step::event::{Job, Report};
+use everstep_worker::step::event::{Built, Job, Origin, Report};
 
 use crate::random::Random;
 
 /// A gradient takes this long, and up to twice as long again.
 const COMPUTE: Duration = Duration::from_millis(80);
 const SPREAD_NS: u64 = 160_000_000;
+
+/// What a device, or who builds it, has to say.
+#[derive(Debug)]
+pub enum Done {
+    /// The model and the data are built, or cannot be.
+    Built(Result<Built, String>),
+    /// The device, which has entered this generation, has done something.
+    Report(Generation, Report),
+}
 
 /// A device and its jobs.
 pub struct Bench {
@@ -25,15 +35,19 @@ pub struct Bench {
     jobs: VecDeque<Job>,
     /// The version of each shard of the computing parameters.
     versions: Vec<Step>,
+    /// The generation that the device has entered.
+    generation: Generation,
     busy: bool,
+    /// A bit has flipped in its memory.
+    flipped: bool,
 }
 
 /// A job that was done.
 pub struct Work {
-    /// The step whose gradient it is, if it is one.
-    pub gradient: Option<Step>,
+    /// The step whose gradient it is, if it is one, and the generation of the device.
+    pub gradient: Option<(Generation, Step)>,
     /// What the device reports, each with its time.
-    pub reports: Vec<(Time, Report)>,
+    pub reports: Vec<(Time, Done)>,
     /// When the device is free again; [`Bench::release`] is to be called then.
     pub until: Time,
 }
@@ -41,8 +55,14 @@ pub struct Work {
 impl Bench {
     /// A device with nothing to do, for a model of `shards` parameter shards.
     pub fn new(device: Device, shards: u32) -> Self {
-        let versions = vec![Step(0); shards as usize];
-        Self { device, jobs: VecDeque::new(), versions, busy: false }
+        Self {
+            device,
+            jobs: VecDeque::new(),
+            versions: vec![Step(0); shards as usize],
+            generation: Generation(0),
+            busy: false,
+            flipped: false,
+        }
     }
 
     /// How many jobs are to be done.
@@ -60,54 +80,130 @@ impl Bench {
         self.busy = false;
     }
 
+    /// A bit flips in what the device holds: it compares digests before the next update.
+    pub fn flip(&mut self) {
+        self.flipped = true;
+    }
+
     /// Does the next job, if the device is free and there is one that can be done.
     pub fn work(&mut self, now: Time, random: &mut Random) -> Option<Work> {
-        if self.busy || !self.is_ready() {
+        if self.busy {
             return None;
         }
-        let job = self.jobs.pop_front()?;
+        let place = self.next()?;
+        let job = self.jobs.remove(place)?;
         self.busy = true;
         let gradient = match &job {
-            Job::Gradient { step } => Some(*step),
+            Job::Gradient { step, .. } => Some((self.generation, *step)),
             _ => None,
         };
-        self.note_versions(&job);
-        let Self { device, jobs, versions, .. } = self;
-        let mut port = Delivered { jobs, versions, random, now, reports: Vec::new() };
+        let changed = self.flipped && matches!(job, Job::Update { .. });
+        note(&mut self.versions, &job);
+        let Self { device, jobs, versions, generation, .. } = self;
+        let mut port = Delivered { jobs, versions, random, now, generation, reports: vec![] };
         if gradient.is_some() {
             // All of it at once: what is sent meanwhile comes a little later than it would.
             port.now = port.now + COMPUTE + Duration::from_nanos(port.random.below(SPREAD_NS));
         }
-        if let Err(reason) = device.handle(job, &mut port) {
+        let done = if changed {
+            Err("a parameter shard changed in memory".to_string())
+        } else {
+            device.handle(job, &mut port)
+        };
+        if let Err(reason) = done {
             port.report(Report::Failed(reason));
         }
         let until = port.now + port.random.delay();
         Some(Work { gradient, reports: port.reports, until })
     }
 
-    /// Whether the next job can be done without waiting.
-    fn is_ready(&self) -> bool {
-        let Some(Job::Gradient { step }) = self.jobs.front() else { return true };
-        let delivered = |wanted: usize| {
-            let is_it = |job: &Job| {
-                matches!(job, Job::Load { shard, version, .. }
-                    if shard.0 as usize == wanted && version.next() == *step)
-            };
-            self.jobs.iter().any(is_it)
-        };
-        let mut versions = self.versions.iter().enumerate();
-        versions.all(|(shard, version)| version.next() == *step || delivered(shard))
-    }
-
-    fn note_versions(&mut self, job: &Job) {
-        match job {
-            Job::Update { shard, step: version, .. } | Job::Load { shard, version, .. } => {
-                self.versions[shard.0 as usize] = *version;
-            }
-            Job::Skip { step } => self.versions.fill(*step),
-            _ => {}
+    /// The place of the next job that can be done without waiting.
+    fn next(&self) -> Option<usize> {
+        let first = self.jobs.front()?;
+        match first {
+            Job::Gradient { step, .. } if !self.comes_to_an_end(*step) => self.overtaking(),
+            _ => Some(0),
         }
     }
+
+    /// Whether the gradient of this step, first in the queue, finds what it needs in the queue, or
+    /// what ends it.
+    fn comes_to_an_end(&self, step: Step) -> bool {
+        let mut versions = self.versions.clone();
+        let mut deferred = false;
+        for job in self.jobs.iter().skip(1) {
+            if is_complete(&versions, step) {
+                return true;
+            }
+            match job {
+                Job::Enter { origin: Origin::Seed, .. } => return true,
+                Job::Load { version: made, .. }
+                | Job::Update { step: made, .. }
+                | Job::Skip { step: made }
+                    if *made >= step =>
+                {
+                    return true;
+                }
+                Job::Load { .. } => note(&mut versions, job),
+                Job::Update { .. } if !deferred => note(&mut versions, job),
+                Job::Restore { .. } | Job::Share { .. } | Job::Export { .. } if !deferred => {}
+                Job::Share { .. } | Job::Export { .. } => {}
+                _ => deferred = true,
+            }
+        }
+        is_complete(&versions, step)
+    }
+
+    /// The place of a job that is done while the gradient before it waits.
+    fn overtaking(&self) -> Option<usize> {
+        let mut deferred: Vec<&Job> = Vec::new();
+        for (place, job) in self.jobs.iter().enumerate().skip(1) {
+            let changes = |wanted: &Shard| {
+                deferred.iter().any(|job| {
+                    matches!(job, Job::Update { shard, .. } | Job::Restore { shard, .. }
+                        if shard == wanted)
+                })
+            };
+            match job {
+                Job::Share { shards, .. } | Job::Export { shards, .. }
+                    if !shards.iter().any(changes) =>
+                {
+                    return Some(place);
+                }
+                Job::Update { .. } | Job::Restore { .. } if deferred.is_empty() => {
+                    return Some(place);
+                }
+                Job::Load { .. } => {}
+                _ => deferred.push(job),
+            }
+        }
+        None
+    }
+}
+
+/// Whether a gradient of `step` can be computed with these versions.
+fn is_complete(versions: &[Step], step: Step) -> bool {
+    versions.iter().all(|version| version.next() == step)
+}
+
+/// Takes note of the parameters to compute with that a job brings.
+fn note(versions: &mut [Step], job: &Job) {
+    match job {
+        Job::Load { shard, version, .. } => versions[shard.0 as usize] = *version,
+        Job::Update { shard, step, .. } => follow(versions, *shard, *step),
+        Job::Skip { step } => {
+            let before = versions.iter_mut().filter(|version| version.next() == *step);
+            before.for_each(|version| *version = *step);
+        }
+        Job::Enter { origin: Origin::Seed, .. } => versions.fill(Step(0)),
+        _ => {}
+    }
+}
+
+/// What is computed with follows a copy that is as new.
+fn follow(versions: &mut [Step], shard: Shard, version: Step) {
+    let known = &mut versions[shard.0 as usize];
+    *known = version.max(*known);
 }
 
 /// What a job sees of its surroundings: the jobs delivered so far, and a clock that goes on with
@@ -117,21 +213,27 @@ struct Delivered<'a> {
     versions: &'a mut Vec<Step>,
     random: &'a mut Random,
     now: Time,
-    reports: Vec<(Time, Report)>,
+    generation: &'a mut Generation,
+    reports: Vec<(Time, Done)>,
 }
 
 impl Port for Delivered<'_> {
     fn report(&mut self, report: Report) {
+        match &report {
+            Report::Entered { generation, .. } => *self.generation = *generation,
+            Report::Restored { version, shard, intact: true } => {
+                follow(self.versions, *shard, *version);
+            }
+            _ => {}
+        }
         self.now = self.now + self.random.delay();
-        self.reports.push((self.now, report));
+        self.reports.push((self.now, Done::Report(*self.generation, report)));
     }
 
-    /// The next parameters; nothing else is delivered while a gradient is computed.
+    /// The next job: a gradient under way takes what it waits for, and puts off all else.
     fn wait(&mut self) -> Option<Job> {
-        let job = self.jobs.pop_front_if(|job| matches!(job, Job::Load { .. }))?;
-        if let Job::Load { shard, version, .. } = &job {
-            self.versions[shard.0 as usize] = *version;
-        }
+        let job = self.jobs.pop_front()?;
+        note(self.versions, &job);
         Some(job)
     }
 

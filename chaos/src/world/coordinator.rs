@@ -1,38 +1,77 @@
-//! The coordinator in the world: its core, and a log that agrees after a while.
+//! The coordinator in the world: its core, its disk, and a log that agrees after a while.
+//!
+//! What is on the disk survives a crash: entries, lines, the newest term. Of the entries that were
+//! proposed and were not there yet, some are lost and some come into the log later, as those of a
+//! leader may that was replaced.
 
-use everstep_coordinator::core::{Core, Effect, Input, TICK};
-use everstep_coordinator::state::Command;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use everstep_coordinator::core::{Core, Effect, Input, LinkId, TICK};
+use everstep_coordinator::state::{Change, Command, Entry, State};
 use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::NodeName;
 use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::{Message, MetricsLine, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
 use super::clock::Clock;
+use super::link::End;
 use super::types::Happening;
 use super::{Node, UNIX_MS_AT_ZERO, World};
-use crate::check::Violation;
+use crate::check::{Invariant, Observation, Violation};
 
 /// One coordinator.
 #[derive(Debug)]
 pub struct Coordinator {
     core: Core,
     clock: Clock,
-    /// Index of the newest entry of the log, applied or not.
-    index: u64,
-    /// When that is applied.
-    last: Time,
-    down: bool,
+    disk: Disk,
+    /// Entries that were proposed before a crash and come into the log after it.
+    late: Vec<Entry>,
+    /// When the newest entry so far is durable, and when it is applied.
+    last: (Time, Time),
+    /// The members that were gone in truth when a generation was last proposed.
+    grounds: BTreeSet<WorkerId>,
+    /// The last entry that was applied, and before a crash what it led to.
+    applied: (u64, Option<State>),
+    /// When a process can be there again, if there is none.
+    down: Option<Time>,
 }
 
+/// What survives the process.
+#[derive(Debug, Default)]
+struct Disk {
+    log: Vec<(Term, Entry)>,
+    lines: Vec<MetricsLine>,
+    term: Term,
+}
+
+/// A new process takes at least this long to be there. Workers have noticed by then that the one
+/// before is gone: it cannot tell them that it does not know their links.
+const START: Duration = Duration::from_millis(150);
+
 impl Coordinator {
-    /// A coordinator with an empty log.
-    pub fn new(now: Time, permille: u32, unix_ms_at_zero: u64) -> Self {
-        let core = Core::new(Time(0), unix_ms_at_zero);
-        Self { core, clock: Clock::new(now, permille), index: 0, last: now, down: false }
+    /// A coordinator with an empty disk, that does not run yet.
+    pub fn new() -> Self {
+        Self {
+            core: Core::new(Time(0), UNIX_MS_AT_ZERO),
+            clock: Clock::new(Time(0), 1000),
+            disk: Disk::default(),
+            late: Vec::new(),
+            last: (Time(0), Time(0)),
+            grounds: BTreeSet::new(),
+            applied: (0, None),
+            down: Some(Time(0)),
+        }
     }
 
     /// Whether its process has crashed.
     pub fn is_down(&self) -> bool {
+        self.down.is_some()
+    }
+
+    /// If it has crashed: when a process can be there again.
+    pub fn startable(&self) -> Option<Time> {
         self.down
     }
 
@@ -46,31 +85,73 @@ impl Coordinator {
         &self.clock
     }
 
-    /// Whether a generation has begun.
-    pub fn has_begun(&self) -> bool {
-        self.core.state().record().is_some()
+    /// The process is gone.
+    pub fn crash(&mut self, now: Time) {
+        self.down = Some(now + START);
+        self.applied.1 = Some(self.core.state().clone());
     }
 
-    /// The process is gone.
-    pub fn crash(&mut self) {
-        self.down = true;
+    /// An entry was proposed, and its proposer is gone.
+    pub fn comes_late(&mut self, entry: Entry) {
+        self.late.push(entry);
     }
 }
 
 impl World {
-    /// A process with an empty log.
-    pub(super) fn start_coordinator(&mut self) {
+    /// A process with what is on the disk.
+    pub(super) fn start_coordinator(&mut self) -> Result<(), Violation> {
         let permille = self.drifts.get(&Node::Coordinator).copied().unwrap_or(1000);
-        self.coordinator = Coordinator::new(self.now, permille, UNIX_MS_AT_ZERO);
-        (self.scenario.prepare.coordinator)(&mut self.coordinator.core);
-        self.queue.put(self.now, Happening::CoordinatorTick);
+        let (now, unix_ms) = (self.now, UNIX_MS_AT_ZERO + self.now.0 / 1_000_000);
+        let coordinator = &mut self.coordinator;
+        coordinator.core = Core::new(Time(0), unix_ms);
+        coordinator.clock = Clock::new(now, permille);
+        coordinator.down = None;
+        coordinator.last = (now, now);
+        (self.scenario.prepare.coordinator)(&mut coordinator.core);
+        self.course.awake(now);
+        self.replay()?;
+        let coordinator = &mut self.coordinator;
+        coordinator.core.restore_lines(coordinator.disk.lines.clone());
+        coordinator.disk.term.0 += 1;
+        let term = coordinator.disk.term;
+        self.queue.put(now, Happening::CoordinatorTick);
+        self.coordinate(Input::Elected { term })?;
+        for entry in std::mem::take(&mut self.coordinator.late) {
+            self.append(entry);
+        }
+        Ok(())
     }
 
-    pub(super) fn connect_operator(&mut self) {
-        let name = NodeName::parse("operator").expect("a valid name");
-        let identity = Identity { role: Role::Operator, name };
-        let link = Node::Operator.link();
-        self.coordinator.core.handle(Time(0), Input::Connected { link, identity });
+    /// Applies what is on the disk.
+    ///
+    /// # Errors
+    /// I14, where it leads to something else than before the crash.
+    fn replay(&mut self) -> Result<(), Violation> {
+        for place in 0..self.coordinator.disk.log.len() {
+            let (term, entry) = self.coordinator.disk.log[place].clone();
+            let index = place as u64 + 1;
+            if index > self.coordinator.applied.0 {
+                self.coordinate(Input::Applied { index, term, entry })?;
+                continue;
+            }
+            self.coordinator.core.handle(Time(0), Input::Applied { index, term, entry });
+            let (last, state) = &self.coordinator.applied;
+            let same = state.as_ref().is_none_or(|state| state == self.coordinator.core.state());
+            if index == *last && !same {
+                let seen = format!("entry {index} leads to another state than before the crash");
+                return Err(Violation { invariant: Invariant::I14, at: self.now, seen });
+            }
+        }
+        Ok(())
+    }
+
+    /// The operator reaches the coordinator.
+    pub(super) fn connect_operator(&mut self) -> Result<(), Violation> {
+        let name = everstep_transport::protocol::NodeName::parse("operator");
+        let identity = Identity { role: Role::Operator, name: name.expect("a valid name") };
+        let link = LinkId(self.link(Node::Operator, Node::Coordinator));
+        self.queue.put(self.now, Happening::Watch(link.0));
+        self.coordinate(Input::Connected { link, identity })
     }
 
     pub(super) fn tick_coordinator(&mut self) -> Result<(), Violation> {
@@ -81,45 +162,154 @@ impl World {
 
     /// Gives the coordinator's core an input, and does what it wants done.
     pub(super) fn coordinate(&mut self, input: Input) -> Result<(), Violation> {
-        if self.coordinator.down {
+        if self.coordinator.is_down() {
             return Ok(());
         }
-        if let Input::Applied { index, entry } = &input {
-            self.note(format_args!("entry {index}: {:?}", entry.command));
-            let running = *self.coordinator.core.state().outcome() == Outcome::Running;
-            self.course.progress(self.now);
-            if let Command::Lose { worker, reason } = &entry.command
-                && running
-            {
-                self.course.judge_loss(self.now, *worker, reason)?;
-            }
-        }
+        let applied = match &input {
+            Input::Applied { index, term, entry } => Some((*index, *term, entry.clone())),
+            _ => None,
+        };
+        let before = self.coordinator.core.state().generation();
+        let running = *self.coordinator.core.state().outcome() == Outcome::Running;
         let now = self.coordinator.clock.read(self.now);
         self.coordinator.core.handle(now, input);
+        if let Some((index, term, entry)) = applied {
+            self.coordinator.applied.0 = index;
+            let changed = self.coordinator.core.state().generation() != before;
+            self.witness_entry_of_log((index, term), &entry, changed, running)?;
+        }
         while let Some(effect) = self.coordinator.core.poll_effect() {
-            match effect {
-                Effect::Send { to, message } => {
-                    self.say(Node::Coordinator, Node::at(to), message);
-                }
-                Effect::Broadcast { to, message } => {
-                    for link in to {
-                        self.say(Node::Coordinator, Node::at(link), message.clone());
-                    }
-                }
-                Effect::Propose(entry) => {
-                    self.coordinator.index += 1;
-                    let index = self.coordinator.index;
-                    // The log keeps its order.
-                    let at = (self.now + self.random.delay()).max(self.coordinator.last);
-                    self.coordinator.last = at;
-                    self.queue.put(at, Happening::Coordinator(Input::Applied { index, entry }));
-                }
-                Effect::Close { to, reason } => {
-                    self.close_link(Node::Coordinator, Node::at(to), &reason);
-                    self.later(Happening::Coordinator(Input::Disconnected { link: to, reason }));
-                }
-            }
+            self.bring_about(effect)?;
         }
         Ok(())
+    }
+
+    fn bring_about(&mut self, effect: Effect) -> Result<(), Violation> {
+        match effect {
+            Effect::Send { to, message } => self.tell(to, message),
+            Effect::Broadcast { to, message } => {
+                to.into_iter().try_for_each(|link| self.tell(link, message.clone()))
+            }
+            Effect::Propose(entry) => {
+                if let Command::Generation(change) = &entry.command {
+                    self.note(format_args!("proposed: {change:?}"));
+                    self.observe(Observation::Proposed(&change.record))?;
+                    // Who turns up from now on does so too late.
+                    self.coordinator.grounds = self.truly_lost();
+                }
+                self.append(entry);
+                Ok(())
+            }
+            Effect::Record(lines) => {
+                self.coordinator.disk.lines.extend(lines);
+                Ok(())
+            }
+            Effect::ForgetLines { after: Step(after) } => {
+                self.coordinator.disk.lines.truncate(after as usize);
+                Ok(())
+            }
+            Effect::Close { to, reason } => {
+                let Some(peer) = self.links.peer(to) else { return Ok(()) };
+                if self.links.number(Node::Coordinator, peer) == Some(to.0) {
+                    self.close_link(Node::Coordinator, peer, End::lost(&reason));
+                }
+                let closed = Input::Disconnected { link: to, gone: false, reason };
+                self.later(Happening::Coordinator(closed));
+                Ok(())
+            }
+        }
+    }
+
+    /// Says something on a link of the coordinator, if that is still the newest with its peer.
+    fn tell(&mut self, link: LinkId, message: Message) -> Result<(), Violation> {
+        if let Message::Pause { number, .. } = &message {
+            self.observe(Observation::Paused(*number))?;
+        }
+        let Some(peer) = self.links.peer(link) else { return Ok(()) };
+        if self.links.number(Node::Coordinator, peer) == Some(link.0) {
+            self.say(Node::Coordinator, peer, message);
+        }
+        Ok(())
+    }
+
+    /// Brings an entry into the log, in the order of the proposals.
+    fn append(&mut self, entry: Entry) {
+        let durable = (self.now + self.random.delay()).max(self.coordinator.last.0);
+        self.coordinator.last.0 = durable;
+        self.queue.put(durable, Happening::Durable(Box::new(entry)));
+    }
+
+    /// An entry is on the disk; it is applied a little later.
+    pub(super) fn endured(&mut self, entry: Entry) {
+        let term = self.coordinator.disk.term;
+        self.coordinator.disk.log.push((term, entry.clone()));
+        let index = self.coordinator.disk.log.len() as u64;
+        let at = (self.now + self.random.delay()).max(self.coordinator.last.1);
+        self.coordinator.last.1 = at;
+        self.queue.put(at, Happening::Coordinator(Input::Applied { index, term, entry }));
+    }
+
+    /// The coordinator's process is gone. What it has proposed is lost, or comes late.
+    pub(super) fn crash_coordinator(&mut self) {
+        self.coordinator.crash(self.now);
+        let gone = self.queue.take(|to_come| to_come.owner() == Some(Node::Coordinator));
+        for happening in gone {
+            if let Happening::Durable(entry) = happening
+                && self.random.below(2) == 0
+            {
+                self.coordinator.comes_late(*entry);
+            }
+        }
+    }
+
+    // What the checkers see.
+
+    /// An entry was applied for the first time.
+    fn witness_entry_of_log(
+        &mut self,
+        (index, term): (u64, Term),
+        entry: &Entry,
+        changed: bool,
+        running: bool,
+    ) -> Result<(), Violation> {
+        self.note(format_args!("entry {index}: {:?}", entry.command));
+        self.course.progress(self.now);
+        match &entry.command {
+            Command::Generation(change) if changed => self.witness_change(change, term),
+            Command::Lose { worker, reason } if running => self.judge_loss(*worker, reason),
+            Command::End(_) => {
+                self.checks.over();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn witness_change(&mut self, change: &Change, term: Term) -> Result<(), Violation> {
+        for loss in &change.lost {
+            self.judge_loss(loss.worker, &loss.reason)?;
+        }
+        for worker in &change.left {
+            self.judge_leave(*worker)?;
+        }
+        let grounds = &self.coordinator.grounds;
+        let lost = change.rollback.as_ref().map(|_| &self.truly_lost() | grounds);
+        self.course.change(change);
+        self.observe(Observation::Recorded(&change.record, term, lost.as_ref()))
+    }
+
+    /// The members of the current generation that are gone, or have been unheard for too long.
+    fn truly_lost(&self) -> BTreeSet<WorkerId> {
+        let record = self.checks.current_record();
+        let members = record.iter().flat_map(|record| &record.members);
+        let workers = members.map(|member| member.worker);
+        workers.filter(|worker| self.is_truly_lost(*worker)).collect()
+    }
+
+    fn is_truly_lost(&self, worker: WorkerId) -> bool {
+        let Some(&place) = self.places.get(&worker) else { return true };
+        let process = &self.workers[place];
+        let discarded = process.ended() || process.id() != Some(worker);
+        discarded || self.course.is_unheard(self.now, place)
     }
 }

@@ -1,143 +1,327 @@
 //! Judges the course of things: whether a loss has its fault (I8), and whether anything goes on
-//! (I11).
+//! (I11). It knows what really happened: who was heard when, and which links were lost.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 use std::time::Duration;
 
-use everstep_transport::protocol::WorkerId;
+use everstep_coordinator::state::Change;
 use everstep_transport::time::Time;
 
-use super::endure::DECLARED;
-use crate::check::{Invariant, Violation};
-use crate::fault::Fault;
+use super::Node;
+use super::endure::STANDSTILL;
+use crate::fault::{Fault, TOLERATED};
 
-/// So soon after an interruption another one adds to it, and both together may be too long: not all
-/// have spoken in between.
-const BREATH: Duration = Duration::from_millis(1_000);
+/// A worker of which so little is heard may be taken for gone: the coordinator's patience, by a
+/// clock that is a tenth fast, and a message's way.
+const SILENT: Duration = Duration::from_millis(1_950);
+/// A worker that has been unheard for so long may be taken for dead, with all that it holds: 10 s
+/// by such a clock.
+const UNHEARD: Duration = Duration::from_millis(9_000);
+/// So long what has gone wrong may lead to a loss: a change that waits for a worker that may live
+/// takes up to 10 s, and some seconds more.
+const AFTERMATH: Duration = Duration::from_secs(16);
+/// So soon after a disturbance another one adds to it: not all have spoken in between.
+const BREATH: Duration = Duration::from_secs(1);
+/// A pair of workers whose link is lost again within this time may have one of them left out: 10 s,
+/// by a clock that is a tenth slow.
+const AGAIN: Duration = Duration::from_millis(11_500);
 
 /// What has gone wrong, and when something last went on.
 #[derive(Debug, Default)]
 pub struct Course {
     /// A schedule of faults is being endured, and every loss has to be somebody's fault.
     judging: bool,
-    /// When the newest fault began.
-    struck: Time,
-    /// When the last interruption ends.
+    /// Since when and until when a machine or its ways were last disturbed.
+    disturbed: BTreeMap<Node, (Time, Time)>,
+    /// The last interruption of all ends here.
     interrupted_until: Time,
-    /// Until when a run may fail.
-    excused_until: Time,
-    progress: Time,
+    /// Since when the coordinator listens.
+    awake: Time,
+    /// When the coordinator last heard each process, and when that had been too long before.
+    heard: BTreeMap<usize, Time>,
+    silent: BTreeMap<usize, Time>,
+    /// When the coordinator last lost its link with a process.
+    unlinked: BTreeMap<Node, Time>,
+    /// The last two times that a pair of processes lost its link.
+    parted: BTreeMap<(usize, usize), [Option<Time>; 2]>,
+    /// Processes that were asked to leave.
+    leaving: BTreeSet<usize>,
+    /// Some memory is not what it should be: the history may be broken, or the last worker's device
+    /// may fail.
+    garbled: bool,
+    /// Since when the run could go on, and has not.
+    quiet_since: Time,
+    /// What became of the members.
+    pub(super) tally: Tally,
 }
 
+/// How often members have changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Generations that have begun.
+    pub generations: u64,
+    /// Members that were lost.
+    pub lost: u64,
+    /// Members that have left.
+    pub left: u64,
+    /// Steps that were done again.
+    pub redone: u64,
+    /// Returns to an earlier step.
+    pub rollbacks: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, more: Self) {
+        self.generations += more.generations;
+        self.lost += more.lost;
+        self.left += more.left;
+        self.redone += more.redone;
+        self.rollbacks += more.rollbacks;
+    }
+}
+
+// What happens.
 impl Course {
     /// From now on every loss has to be somebody's fault.
     pub fn judge(&mut self) {
         self.judging = true;
     }
 
+    /// A cluster begins anew: its processes have nothing to do with those before.
+    pub fn begin_anew(&mut self, now: Time) {
+        let Self { judging, tally, interrupted_until, disturbed, .. } = std::mem::take(self);
+        let (quiet_since, awake) = (now, now);
+        *self = Self {
+            judging,
+            tally,
+            interrupted_until,
+            disturbed,
+            quiet_since,
+            awake,
+            ..Self::default()
+        };
+    }
+
     /// Something went on.
     pub fn progress(&mut self, now: Time) {
-        self.progress = now;
+        self.quiet_since = now;
+    }
+
+    /// Time passes; whether the run could go on.
+    pub fn passes(&mut self, now: Time, able: bool) {
+        if !able || now < self.interrupted_until {
+            self.quiet_since = now;
+        }
     }
 
     /// A fault begins.
     pub fn strike(&mut self, now: Time, fault: &Fault) {
-        self.struck = now;
         let end = now + fault.outage();
-        let adds = fault.outage() > Duration::ZERO && now < self.interrupted_until + BREATH;
-        if fault.outage() > Duration::ZERO {
-            self.interrupted_until = self.interrupted_until.max(end);
+        self.interrupted_until = self.interrupted_until.max(end);
+        self.quiet_since = now;
+        let mut disturb = |node: &Node| {
+            let (since, until) = self.disturbed.entry(*node).or_insert((now, end));
+            if now > *until + BREATH {
+                *since = now;
+            }
+            *until = end.max(*until);
+        };
+        match fault {
+            Fault::Pause { node, .. } => disturb(node),
+            Fault::Clog { from, to, .. } => [from, to].into_iter().for_each(disturb),
+            Fault::Bridge { ends: (one, other), .. } => {
+                [one, other].into_iter().for_each(disturb);
+            }
+            Fault::Partition { side, .. } | Fault::OneWay { side, .. } => {
+                side.iter().for_each(disturb);
+            }
+            _ => {}
         }
-        // A bit that will flip does so later; it excuses when it has.
-        let flips = matches!(fault, Fault::Flip { .. });
-        if !flips && (fault.is_fatal() || adds) {
-            let until = self.interrupted_until.max(end) + DECLARED;
-            self.excused_until = self.excused_until.max(until);
+    }
+
+    /// All faults end.
+    pub fn calm(&mut self, now: Time) {
+        self.interrupted_until = self.interrupted_until.min(now);
+        self.quiet_since = now;
+    }
+
+    /// The coordinator listens from now on.
+    pub fn awake(&mut self, now: Time) {
+        self.awake = now;
+    }
+
+    /// The coordinator hears a process.
+    pub fn heard(&mut self, now: Time, place: usize) {
+        let silence = self.silence(now, place);
+        if self.heard.insert(place, now).is_some() && silence >= SILENT {
+            self.silent.insert(place, now);
         }
     }
 
-    /// Memory was corrupted now.
-    pub fn corrupted(&mut self, now: Time) {
-        self.struck = now;
-        self.excused_until = self.excused_until.max(now + DECLARED);
+    /// The coordinator has lost a link.
+    pub fn unlinked(&mut self, now: Time, node: Node) {
+        self.unlinked.insert(node, now);
     }
 
-    /// Whether a run that fails at `now` may.
-    ///
-    /// # Errors
-    /// I8, if no fault explains it.
-    pub fn judge_failure(&self, now: Time, reason: &str) -> Result<(), Violation> {
-        if !self.judging || now <= self.excused_until {
-            return Ok(());
-        }
-        let seen = format!("the run failed, and no fault explains it: {reason}");
-        Err(Violation { invariant: Invariant::I8, at: now, seen })
+    /// A process has lost its link with another, or did not get one.
+    pub fn parted(&mut self, now: Time, one: usize, other: usize) {
+        let times = self.parted.entry((one.min(other), one.max(other))).or_default();
+        *times = [times[1], Some(now)];
     }
 
-    /// Whether a worker that is lost at `now` may be.
-    ///
-    /// # Errors
-    /// I8, if no fault explains it.
-    pub fn judge_loss(&self, now: Time, who: WorkerId, reason: &str) -> Result<(), Violation> {
-        self.judge_failure(now, &format!("worker {who} was lost: {reason}"))
+    /// A process was asked to leave.
+    pub fn leaves(&mut self, place: usize) {
+        self.leaving.insert(place);
     }
 
-    /// Whether a cluster that began at `began`, and never got to its first step, had a reason.
-    ///
-    /// # Errors
-    /// I11, if it had none.
-    pub fn judge_start(&self, now: Time, began: Time) -> Result<(), Violation> {
-        if self.excused_until >= began {
-            return Ok(());
-        }
-        let seen = format!("a cluster that was started at {} ms never began", began.0 / 1_000_000);
-        Err(Violation { invariant: Invariant::I11, at: now, seen })
+    /// Memory was changed, and the run may end of it.
+    pub fn garbled(&mut self) {
+        self.garbled = true;
     }
 
-    /// Since when nothing has gone on, nor gone wrong.
-    pub fn quiet_since(&self) -> Time {
-        self.progress.max(self.struck)
+    /// The members have changed.
+    pub fn change(&mut self, change: &Change) {
+        self.tally += Tally {
+            generations: 1,
+            lost: change.lost.len() as u64,
+            left: change.left.len() as u64,
+            redone: u64::from(change.redone),
+            rollbacks: u64::from(change.rollback.is_some()),
+        };
+    }
+}
+
+// What is to be thought of it.
+impl Course {
+    /// How long a process has not been heard by a coordinator that listened.
+    fn silence(&self, now: Time, place: usize) -> Duration {
+        let heard = self.heard.get(&place).copied().unwrap_or_default();
+        now.since(heard.max(self.awake))
+    }
+
+    /// Whether a process has been unheard for so long that it may be taken for dead.
+    pub fn is_unheard(&self, now: Time, place: usize) -> bool {
+        self.silence(now, place) >= UNHEARD
+    }
+
+    /// Whether a process that runs on, on a machine, may be taken for lost.
+    pub fn explains(&self, now: Time, place: usize, machine: Node) -> bool {
+        let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= AFTERMATH);
+        let silent = self.silence(now, place) >= SILENT || recent(self.silent.get(&place));
+        let disturbed = self.disturbed.get(&machine);
+        let disturbed = disturbed.filter(|(_, until)| now <= *until + AFTERMATH);
+        // Then it hears nothing for too long, though it may be heard.
+        let long = disturbed.is_some_and(|(since, until)| until.since(*since) > TOLERATED);
+        let again = |times: &[Option<Time>; 2]| match times {
+            [Some(first), Some(second)] => second.since(*first) <= AGAIN && recent(Some(second)),
+            _ => false,
+        };
+        let mut pairs = self.parted.iter();
+        let parted =
+            pairs.any(|((one, other), times)| (*one == place || *other == place) && again(times));
+        !self.judging
+            || recent(self.unlinked.get(&Node::Worker(place)))
+            || silent && disturbed.is_some()
+            || long
+            || parted
+    }
+
+    /// Whether a process was asked to leave.
+    pub fn is_leaving(&self, place: usize) -> bool {
+        self.leaving.contains(&place)
+    }
+
+    /// Whether nothing is interrupted.
+    pub fn is_undisturbed(&self, now: Time) -> bool {
+        now >= self.interrupted_until
+    }
+
+    /// Whether the run may fail.
+    pub fn may_fail(&self) -> bool {
+        self.garbled
+    }
+
+    /// How long nothing has gone on although it could; none if that is too long.
+    pub fn standstill(&self, now: Time) -> Option<Duration> {
+        let idle = now.since(self.quiet_since);
+        (idle <= STANDSTILL).then_some(idle)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::Node;
+
+    const PLACE: usize = 3;
+    const MACHINE: Node = Node::Worker(1);
 
     fn second(number: u64) -> Time {
         Time(0) + Duration::from_secs(number)
     }
 
-    fn pause(ms: u64) -> Fault {
-        Fault::Pause { node: Node::Coordinator, span: Duration::from_millis(ms) }
-    }
-
-    /// A course on which these pauses began, and whether a run may fail at `now`.
-    fn excuses(pauses: &[(u64, u64)], now: Time) -> bool {
+    fn course() -> Course {
         let mut course = Course::default();
         course.judge();
-        for (at, ms) in pauses {
-            course.strike(second(*at), &pause(*ms));
+        course.heard(second(10), PLACE);
+        course
+    }
+
+    #[test]
+    fn i8_silence_is_a_loss_only_with_a_fault_on_the_way() {
+        let mut course = course();
+        assert!(!course.explains(second(11), PLACE, MACHINE));
+        assert!(!course.explains(second(13), PLACE, MACHINE), "it is silent for no reason");
+        let span = Duration::from_secs(1);
+        course.strike(second(10), &Fault::Pause { node: MACHINE, span });
+        assert!(course.explains(second(13), PLACE, MACHINE));
+        assert!(!course.explains(second(13), PLACE, Node::Worker(2)), "another machine");
+        course.heard(second(13), PLACE);
+        assert!(course.explains(second(20), PLACE, MACHINE), "it was silent");
+        course.heard(second(20), PLACE);
+        assert!(!course.explains(second(60), PLACE, MACHINE), "long ago");
+    }
+
+    #[test]
+    fn i8_who_hears_nothing_for_long_may_be_lost_though_it_is_heard() {
+        for (ms, expected) in [(1_400, false), (1_600, true)] {
+            let mut course = course();
+            let span = Duration::from_millis(ms);
+            let clog = Fault::Clog { from: Node::Coordinator, to: MACHINE, span };
+            course.strike(second(10), &clog);
+            course.heard(second(11), PLACE);
+            assert_eq!(course.explains(second(12), PLACE, MACHINE), expected);
         }
-        let judged = course.judge_failure(now, "for no reason");
-        judged.map_err(|violation| assert_eq!(violation.invariant, Invariant::I8)).is_ok()
     }
 
     #[test]
-    fn i8_what_must_be_borne_excuses_nothing_unless_two_come_together() {
-        assert!(!excuses(&[(1, 1_400)], second(3)));
-        assert!(excuses(&[(1, 1_600)], second(3)));
-        assert!(!excuses(&[(1, 1_600)], second(10)));
-        assert!(excuses(&[(1, 1_400), (2, 1_400)], second(5)));
-        assert!(!excuses(&[(1, 1_400), (9, 1_400)], second(11)));
+    fn i8_a_coordinator_that_did_not_listen_makes_nobody_silent() {
+        let mut course = course();
+        course.strike(second(10), &Fault::Pause { node: MACHINE, span: Duration::from_secs(1) });
+        course.awake(second(14));
+        assert!(!course.explains(second(15), PLACE, MACHINE));
+        assert!(!course.is_unheard(second(22), PLACE) && course.is_unheard(second(24), PLACE));
     }
 
     #[test]
-    fn i11_a_cluster_that_never_begins_needs_a_reason() {
-        let mut course = Course::default();
-        course.strike(second(20), &pause(9_000));
-        assert!(course.judge_start(second(35), second(25)).is_ok());
-        let judged = course.judge_start(second(60), second(50));
-        assert_eq!(judged.expect_err("long over").invariant, Invariant::I11);
+    fn i8_a_pair_is_left_out_when_it_has_parted_twice() {
+        let mut course = course();
+        course.parted(second(11), PLACE, 7);
+        assert!(!course.explains(second(11), PLACE, MACHINE));
+        course.parted(second(14), 7, PLACE);
+        assert!(course.explains(second(15), PLACE, MACHINE));
+        assert!(course.explains(second(15), 7, MACHINE));
+        assert!(!course.explains(second(15), 8, MACHINE));
+    }
+
+    #[test]
+    fn i11_what_could_go_on_and_does_not_is_at_a_standstill() {
+        let mut course = course();
+        course.progress(second(20));
+        assert!(course.standstill(second(21)).is_some());
+        let late = second(21) + STANDSTILL;
+        assert_eq!(course.standstill(late), None);
+        course.passes(late, false);
+        assert!(course.standstill(late).is_some(), "it could not go on");
     }
 }

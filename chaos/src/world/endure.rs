@@ -1,5 +1,5 @@
-//! A cluster that endures a schedule of faults: whenever its run has failed, somebody starts it
-//! again from the beginning, as a user would.
+//! A cluster that endures a schedule of faults. None of them ends its run; whenever the run is
+//! complete, another is started from the beginning.
 //!
 //! Until the schedule's end anything may happen, but nothing wrong may be computed and nothing may
 //! hang. After it nothing goes wrong any more, and the run must become complete.
@@ -10,19 +10,18 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
 use everstep_transport::time::Time;
 
+use super::course::Tally;
 use super::types::{Failure, Happening};
 use super::{Node, World};
 use crate::check::{Invariant, Violation};
 use crate::fault::Schedule;
 
-/// So long after a fault, or after the last progress, the run has failed or goes on: an idle
-/// time-out (3 s), then the coordinator's patience (2.5 s), by clocks that are a tenth slow.
-pub const DECLARED: Duration = Duration::from_millis(6_500);
-/// So long after the last fault a run is complete: what was doomed is declared, and one is trained
-/// from the beginning.
+/// So long after a fault a run goes on, if enough workers live: a link's idle time-out (3 s), a
+/// second until all are linked again, 10 s in which a worker that says nothing may live on, 2 s in
+/// which all answer a Pause, by clocks that are a tenth slow; and a second for a step.
+pub const STANDSTILL: Duration = Duration::from_millis(19_000);
+/// So long after the last fault a run is complete: it has gone on, perhaps from the beginning.
 pub const RECOVERY: Duration = Duration::from_secs(40);
-/// So long the operator waits for a first generation.
-const START: Duration = Duration::from_secs(10);
 /// So soon a cluster that has ended is started again.
 const RESTART: Duration = Duration::from_millis(200);
 
@@ -33,12 +32,19 @@ pub struct Endured {
     pub faults: BTreeMap<&'static str, u64>,
     /// Runs that became complete, all with the reference's hash.
     pub completed: u64,
-    /// Runs that failed, each for a fault's sake.
+    /// Runs that failed: only for memory that was changed, if that broke the history or the last
+    /// worker.
     pub failed: u64,
     /// Steps that were committed, over all runs.
     pub steps: u64,
-    /// The longest time from a fault to the end of its run, or to the next progress.
+    /// How often members have changed.
+    pub changes: Tally,
+    /// The longest time in which a run that could go on did not.
     pub longest: Duration,
+    /// The longest time from a Pause to its record.
+    pub longest_change: Duration,
+    /// From the last fault to the end.
+    pub recovery: Duration,
     /// The virtual time of the end.
     pub at: Time,
 }
@@ -65,35 +71,26 @@ impl World {
         self.calm = Time(0) + end;
         self.queue.put(self.calm, Happening::Calm);
         self.course.judge();
-        let mut began = Time(0);
         while self.advance(self.calm + RECOVERY)? {
-            if self.coordinator.has_begun() {
-                endured.longest = endured.longest.max(self.standstill()?);
-            } else if self.now.since(began) > START {
-                self.operator.give_up("the run did not begin".into());
-            }
-            let Some(complete) = self.verdict(began, state_hash)? else { continue };
-            endured.steps += self.checks.committed().0;
+            let idle = self.course.standstill(self.now).ok_or_else(|| self.stuck(STANDSTILL))?;
+            endured.longest = endured.longest.max(idle);
+            let Some(complete) = self.verdict(state_hash)? else { continue };
+            endured.steps += self.checks.steps();
             endured.completed += u64::from(complete);
             endured.failed += u64::from(!complete);
-            endured.at = self.now;
+            endured.longest_change = endured.longest_change.max(self.checks.longest_change());
+            (endured.at, endured.changes) = (self.now, self.course.tally);
+            endured.recovery = self.now.since(self.calm);
             if complete && self.now >= self.calm {
                 return Ok(endured);
             }
-            self.start_over();
-            began = self.now;
+            self.start_over()?;
         }
         Err(self.stuck(RECOVERY))
     }
 
-    /// How long nothing has gone on, nor gone wrong: not too long.
-    fn standstill(&self) -> Result<Duration, Failure> {
-        let idle = self.now.since(self.course.quiet_since());
-        if idle > DECLARED { Err(self.stuck(DECLARED)) } else { Ok(idle) }
-    }
-
     /// Whether the run is over, and if it is, whether it is complete; both only as they should be.
-    fn verdict(&self, began: Time, state_hash: [u8; 32]) -> Result<Option<bool>, Violation> {
+    fn verdict(&self, state_hash: [u8; 32]) -> Result<Option<bool>, Violation> {
         match self.operator.outcome() {
             Outcome::Running => Ok(None),
             Outcome::Complete(_) if !self.all_gone() => Ok(None),
@@ -101,28 +98,24 @@ impl World {
                 self.compare(results.clone(), state_hash)?;
                 Ok(Some(true))
             }
+            Outcome::Failed { .. } if self.course.may_fail() => Ok(Some(false)),
             Outcome::Failed { reason, .. } => {
-                if self.coordinator.has_begun() {
-                    self.course.judge_failure(self.now, reason)?;
-                } else {
-                    self.course.judge_start(self.now, began)?;
-                }
-                Ok(Some(false))
+                let seen = format!("the run failed, and no fault explains it: {reason}");
+                Err(Violation { invariant: Invariant::I8, at: self.now, seen })
             }
         }
     }
 
     /// The cluster's processes are ended, and others started from the beginning.
-    fn start_over(&mut self) {
+    fn start_over(&mut self) -> Result<(), Violation> {
         self.note(format_args!("the cluster is started again"));
         self.queue.retain(Happening::is_fate);
         self.now = self.now + RESTART;
-        self.course.progress(self.now);
-        self.begin();
+        self.begin()
     }
 
-    /// Whether every worker has ended, but for who was cut off or stands still: it learns by the
-    /// silence that it is alone.
+    /// Whether every worker has ended, but for who was cut off or stands still: it will be told
+    /// when it reaches the coordinator again.
     fn all_gone(&self) -> bool {
         let cut_off = |node: Node| !self.links.is_open(node, Node::Coordinator);
         let mut places = (0..self.workers.len()).map(Node::Worker);

@@ -6,16 +6,19 @@ use std::time::Duration;
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{Generation, Message, Step};
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Lane, Parcel};
+use everstep_worker::step::event::{Input, Lane, Parcel};
 
+use super::link::End;
 use super::types::{Happening, Stray};
 use super::{Node, World};
 use crate::check::{Observation, Violation};
-use crate::fault::{Fault, Twice};
+use crate::fault::{Asker, Fault, Twice};
 
 /// A process that stands still.
 #[derive(Debug, Default)]
 pub struct Pause {
+    /// Since when; none before it is set.
+    since: Option<Time>,
     until: Time,
     /// What has come meanwhile.
     held: Vec<Happening>,
@@ -32,9 +35,16 @@ impl Pause {
 #[derive(Debug, Default)]
 pub struct Armed {
     duplicates: Vec<Duplicate>,
-    /// Slots in whose memory a bit will flip.
-    flips: BTreeSet<usize>,
+    /// Slots in whose memory the next reduced gradient will be garbled.
+    garbles: BTreeSet<usize>,
+    /// Slots in whose memory the next piece of a shard's state will be garbled.
+    states: BTreeSet<usize>,
 }
+
+/// A coordinator that has stood still for so long gives everyone a fresh deadline.
+const LATE: Duration = Duration::from_secs(1);
+/// A process that crashes before the run has begun is started again this soon at the latest.
+const BEGIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Duplicate {
@@ -53,12 +63,17 @@ impl World {
         let until = (now + fault.outage()).min(self.calm);
         match fault {
             Fault::Crash { node, restart } => self.crash(*node, *restart),
+            Fault::CrashTogether { side, restart } => {
+                side.iter().for_each(|node| self.crash(*node, *restart));
+            }
+            Fault::Join { node } => return self.start_again(*node),
+            Fault::Drain { node, by, grace } => self.drain(*node, *by, *grace),
             Fault::Pause { node, .. } => self.pause(*node, until),
             Fault::Drift { node, permille } => self.drift(*node, *permille),
             Fault::Disconnect { ends: (a, b) } => {
                 let (a, b) = (self.process(*a), self.process(*b));
-                self.lose(a, b, "the connection is lost")?;
-                return self.lose(b, a, "the connection is lost");
+                self.lose(a, b, End::lost("the connection is lost"))?;
+                return self.lose(b, a, End::lost("the connection is lost"));
             }
             Fault::Slow { ends: (a, b), extra, span } => {
                 self.roads.slow((*a, *b), None, *extra, now + *span);
@@ -81,18 +96,24 @@ impl World {
             Fault::Reorder { from, to, lane, extra, span } => {
                 self.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
-            Fault::Flip { node: Node::Worker(slot) } => _ = self.armed.flips.insert(*slot),
-            Fault::Flip { .. } => {}
+            Fault::Flip { node } => self.flip(*node),
+            Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
+            Fault::Garble { .. } => {}
         }
         Ok(())
     }
 
     /// Interruptions end now; what waits for its moment will not have one. Clocks stay as they are.
-    pub(super) fn calm_down(&mut self) {
+    /// Where there was a worker at first, there is one again.
+    pub(super) fn calm_down(&mut self) -> Result<(), Violation> {
         self.note(format_args!("no more faults"));
+        self.course.calm(self.now);
         self.roads.clear();
         self.armed = Armed::default();
         self.review_all();
+        let first = (0..self.scenario.workers as usize).map(Node::Worker);
+        let missing = first.chain([Node::Coordinator]);
+        missing.into_iter().try_for_each(|node| self.start_again(node))
     }
 
     // Processes.
@@ -116,32 +137,62 @@ impl World {
             self.paused.remove(&node);
             match node {
                 Node::Operator => return,
-                Node::Worker(place) => self.workers[place].crash(),
-                Node::Coordinator => {
-                    self.coordinator.crash();
-                    self.queue.retain(|to_come| to_come.owner() != Some(Node::Coordinator));
-                }
+                Node::Worker(place) => self.end_worker(place, "it was killed"),
+                Node::Coordinator => self.crash_coordinator(),
             }
             self.cut_links(node);
         }
-        if let Some(after) = restart {
+        let begun = self.checks.current_record().is_some();
+        let at_least = if begun { restart } else { Some(restart.unwrap_or(BEGIN).min(BEGIN)) };
+        if let Some(after) = at_least {
             self.queue.put(self.now + after, Happening::Restart(machine));
         }
     }
 
-    /// A new process on the machine of one that has ended.
-    pub(super) fn start_again(&mut self, machine: Node) {
+    /// A new process on a machine where there is none: the one before has ended, or there was none.
+    pub(super) fn start_again(&mut self, machine: Node) -> Result<(), Violation> {
         if self.is_alive(self.process(machine)) {
-            return;
+            return Ok(());
         }
-        self.note(format_args!("{machine} is started again"));
+        self.note(format_args!("{machine} is started"));
         match machine {
-            Node::Worker(slot) if slot < self.slots.len() => self.start_worker(slot),
-            Node::Coordinator => {
-                self.forget_links(machine);
-                self.start_coordinator();
+            Node::Worker(slot) => {
+                self.slots.resize(self.slots.len().max(slot + 1), usize::MAX);
+                self.start_worker(slot);
+                Ok(())
             }
-            Node::Worker(_) | Node::Operator => {}
+            Node::Coordinator => match self.coordinator.startable() {
+                Some(soonest) if soonest > self.now => {
+                    self.queue.put(soonest, Happening::Restart(machine));
+                    Ok(())
+                }
+                _ => {
+                    self.forget_links(machine);
+                    self.start_coordinator()
+                }
+            },
+            Node::Operator => Ok(()),
+        }
+    }
+
+    /// A worker is asked to leave.
+    fn drain(&mut self, machine: Node, by: Asker, grace: Duration) {
+        let Node::Worker(place) = self.process(machine) else { return };
+        let Some(worker) = self.workers.get(place).filter(|worker| !worker.ended()) else {
+            return;
+        };
+        let id = worker.id();
+        self.course.leaves(place);
+        match (by, id) {
+            (Asker::Operator, Some(worker)) => {
+                self.say(Node::Operator, Node::Coordinator, Message::Drain { worker });
+            }
+            (Asker::Operator, None) => {}
+            (Asker::Machine, _) => {
+                self.later(Happening::Worker(place, Input::Drain));
+                let overdue = Happening::Worker(place, Input::DrainOverdue);
+                self.queue.put(self.now + grace, overdue);
+            }
         }
     }
 
@@ -151,6 +202,7 @@ impl World {
             return;
         }
         let pause = self.paused.entry(node).or_default();
+        pause.since.get_or_insert(self.now);
         pause.until = pause.until.max(until);
         self.queue.put(until, Happening::Resume(node, until));
         self.review_node(node);
@@ -161,8 +213,12 @@ impl World {
         if self.paused.get(&node).is_none_or(|pause| pause.until > until) {
             return Ok(());
         }
-        let held = self.paused.remove(&node).map(|pause| pause.held).unwrap_or_default();
+        let Some(Pause { since, held, .. }) = self.paused.remove(&node) else { return Ok(()) };
         self.note(format_args!("{node} goes on with {} happenings", held.len()));
+        let stood = since.map_or(Duration::ZERO, |since| self.now.since(since));
+        if node == Node::Coordinator && stood > LATE {
+            self.course.awake(self.now);
+        }
         self.review_node(node);
         for happening in held {
             self.happen(happening)?;
@@ -242,17 +298,46 @@ impl World {
 
     // Memory.
 
-    /// Flips a bit of a reduced gradient, if a fault waits for one.
-    pub(super) fn flip(&mut self, place: usize, values: &mut Buffer) -> Result<(), Violation> {
-        if self.armed.flips.is_empty() || !self.armed.flips.remove(&self.workers[place].slot()) {
+    /// A bit flips in what a device holds, or in what it is about to take on.
+    fn flip(&mut self, machine: Node) {
+        let (Node::Worker(slot), Node::Worker(place)) = (machine, self.process(machine)) else {
+            return;
+        };
+        if self.random.below(2) == 0 {
+            self.armed.states.insert(slot);
+        } else if let Some(worker) = self.workers.get_mut(place)
+            && let Some(bench) = &mut worker.bench
+        {
+            bench.flip();
+            self.course.garbled();
+        }
+    }
+
+    /// Garbles a reduced gradient, if a fault waits for one.
+    pub(super) fn garble(&mut self, place: usize, values: &mut Buffer) -> Result<(), Violation> {
+        let slot = self.workers[place].slot();
+        if self.armed.garbles.is_empty() || !self.armed.garbles.remove(&slot) {
             return Ok(());
         }
-        // The highest bit of the exponent of a small number: nobody's clipping hides that.
-        if let Some(value) = values.first_mut() {
-            *value = f32::from_bits(value.to_bits() ^ 1 << 29);
+        flip_a_bit(values);
+        self.note(format_args!("a gradient is garbled in the memory of worker {place}"));
+        self.course.garbled();
+        let id = self.workers[place].id().unwrap_or_default();
+        self.observe(Observation::Corrupted(id))
+    }
+
+    /// Garbles a piece of a shard's state, if a fault waits for one: its digest will tell.
+    pub(super) fn garble_state(&mut self, place: usize, values: &mut Buffer) {
+        let slot = self.workers[place].slot();
+        if !self.armed.states.is_empty() && self.armed.states.remove(&slot) {
+            flip_a_bit(values);
         }
-        self.note(format_args!("a bit flips in the memory of worker {place}"));
-        self.course.corrupted(self.now);
-        self.observe(Observation::Corrupted(self.workers[place].id()))
+    }
+}
+
+/// The highest bit of the exponent of a small number: nobody's clipping hides that.
+fn flip_a_bit(values: &mut Buffer) {
+    if let Some(value) = values.first_mut() {
+        *value = f32::from_bits(value.to_bits() ^ 1 << 29);
     }
 }

@@ -1,6 +1,10 @@
 //! Links between processes, with what QUIC promises of them: a control lane keeps its order and
 //! loses nothing until the link is lost; a link on which nothing is heard for [`IDLE`] is lost for
-//! whoever listens, and then for the other end, which hears nothing any more.
+//! whoever listens. The other end is told, if it can be, that its peer knows the link no more.
+//!
+//! Coordinator and workers also probe each other: nobody listens where a process was that is dead,
+//! and that is noticed within [`PROBE`]. Every link has a number, counted from 1, by which the
+//! coordinator's core knows it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,70 +14,129 @@ use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane};
 
+use super::clock::Clock;
 use super::types::Happening;
 use super::{Node, World};
 use crate::check::{Observation, Violation};
 
 /// The transport's idle time-out.
-const IDLE: Duration = Duration::from_secs(3);
+pub const IDLE: Duration = Duration::from_secs(3);
 /// How often an idle link says something: so much earlier the last sign of life may have been.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
+/// A dead process is noticed so soon, or a little sooner.
+const PROBE: Duration = Duration::from_millis(75);
 
 /// On its way on a control lane.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Item {
     /// Something is said.
     Message(Box<Message>),
-    /// The link is closed, and why.
-    Closed(String),
+    /// The link is closed.
+    Closed(End),
+}
+
+/// How a link ends.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// Whether that shows that the peer's process is gone.
+    pub gone: bool,
+    /// Why, in words.
+    pub reason: String,
+}
+
+impl End {
+    /// The peer may live on.
+    pub fn lost(reason: &str) -> Self {
+        Self { gone: false, reason: reason.into() }
+    }
+
+    /// The peer does not.
+    pub fn gone(reason: &str) -> Self {
+        Self { gone: true, reason: reason.into() }
+    }
 }
 
 /// All links, by their ends, and what is on them.
 #[derive(Debug, Default)]
 pub struct Links {
-    ends: BTreeMap<(Node, Node), End>,
+    ends: BTreeMap<(Node, Node), Side>,
     lanes: BTreeMap<(Node, Node), ControlLane>,
+    /// Who is, or was, at the far end of the coordinator's links.
+    peers: BTreeMap<u64, Node>,
+    count: u64,
 }
 
 /// One process's end of a link.
 #[derive(Debug)]
-struct End {
+struct Side {
+    link: u64,
     open: bool,
     /// Since when nothing can be heard of the peer.
     silent_since: Option<Time>,
+    /// What will be found out, and when.
+    due: Option<(Silence, Time)>,
 }
 
-#[derive(Debug, Default)]
+/// Why a peer is silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Silence {
+    /// Who knows.
+    Unknown,
+    /// Its process is dead, and the way to where it was is free.
+    Dead,
+    /// It knows the link no more, and would say so.
+    Forgotten,
+}
+
+#[derive(Debug)]
 struct ControlLane {
+    link: u64,
     items: VecDeque<Item>,
     /// When the last that was put on it arrives.
     last: Time,
 }
 
 impl Links {
-    /// `owner`'s end of the link is up; one that was lost stays so.
-    pub fn open(&mut self, owner: Node, peer: Node) {
-        self.ends.entry((owner, peer)).or_insert(End { open: true, silent_since: None });
-    }
-
     /// Whether `owner` takes the link for one that works.
     pub fn is_open(&self, owner: Node, peer: Node) -> bool {
-        self.ends.get(&(owner, peer)).is_some_and(|end| end.open)
+        self.ends.get(&(owner, peer)).is_some_and(|side| side.open)
     }
 
-    /// Whether `owner` has had the link, and lost it.
-    pub fn is_lost(&self, owner: Node, peer: Node) -> bool {
-        self.ends.get(&(owner, peer)).is_some_and(|end| !end.open)
+    /// The number of the newest link that `owner` has or had with `peer`.
+    pub fn number(&self, owner: Node, peer: Node) -> Option<u64> {
+        self.ends.get(&(owner, peer)).map(|side| side.link)
+    }
+
+    /// Whose link with the coordinator has this number.
+    pub fn peer(&self, link: coordination::LinkId) -> Option<Node> {
+        self.peers.get(&link.0).copied()
+    }
+
+    /// Whether both ends take the same link for one that works.
+    fn is_whole(&self, one: Node, other: Node) -> bool {
+        let number = |owner, peer| {
+            self.ends.get(&(owner, peer)).filter(|side| side.open).map(|side| side.link)
+        };
+        number(one, other).is_some() && number(one, other) == number(other, one)
     }
 
     /// Everyone who has or had a link with `node`.
-    fn peers(&self, node: Node) -> Vec<Node> {
+    fn peers_of(&self, node: Node) -> Vec<Node> {
         self.ends.keys().filter(|(owner, _)| *owner == node).map(|(_, peer)| *peer).collect()
     }
 
+    /// The places of all workers with which one has a link.
+    pub fn workers_of(&self, place: usize) -> Vec<usize> {
+        let ends = self.ends.range((Node::Worker(place), Node::Coordinator)..);
+        let own = ends.take_while(|((owner, _), _)| *owner == Node::Worker(place));
+        let open = own.filter(|(_, side)| side.open).map(|((_, peer), _)| *peer);
+        open.filter_map(|peer| if let Node::Worker(other) = peer { Some(other) } else { None })
+            .collect()
+    }
+
     fn close(&mut self, owner: Node, peer: Node) -> bool {
-        let end = self.ends.get_mut(&(owner, peer)).filter(|end| end.open);
-        end.map(|end| end.open = false).is_some()
+        let side = self.ends.get_mut(&(owner, peer)).filter(|side| side.open);
+        side.map(|side| side.open = false).is_some()
     }
 
     /// Everything that is on the lane is gone.
@@ -81,7 +144,7 @@ impl Links {
         self.lanes.remove(&(from, to));
     }
 
-    /// A process without links starts: what an earlier one at the same place had is gone.
+    /// A process without links starts where another was.
     fn forget(&mut self, node: Node) {
         self.ends.retain(|(owner, _), _| *owner != node);
     }
@@ -90,28 +153,43 @@ impl Links {
 impl World {
     /// Puts something on the control lane between two nodes.
     pub(super) fn put_on_lane(&mut self, from: Node, to: Node, item: Item) {
-        if !self.links.is_open(from, to) {
+        let Some(link) = self.links.number(from, to).filter(|_| self.links.is_open(from, to))
+        else {
             return;
-        }
+        };
         let soonest = self.now + self.delay(from, to, None);
-        let lane = self.links.lanes.entry((from, to)).or_default();
+        let fresh = || ControlLane { link, items: VecDeque::new(), last: Time(0) };
+        let lane = self.links.lanes.entry((from, to)).or_insert_with(fresh);
         lane.items.push_back(item);
         lane.last = lane.last.max(soonest);
-        self.queue.put(lane.last, Happening::Deliver(from, to));
+        self.queue.put(lane.last, Happening::Deliver(from, to, link));
     }
 
     /// The first item of a lane arrives.
-    pub(super) fn deliver(&mut self, from: Node, to: Node) -> Result<(), Violation> {
-        let Some(lane) = self.links.lanes.get_mut(&(from, to)) else { return Ok(()) };
+    pub(super) fn deliver(&mut self, from: Node, to: Node, link: u64) -> Result<(), Violation> {
+        let waits = self.waits_at_the_door(from, to);
+        let now = self.now;
+        let lane = self.links.lanes.get_mut(&(from, to)).filter(|lane| lane.link == link);
+        let Some(lane) = lane else { return Ok(()) };
+        // That a link has ended is noticed even if nobody listens to what was said before.
+        if waits
+            && lane.last <= now
+            && let Some(Item::Closed(end)) = lane.items.back().cloned()
+        {
+            return self.lose(to, from, end);
+        }
+        if waits {
+            return self.leave_at_the_door(to, Happening::Deliver(from, to, link));
+        }
         let waiting = lane.items.len();
         let Some(item) = lane.items.pop_front() else { return Ok(()) };
         self.observe(Observation::Queued("control lane", waiting))?;
-        if !self.links.is_open(to, from) {
+        if !self.links.is_open(to, from) || self.links.number(to, from) != Some(link) {
             return Ok(());
         }
         match item {
             Item::Message(message) => self.hear(from, to, *message),
-            Item::Closed(reason) => self.lose(to, from, &reason),
+            Item::Closed(end) => self.lose(to, from, end),
         }
     }
 
@@ -126,6 +204,11 @@ impl World {
         self.roads.shut_until((self.machine(from), self.machine(to)), self.now)
     }
 
+    /// Whether what is sent now arrives, and its answer.
+    pub(super) fn reach(&self, one: Node, other: Node) -> bool {
+        self.shut_until(one, other).is_none() && self.shut_until(other, one).is_none()
+    }
+
     /// The slot that a process is in, or the process itself.
     pub(super) fn machine(&self, node: Node) -> Node {
         match node {
@@ -138,48 +221,56 @@ impl World {
 
     // Ups and downs.
 
-    /// A link is up for both.
-    pub(super) fn link(&mut self, one: Node, other: Node) {
+    /// A new link is up for both; returns its number.
+    pub(super) fn link(&mut self, one: Node, other: Node) -> u64 {
+        self.links.count += 1;
+        let link = self.links.count;
         for (owner, peer) in [(one, other), (other, one)] {
-            if self.is_alive(owner) {
-                self.links.open(owner, peer);
+            let side = Side { link, open: true, silent_since: None, due: None };
+            self.links.ends.insert((owner, peer), side);
+            self.links.clear(owner, peer);
+            self.drop_streams(owner, peer);
+            if owner == Node::Coordinator {
+                self.links.peers.insert(link, peer);
             }
         }
         self.review(one, other);
         self.review(other, one);
+        link
     }
 
     /// `owner` learns that its link is gone, with all that was on the way to it.
-    pub(super) fn lose(&mut self, owner: Node, peer: Node, reason: &str) -> Result<(), Violation> {
+    pub(super) fn lose(&mut self, owner: Node, peer: Node, end: End) -> Result<(), Violation> {
+        let number = self.links.number(owner, peer).unwrap_or_default();
         if !self.links.close(owner, peer) {
             return Ok(());
         }
-        self.note(format_args!("{owner} loses {peer}: {reason}"));
+        self.note(format_args!("{owner} loses {peer}: {}", end.reason));
         self.links.clear(peer, owner);
         self.drop_streams(peer, owner);
         self.review(peer, owner);
-        let reason = reason.to_string();
+        let End { gone, reason } = end;
         match (owner, peer) {
             (Node::Operator, _) => {
-                self.operator.give_up(format!("the coordinator is gone: {reason}"));
+                self.seek_coordinator(owner, None);
                 Ok(())
             }
             (Node::Coordinator, _) => {
-                self.coordinate(coordination::Input::Disconnected { link: peer.link(), reason })
+                self.course.unlinked(self.now, peer);
+                let link = coordination::LinkId(number);
+                self.coordinate(coordination::Input::Disconnected { link, gone, reason })
             }
-            (Node::Worker(place), Node::Worker(peer)) => match self.member_at(peer) {
-                Some(from) if self.workers[place].is_member() => {
-                    self.feed(place, Input::PeerLost { from, reason })
-                }
-                _ => Ok(()),
-            },
-            (Node::Worker(place), _) => self.feed(place, Input::CoordinatorLost(reason)),
+            (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
+            (Node::Worker(place), _) => {
+                self.seek_coordinator(owner, None);
+                self.feed(place, Input::CoordinatorLost(reason))
+            }
         }
     }
 
     /// A process closes its end, and says why.
-    pub(super) fn close_link(&mut self, owner: Node, peer: Node, reason: &str) {
-        self.put_on_lane(owner, peer, Item::Closed(reason.to_string()));
+    pub(super) fn close_link(&mut self, owner: Node, peer: Node, end: End) {
+        self.put_on_lane(owner, peer, Item::Closed(end));
         if self.links.close(owner, peer) {
             self.links.clear(peer, owner);
             self.drop_streams(peer, owner);
@@ -189,14 +280,14 @@ impl World {
 
     /// A process says goodbye on all its links.
     pub(super) fn close_links(&mut self, owner: Node, reason: &str) {
-        for peer in self.links.peers(owner) {
-            self.close_link(owner, peer, reason);
+        for peer in self.links.peers_of(owner) {
+            self.close_link(owner, peer, End::gone(reason));
         }
     }
 
     /// A process is gone without a word. Of the lanes that it has used, some are lost.
     pub(super) fn cut_links(&mut self, gone: Node) {
-        for peer in self.links.peers(gone) {
+        for peer in self.links.peers_of(gone) {
             if self.random.below(2) == 0 {
                 self.links.clear(gone, peer);
             }
@@ -209,14 +300,27 @@ impl World {
 
     /// A new process is there that has no links yet.
     pub(super) fn forget_links(&mut self, node: Node) {
+        let peers = self.links.peers_of(node);
         self.links.forget(node);
+        for peer in peers {
+            self.review(peer, node);
+        }
     }
 
     // Silence.
 
+    /// The clock of a process.
+    fn clock(&self, node: Node) -> Clock {
+        match node {
+            Node::Coordinator => *self.coordinator.clock(),
+            Node::Worker(place) => *self.workers[place].clock(),
+            Node::Operator => Clock::new(Time(0), 1000),
+        }
+    }
+
     /// Looks at every link of a node anew.
     pub(super) fn review_node(&mut self, node: Node) {
-        for peer in self.links.peers(node) {
+        for peer in self.links.peers_of(node) {
             self.review(node, peer);
             self.review(peer, node);
         }
@@ -235,31 +339,59 @@ impl World {
         if !self.links.is_open(owner, peer) {
             return;
         }
-        let silent = !self.is_alive(peer)
-            || self.paused.contains_key(&peer)
-            || !self.links.is_open(peer, owner)
-            || self.shut_until(peer, owner).is_some();
+        let whole = self.links.is_whole(owner, peer);
+        let standing = self.paused.contains_key(&peer);
+        let alive = self.is_alive(peer);
+        let silent = !alive || standing || !whole || self.shut_until(peer, owner).is_some();
         let now = self.now;
-        let Some(end) = self.links.ends.get_mut(&(owner, peer)) else { return };
-        match (silent, end.silent_since) {
-            (true, None) => {
-                end.silent_since = Some(now);
-                let patience = self.clock(owner).true_time(IDLE);
-                let earlier = self.random.below(KEEP_ALIVE.as_nanos() as u64);
-                let at = now + (patience - Duration::from_nanos(earlier));
-                self.queue.put(at, Happening::Idle { owner, peer, since: now });
-            }
-            (false, Some(_)) => end.silent_since = None,
-            _ => {}
+        let why = self.why_silent(owner, peer, (alive, standing, whole));
+        let patience = self.clock(owner).true_time(IDLE);
+        let earlier = Duration::from_nanos(self.random.below(KEEP_ALIVE.as_nanos() as u64));
+        let Some(side) = self.links.ends.get_mut(&(owner, peer)) else { return };
+        if !silent {
+            (side.silent_since, side.due) = (None, None);
+            return;
+        }
+        let since = *side.silent_since.get_or_insert(now);
+        if side.due.is_some_and(|(known, _)| known == why) {
+            return;
+        }
+        let at = match why {
+            Silence::Unknown => since + (patience - earlier),
+            Silence::Dead => now + (PROBE - earlier / 10),
+            Silence::Forgotten => now + earlier,
+        };
+        let due = at.max(now);
+        side.due = Some((why, due));
+        self.queue.put(due, Happening::Idle { owner, peer, due });
+    }
+
+    fn why_silent(
+        &self,
+        owner: Node,
+        peer: Node,
+        (alive, standing, whole): (bool, bool, bool),
+    ) -> Silence {
+        let probed = [owner, peer].contains(&Node::Coordinator);
+        // A process that was started again does not know the links of the one before.
+        let known = self.links.number(peer, owner).is_some();
+        match () {
+            () if !self.reach(owner, peer) => Silence::Unknown,
+            () if !alive && probed => Silence::Dead,
+            () if alive && !standing && !whole && known => Silence::Forgotten,
+            () => Silence::Unknown,
         }
     }
 
-    /// The idle time-out of a link that was silent at `since`.
-    pub(super) fn idle(&mut self, owner: Node, peer: Node, since: Time) -> Result<(), Violation> {
-        let end = self.links.ends.get(&(owner, peer));
-        if end.and_then(|end| end.silent_since) != Some(since) {
-            return Ok(());
-        }
-        self.lose(owner, peer, "nothing was heard for too long")
+    /// Perhaps it is time to find out about a silent link.
+    pub(super) fn idle(&mut self, owner: Node, peer: Node, due: Time) -> Result<(), Violation> {
+        let side = self.links.ends.get(&(owner, peer)).and_then(|side| side.due);
+        let end = match side.filter(|(_, at)| *at == due) {
+            None => return Ok(()),
+            Some((Silence::Unknown, _)) => End::lost("nothing was heard for too long"),
+            Some((Silence::Dead, _)) => End::gone("nobody listens there any more"),
+            Some((Silence::Forgotten, _)) => End::lost("the peer does not know this link"),
+        };
+        self.lose(owner, peer, end)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
 use everstep_transport::protocol::{Message, MetricsLine, Step};
 
 use super::types::Happening;
@@ -15,6 +15,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What a watcher knows.
 #[derive(Debug)]
 pub struct Operator {
+    /// The log has the run.
     submitted: bool,
     lines: Vec<MetricsLine>,
     /// The number of the newest event.
@@ -34,23 +35,19 @@ impl Operator {
         &self.outcome
     }
 
-    /// All lines that were told.
+    /// All lines that were told, and not taken back.
     pub fn lines(&self) -> &[MetricsLine] {
         &self.lines
-    }
-
-    /// The run has failed, whatever the coordinator says; a complete one stays complete.
-    pub fn give_up(&mut self, reason: String) {
-        if self.outcome == Outcome::Running {
-            self.outcome = Outcome::Failed { name: None, reason };
-        }
     }
 }
 
 impl World {
-    /// Asks what is new; first of all submits the run.
-    pub(super) fn watch(&mut self) {
-        if !std::mem::replace(&mut self.operator.submitted, true) {
+    /// Asks what is new on this link; submits the run until that has come to something.
+    pub(super) fn watch(&mut self, link: u64) {
+        if self.links.number(Node::Operator, Node::Coordinator) != Some(link) {
+            return;
+        }
+        if !self.operator.submitted {
             let run = self.scenario.run.clone();
             self.say(Node::Operator, Node::Coordinator, Message::Submit(run));
         }
@@ -61,17 +58,41 @@ impl World {
 
     pub(super) fn told(&mut self, message: Message) -> Result<(), Violation> {
         match message {
-            Message::Update(update) => {
-                for line in update.lines {
-                    self.observe(Observation::Written(&line))?;
-                    self.operator.lines.push(line);
-                }
-                self.operator.event += update.events.len() as u64;
-                self.operator.outcome = update.outcome;
-                self.queue.put(self.now + PAUSE, Happening::Watch);
+            Message::Update(update) => self.updated(update),
+            Message::Refused { reason } => {
+                // A worker that it asked to leave has left, or the run is over.
+                self.note(format_args!("the operator is refused: {reason}"));
+                Ok(())
             }
-            Message::Refused { reason } => self.operator.give_up(reason),
-            _ => {}
+            _ => Ok(()),
+        }
+    }
+
+    /// Lines that come with the news that the run went back may be of what is void.
+    fn updated(&mut self, update: Update) -> Result<(), Violation> {
+        let mut back = None;
+        for event in &update.events {
+            self.observe(Observation::Told(event))?;
+            match event.kind {
+                EventKind::Submitted { .. } => self.operator.submitted = true,
+                EventKind::Rollback { to, .. } => {
+                    back = Some(back.map_or(to, |before: Step| before.min(to)));
+                }
+                _ => {}
+            }
+        }
+        self.operator.event += update.events.len() as u64;
+        if let Some(Step(to)) = back {
+            self.operator.lines.truncate(to as usize);
+        } else {
+            for line in update.lines {
+                self.observe(Observation::Written(&line))?;
+                self.operator.lines.push(line);
+            }
+        }
+        self.operator.outcome = update.outcome;
+        if let Some(link) = self.links.number(Node::Operator, Node::Coordinator) {
+            self.queue.put(self.now + PAUSE, Happening::Watch(link));
         }
         Ok(())
     }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_coordinator::core as coordination;
+use everstep_coordinator::state::Entry;
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Message, MetricsLine, RunSpec, Step};
+use everstep_transport::protocol::{Message, MetricsLine, RunSpec, Step, WorkerId};
 use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
 use everstep_worker::step::core::Core;
 use everstep_worker::step::event::{Input, Lane, Parcel, Report};
 
+use super::bench::Done;
 use super::wire::StreamId;
 use crate::check::{Chronicle, Invariant, Violation};
 use crate::fault::Fault;
@@ -61,22 +63,18 @@ pub enum Node {
     Operator,
     /// A worker, by its place among the processes; its rank is the coordinator's to say. The first
     /// processes of the slots `0..workers` have the same places; one that is started again has a
-    /// new one. Faults name slots.
+    /// new one. Faults name slots: machines.
     Worker(usize),
 }
 
 impl Node {
-    /// The coordinator's number for its link to this node.
-    pub(super) fn link(self) -> coordination::LinkId {
-        coordination::LinkId(match self {
+    /// A number for it.
+    pub(super) fn word(self) -> u64 {
+        match self {
             Self::Coordinator => u64::MAX,
             Self::Operator => 0,
             Self::Worker(place) => place as u64 + 1,
-        })
-    }
-
-    pub(super) fn at(link: coordination::LinkId) -> Self {
-        link.0.checked_sub(1).map_or(Self::Operator, |place| Self::Worker(place as usize))
+        }
     }
 }
 
@@ -175,37 +173,63 @@ impl Failure {
 /// What is going to happen.
 #[derive(Debug)]
 pub enum Happening {
-    /// A worker tries to reach the coordinator.
-    Connect(usize),
-    /// The first item of a control lane is due: from whom, to whom.
-    Deliver(Node, Node),
+    /// A worker or the operator tries to reach the coordinator.
+    Connect(Node),
+    /// A worker tries to reach another.
+    Dial {
+        /// The place of the one.
+        place: usize,
+        /// The other's id.
+        to: WorkerId,
+        /// When it began to.
+        since: Time,
+        /// How long it waits before it tries again.
+        wait: Duration,
+    },
+    /// A worker's link to another should be up by now.
+    Overdue {
+        /// The place of the one.
+        place: usize,
+        /// The other's id.
+        to: WorkerId,
+        /// Since when it is awaited.
+        since: Time,
+    },
+    /// The first item of a control lane is due: from whom, to whom, on which link.
+    Deliver(Node, Node, u64),
     /// Something arrives outside its order.
     Stray(Box<Stray>),
     /// Something happens to the coordinator by itself.
     Coordinator(coordination::Input),
+    /// An entry that was proposed is on the coordinator's disk.
+    Durable(Box<Entry>),
     /// Something happens to a worker by itself.
     Worker(usize, Input),
-    /// The operator asks what is new.
-    Watch,
+    /// The device of a worker, the one of this number, has built itself or done something.
+    Device(usize, u64, Done),
+    /// The operator asks what is new, on the link of this number.
+    Watch(u64),
     /// The header of a stream's next parcel is there to be admitted.
     Header(StreamId),
     /// The rest of it has arrived.
     Body(StreamId),
-    /// A worker's device has done its job.
-    Free(usize),
+    /// A worker's device, the one of this number, has done its job.
+    Free(usize, u64),
     /// A worker looks at the clock.
     WorkerTick(usize),
     /// The coordinator does.
     CoordinatorTick,
-    /// `owner` has perhaps heard nothing of `peer` for too long: if it is silent since then.
+    /// `owner` has perhaps heard nothing of `peer` for too long.
     Idle {
         /// Whose end of the link.
         owner: Node,
         /// Who is silent.
         peer: Node,
-        /// Since when.
-        since: Time,
+        /// When this was to be looked at, unless something has changed.
+        due: Time,
     },
+    /// The operator has something to say to the coordinator.
+    Operator(Box<Message>),
     /// Something goes wrong.
     Fault(Box<Fault>),
     /// A pause ends, unless it was made longer.
@@ -214,6 +238,8 @@ pub enum Happening {
     Reopen,
     /// A crashed node is started again.
     Restart(Node),
+    /// The checkers are told that time passes.
+    Glance,
     /// From now on nothing goes wrong.
     Calm,
 }
@@ -245,13 +271,18 @@ impl Happening {
     /// Who handles it; it waits while that process stands still.
     pub fn owner(&self) -> Option<Node> {
         match self {
-            Self::Connect(place)
+            Self::Dial { place, .. }
+            | Self::Overdue { place, .. }
             | Self::Worker(place, _)
-            | Self::Free(place)
+            | Self::Device(place, ..)
+            | Self::Free(place, _)
             | Self::WorkerTick(place) => Some(Node::Worker(*place)),
-            Self::Deliver(_, to) => Some(*to),
+            Self::Connect(node) => Some(*node),
+            Self::Deliver(_, to, _) => Some(*to),
             Self::Stray(stray) => Some(stray.ends().1),
-            Self::Coordinator(_) | Self::CoordinatorTick => Some(Node::Coordinator),
+            Self::Coordinator(_) | Self::Durable(_) | Self::CoordinatorTick => {
+                Some(Node::Coordinator)
+            }
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
             Self::Idle { owner, .. } => Some(*owner),
             _ => None,
@@ -261,7 +292,7 @@ impl Happening {
     /// The way that it comes, if it comes over one.
     pub fn path(&self) -> Option<(Node, Node)> {
         match self {
-            Self::Deliver(from, to) => Some((*from, *to)),
+            Self::Deliver(from, to, _) => Some((*from, *to)),
             Self::Stray(stray) => Some(stray.ends()),
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends()),
             _ => None,
@@ -270,30 +301,34 @@ impl Happening {
 
     /// What it is, for the trace: equal for equal happenings.
     pub fn words(&self) -> [u64; 3] {
-        let number = |node: Node| node.link().0;
-        let ends = |(from, to): (Node, Node)| [number(from), number(to)];
-        let kind = |kind: u64, [first, second]: [u64; 2]| [kind, first, second];
+        let ends = |kind: u64, one: Node, other: Node| [kind, one.word(), other.word()];
         match self {
-            Self::Connect(place) => [1, *place as u64, 0],
-            Self::Deliver(from, to) => kind(2, ends((*from, *to))),
-            Self::Stray(stray) => kind(3, ends(stray.ends())),
+            Self::Connect(node) => [1, node.word(), 0],
+            Self::Deliver(from, to, _) => ends(2, *from, *to),
+            Self::Stray(stray) => ends(3, stray.ends().0, stray.ends().1),
             Self::Coordinator(input) => match input {
                 coordination::Input::Applied { index, .. } => [4, *index, 1],
                 _ => [4, 0, 0],
             },
-            Self::Worker(place, input) => [5, *place as u64, report_word(input)],
-            Self::Watch => [6, 0, 0],
+            Self::Worker(place, _) => [5, *place as u64, 0],
+            Self::Watch(link) => [6, *link, 0],
             Self::Header(stream) => [7, stream.word(), 0],
             Self::Body(stream) => [8, stream.word(), 0],
-            Self::Free(place) => [9, *place as u64, 0],
+            Self::Free(place, _) => [9, *place as u64, 0],
             Self::WorkerTick(place) => [10, *place as u64, 0],
             Self::CoordinatorTick => [11, 0, 0],
-            Self::Idle { owner, peer, .. } => kind(12, ends((*owner, *peer))),
+            Self::Idle { owner, peer, .. } => ends(12, *owner, *peer),
             Self::Fault(_) => [13, 0, 0],
-            Self::Resume(node, _) => [14, number(*node), 0],
+            Self::Resume(node, _) => [14, node.word(), 0],
             Self::Reopen => [15, 0, 0],
-            Self::Restart(node) => [16, number(*node), 0],
+            Self::Restart(node) => [16, node.word(), 0],
             Self::Calm => [17, 0, 0],
+            Self::Dial { place, to, .. } => [18, *place as u64, to.0],
+            Self::Overdue { place, to, .. } => [18, *place as u64, !to.0],
+            Self::Durable(entry) => [19, entry.unix_ms, 0],
+            Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
+            Self::Operator(_) => [6, 0, 1],
+            Self::Glance => [6, 0, 2],
         }
     }
 
@@ -313,13 +348,12 @@ impl Stray {
 }
 
 /// The numbers in a device's report are what a simulation is about.
-fn report_word(input: &Input) -> u64 {
-    match input {
-        Input::Device(Report::Updated { digest, .. }) => *digest,
-        Input::Device(Report::Computed { contribution, .. }) => contribution.loss.to_bits(),
-        Input::Device(Report::Partial { sum, .. }) => {
-            sum.first().map_or(0, |value| u64::from(value.to_bits()))
-        }
-        _ => 0,
+fn report_word(done: &Done) -> u64 {
+    let Done::Report(_, report) = done else { return 0 };
+    match report {
+        Report::Updated { digest, .. } | Report::State { digest, .. } => *digest,
+        Report::Computed { contribution, .. } => contribution.loss.to_bits(),
+        Report::Partial { sum, .. } => sum.first().map_or(0, |value| u64::from(value.to_bits())),
+        _ => 1,
     }
 }

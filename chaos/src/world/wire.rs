@@ -1,15 +1,16 @@
 //! How pieces travel: what keeps its order, and what waits for admission.
 //!
-//! As in the shells, a bulk stream keeps its order, and there is one for each pair of workers, lane
-//! and step. A piece's header comes first. Its receiver takes the piece, drops it, or lets it wait,
-//! and then is asked again when it has moved on.
+//! As in the shells, a bulk stream keeps its order, and there is one for each pair of workers,
+//! generation, lane and step. A piece's header comes first. Its receiver takes the piece, drops it,
+//! or lets it wait, and then is asked again when it has moved on. Who enters a generation gives up
+//! the streams of the one before, of which some have arrived already.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use everstep_kernels::buffer::{Buffer, Pool};
 use everstep_kernels::reduce;
-use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Message, Step, WorkerId, codec};
+use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Step, codec};
 use everstep_worker::step::event::{Admission, Input, Lane, Parcel};
 
 use super::types::Happening;
@@ -24,6 +25,10 @@ pub struct StreamId {
     to: usize,
     lane: Lane,
     step: Step,
+    /// The sender's.
+    generation: Generation,
+    /// The number of their link.
+    link: u64,
     /// 0, or the number of something that was added.
     stray: u64,
 }
@@ -37,14 +42,14 @@ impl StreamId {
     /// A number that stands for it.
     pub fn word(self) -> u64 {
         let ends = (self.from as u64) << 32 | (self.to as u64) << 8 | self.lane as u64;
-        mix(ends) ^ mix(self.step.0 << 32 | self.stray)
+        mix(ends) ^ mix(self.step.0 << 40 | self.generation.0 << 20 | self.stray)
     }
 }
 
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, lane, step, .. } = self;
-        write!(f, "{lane:?} of step {step} from worker {from} to {to}")
+        let Self { from, to, lane, step, generation, .. } = self;
+        write!(f, "{lane:?} of step {step}, {generation}, from worker {from} to {to}")
     }
 }
 
@@ -100,10 +105,9 @@ impl World {
     pub(super) fn stream(
         &mut self,
         from: usize,
-        to: WorkerId,
+        to: usize,
         (lane, step, parcel): (Lane, Step, Parcel),
     ) -> Result<(), Violation> {
-        let Some(&to) = self.places.get(&to) else { return Ok(()) };
         let (sender, receiver) = (Node::Worker(from), Node::Worker(to));
         if !self.links.is_open(sender, receiver) {
             return Ok(());
@@ -119,14 +123,33 @@ impl World {
                 self.add_stray(from, to, (lane, step, parcel))?;
                 continue;
             }
-            let stream = StreamId { from, to, lane, step, stray: 0 };
+            let stream = self.stream_id((from, to), lane, step, 0);
             if self.wire.push(stream, parcel) {
                 self.travel(Happening::Header(stream), stream);
             }
             let pending = self.wire.pending.get(&(from, to)).copied().unwrap_or(0);
-            self.observe(Observation::Queued("pair of workers", pending))?;
+            let kind = if self.is_member_here(from, to) { "pair of workers" } else { "learner" };
+            self.observe(Observation::Queued(kind, pending))?;
         }
         Ok(())
+    }
+
+    /// Whether a worker is a member of another's generation.
+    fn is_member_here(&self, place: usize, other: usize) -> bool {
+        let id = self.workers[place].peers().id_of(other);
+        id.is_some_and(|id| self.checks.lists(self.workers[place].entered(), id))
+    }
+
+    fn stream_id(
+        &self,
+        (from, to): (usize, usize),
+        lane: Lane,
+        step: Step,
+        stray: u64,
+    ) -> StreamId {
+        let link = self.links.number(Node::Worker(from), Node::Worker(to)).unwrap_or_default();
+        let generation = self.workers[from].entered();
+        StreamId { from, to, lane, step, generation, link, stray }
     }
 
     /// Puts a parcel on a stream of its own.
@@ -140,7 +163,7 @@ impl World {
             return Ok(());
         }
         self.wire.strays += 1;
-        let stream = StreamId { from, to, lane, step, stray: self.wire.strays };
+        let stream = self.stream_id((from, to), lane, step, self.wire.strays);
         self.wire.push(stream, parcel);
         self.travel(Happening::Header(stream), stream);
         Ok(())
@@ -153,20 +176,23 @@ impl World {
             self.next(stream);
             return Ok(());
         }
+        let Some(from) = self.workers[stream.to].peers().id_of(stream.from) else {
+            return self.leave_at_the_door(receiver, Happening::Header(stream));
+        };
         let Some(parcel) = self.wire.front(stream) else { return Ok(()) };
-        let (chunk, from) = (header_of(parcel), self.workers[stream.from].id());
+        let chunk = header_of(parcel, stream);
         let answer = self.workers[stream.to].admit(from, &chunk);
         self.note(format_args!("{stream} with {chunk:?}: {answer:?}"));
         match answer {
             Admission::Take => {
-                let standing = self.workers[stream.to].current();
-                self.observe(Observation::Admitted(&chunk, standing))?;
+                let (id, standing) = self.workers[stream.to].standing_for(chunk.shard);
+                self.observe(Observation::Admitted(id, &chunk, standing))?;
                 self.travel(Happening::Body(stream), stream);
             }
             Admission::Wait => self.workers[stream.to].wait_with(stream),
             Admission::Drop => {
                 self.next(stream);
-                return self.observe(Observation::Refused(format_args!("{chunk:?}")));
+                return self.dropped(stream.to, &chunk, from);
             }
         }
         Ok(())
@@ -174,21 +200,33 @@ impl World {
 
     /// A piece that was admitted has arrived whole.
     pub(super) fn body(&mut self, stream: StreamId) -> Result<(), Violation> {
-        let from = self.workers[stream.from].id();
-        let Some(parcel) = self.next(stream) else { return Ok(()) };
+        let from = self.workers[stream.to].peers().id_of(stream.from);
+        let Some((parcel, from)) = self.next(stream).zip(from) else { return Ok(()) };
         let input = match parcel {
-            Parcel::Commit(commit) => {
-                Input::Peer { from, message: over_the_wire(&Message::Commit(commit)) }
-            }
+            Parcel::Message(message) => Input::Peer { from, message: over_the_wire(&message) },
             Parcel::Tensor { chunk, values } => {
                 let mut values = receive(&chunk, &values, self.workers[stream.to].pool());
-                if chunk.kind == ChunkKind::Reduced {
-                    self.flip(stream.to, &mut values)?;
+                match chunk.kind {
+                    ChunkKind::Reduced => self.garble(stream.to, &mut values)?,
+                    ChunkKind::State => self.garble_state(stream.to, &mut values),
+                    _ => {}
                 }
                 Input::Piece { from, chunk, values }
             }
         };
         self.feed(stream.to, input)
+    }
+
+    /// Who enters a generation gives up the streams of older ones; half of those that could are
+    /// there already.
+    pub(super) fn reset_streams(&mut self, sender: usize, entered: Generation) {
+        let shut = |to: &usize| self.shut_until(Node::Worker(sender), Node::Worker(*to)).is_some();
+        let out_of_reach: Vec<usize> = (0..self.workers.len()).filter(shut).collect();
+        let Self { wire, random, .. } = self;
+        wire.retain(|stream| {
+            let old = stream.from == sender && stream.generation < entered;
+            !old || !out_of_reach.contains(&stream.to) && random.below(2) == 0
+        });
     }
 
     /// Nothing more arrives of this sender.
@@ -223,12 +261,12 @@ impl World {
     }
 }
 
-fn header_of(parcel: &Parcel) -> Chunk {
+/// The header that the shell puts before a parcel: a message has that of its stream.
+fn header_of(parcel: &Parcel, stream: StreamId) -> Chunk {
     match parcel {
         Parcel::Tensor { chunk, .. } => *chunk,
-        Parcel::Commit(commit) => {
-            let bytes = codec::encode(&Message::Commit(commit.clone())).len();
-            Chunk::message(commit.generation, commit.step, bytes)
+        Parcel::Message(message) => {
+            Chunk::message(stream.generation, stream.step, codec::encode(message).len())
         }
     }
 }

@@ -3,6 +3,7 @@
 mod honest;
 mod meddled;
 mod planted;
+mod regressions;
 mod simulated;
 mod skipped;
 mod support;

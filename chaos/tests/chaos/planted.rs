@@ -3,10 +3,13 @@
 
 use std::time::Duration;
 
-use everstep_chaos::check::Invariant::{self, I2, I3, I4, I7, I13, I18, I19};
+use everstep_chaos::check::Invariant::{
+    self, I2, I3, I4, I5, I6, I7, I11, I13, I15, I16, I17, I18, I19,
+};
 use everstep_chaos::fault::{Fault, Rates};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::Prepare;
+use everstep_coordinator::plant::Plant as Misled;
 use everstep_worker::plant::Plant;
 
 /// Within so many seeds each is found.
@@ -19,6 +22,9 @@ macro_rules! plant {
     };
     (device $plant:ident) => {
         Prepare { device: |device| device.plant(Plant::$plant), ..Prepare::default() }
+    };
+    (coordinator $plant:ident) => {
+        Prepare { coordinator: |core| core.plant(Misled::$plant), ..Prepare::default() }
     };
 }
 
@@ -74,21 +80,101 @@ fn a_pass_that_does_not_wait_for_parameters_is_found() {
 
 #[test]
 fn digests_that_nobody_compares_are_found() {
-    find(plant!(core TrustDigests), Rates::default(), &[I2, I19]);
+    find(plant!(core TrustDigests), garbled(), &[I2, I19]);
+}
+
+/// Now and then a copy of a shard is not what it should be.
+fn garbled() -> Rates {
+    Rates { garbles: 3.0, ..Rates::default() }
 }
 
 #[test]
 fn a_line_that_counts_twice_is_found() {
-    let twice = |core: &mut everstep_coordinator::core::Core| core.count_lines_twice();
-    find(Prepare { coordinator: twice, ..Prepare::default() }, Rates::default(), &[I13]);
+    find(plant!(coordinator CountLinesTwice), Rates::default(), &[I13]);
+}
+
+// Changes of generation: the worker.
+
+#[test]
+fn a_commit_after_a_promise_is_found() {
+    find(plant!(core BreakPromise), Rates::default(), &[I7]);
+}
+
+#[test]
+fn samples_of_another_step_in_a_redo_are_found() {
+    find(plant!(core RedoOtherSamples), Rates::default(), &[I2, I4]);
+}
+
+#[test]
+fn reduced_shards_of_an_aborted_try_are_found() {
+    find(plant!(core StaleReduced), Rates::default(), &[I2, I3, I4, I17, I18]);
+}
+
+#[test]
+fn a_recorded_commit_that_is_not_applied_is_found() {
+    find(plant!(core SkipRollForward), Rates::default(), &[I3, I16]);
+}
+
+#[test]
+fn a_learner_that_leaves_a_step_out_is_found() {
+    find(plant!(core FeedGap), Rates::default(), &[I3, I16, I19]);
+}
+
+#[test]
+fn lines_that_nobody_carries_on_are_found() {
+    find(plant!(core ForgetLine), Rates::default(), &[I11, I13]);
+}
+
+#[test]
+fn a_kept_partial_that_is_added_into_itself_is_found() {
+    find(plant!(core AddIntoKept), Rates::default(), &[I2, I3]);
+}
+
+// Changes of generation: the coordinator.
+
+#[test]
+fn a_plan_from_what_was_said_at_an_earlier_pause_is_found() {
+    find(plant!(coordinator AnyStatus), Rates::default(), &[I5, I15, I16, I17]);
+}
+
+#[test]
+fn a_member_that_has_not_promised_is_found() {
+    find(plant!(coordinator ListUnpromised), Rates::default(), &[I15]);
+}
+
+#[test]
+fn an_owner_that_does_not_hold_its_shard_is_found() {
+    find(plant!(coordinator ListNonHolder), Rates::default(), &[I16]);
+}
+
+#[test]
+fn a_rollback_before_all_owners_are_dead_is_found() {
+    find(plant!(coordinator HastyRollback), Rates::default(), &[I6]);
+}
+
+#[test]
+fn a_promotion_that_drops_the_other_copies_is_found() {
+    find(plant!(coordinator LoseTheBackup), Rates::default(), &[I6, I16]);
+}
+
+#[test]
+fn a_generation_of_a_leader_that_was_replaced_is_found() {
+    let rates = Rates {
+        worker_crashes: 40.0,
+        joins: 60.0,
+        coordinator_crashes: 60.0,
+        restart_within: Duration::from_millis(500),
+        ..Rates::none()
+    };
+    find(plant!(coordinator IgnoreTerm), rates, &[I15]);
 }
 
 #[test]
 fn what_was_found_is_shrunk_to_the_faults_that_it_takes() {
-    let simulation = simulation(Rates::default(), plant!(core TrustDigests));
+    let simulation = simulation(garbled(), plant!(core TrustDigests));
     let found = (0..SEEDS).find_map(|seed| Some((seed, simulation.simulate(seed).result.err()?)));
     let (seed, failure) = found.expect("it is found");
     let (all, few) = (simulation.schedule(seed), simulation.shrink(seed, &failure));
     assert!(few.0.len() < all.0.len() && few.0.len() <= 3, "{few}");
-    assert!(few.0.iter().any(|(_, fault)| matches!(fault, Fault::Flip { .. })), "{few}");
+    assert!(few.0.iter().any(|(_, fault)| matches!(fault, Fault::Garble { .. })), "{few}");
 }

@@ -1,0 +1,64 @@
+//! I20: each Pause that living members and the coordinator can serve ends in a record within a
+//! stated time.
+
+use std::time::Duration;
+
+use everstep_transport::protocol::Generation;
+use everstep_transport::time::Time;
+
+use super::{Found, Invariant};
+
+/// So long a Pause may take while nothing goes wrong: a worker that says nothing is taken for dead
+/// after 10 s where it may hold the last copy of a shard, by a clock that is a tenth slow; before
+/// it a link's idle time-out may have to pass (3 s), and after it 2 s for the others to answer.
+pub const SERVED: Duration = Duration::from_millis(17_000);
+
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    /// The newest number that a Pause has asked for, and since when it could have been served.
+    open: Option<(Generation, Time)>,
+    longest: Duration,
+    began: Time,
+}
+
+impl Pauses {
+    pub(super) fn paused(&mut self, now: Time, number: Generation) {
+        match &mut self.open {
+            Some((open, _)) => *open = number.max(*open),
+            None => {
+                self.open = Some((number, now));
+                self.began = now;
+            }
+        }
+    }
+
+    pub(super) fn recorded(&mut self, now: Time, number: Generation) {
+        if self.open.is_some_and(|(open, _)| number >= open) {
+            self.open = None;
+            self.longest = self.longest.max(now.since(self.began));
+        }
+    }
+
+    /// The run is over.
+    pub(super) fn over(&mut self) {
+        self.open = None;
+    }
+
+    /// Time passes; `able` says that coordinator and members could go on with a change.
+    pub(super) fn passes(&mut self, now: Time, able: bool) -> Result<(), Found> {
+        let Some((number, since)) = &mut self.open else { return Ok(()) };
+        if !able {
+            *since = now;
+        }
+        if now.since(*since) <= SERVED {
+            return Ok(());
+        }
+        let seen = format!("a Pause for generation {number} has led to nothing for {SERVED:?}");
+        Err((Invariant::I20, seen))
+    }
+
+    /// The longest time from a Pause to its record.
+    pub(super) fn longest(&self) -> Duration {
+        self.longest
+    }
+}

@@ -1,0 +1,76 @@
+//! I17: a record's resume step is at least its predecessor's and at least every settled step,
+//! unless it is a rollback; its commit is one that its predecessor made, or its predecessor's own.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step};
+
+use super::{Found, Invariant, Verdict};
+
+#[derive(Debug, Default)]
+pub(super) struct Resumes {
+    /// What was committed, by generation and step.
+    decided: BTreeMap<(Generation, Step), Commit>,
+}
+
+impl Resumes {
+    /// A member commits; all who do so in one generation have the same words of it. True for the
+    /// first of them.
+    pub(super) fn committed(&mut self, commit: &Commit) -> Result<bool, Found> {
+        let key = (commit.generation, commit.step);
+        let Some(first) = self.decided.get(&key) else {
+            self.decided.insert(key, commit.clone());
+            return Ok(true);
+        };
+        if same(first, commit) {
+            return Ok(false);
+        }
+        Err((Invariant::I2, format!("two commits of one step: {first:?} and {commit:?}")))
+    }
+
+    /// A record follows another; `settled` is the newest step that somebody took for settled.
+    pub(super) fn recorded(
+        &self,
+        record: &Record,
+        before: Option<&Record>,
+        settled: Step,
+    ) -> Result<(), Found> {
+        let (number, resume) = (record.number, record.resume);
+        let broken = |what: String| Err((Invariant::I17, format!("generation {number} {what}")));
+        let Some(before) = before else {
+            return if resume == Step(0) {
+                Ok(())
+            } else {
+                broken(format!("is the first, and resumes at step {resume}"))
+            };
+        };
+        if resume < before.resume || resume < settled {
+            let least = before.resume.max(settled);
+            return broken(format!("resumes at step {resume}, before step {least}"));
+        }
+        let commit = record.commit.as_ref();
+        if commit.map_or(Step(0), |commit| commit.step) != resume {
+            return broken(format!("resumes at step {resume} with {commit:?}"));
+        }
+        let Some(commit) = commit else { return Ok(()) };
+        if before.commit.as_ref().is_some_and(|known| same(known, commit)) {
+            return Ok(());
+        }
+        let decided = self.decided.get(&(before.number, resume));
+        if decided.is_some_and(|decided| same(decided, commit)) {
+            return Ok(());
+        }
+        broken(format!("resumes with {commit:?}, which generation {} did not make", before.number))
+    }
+}
+
+/// Whether both are one decision, told alike; a commit in a record never holds.
+fn same(one: &Commit, other: &Commit) -> bool {
+    let place = |commit: &Commit| (commit.generation, commit.step, commit.updates);
+    let told = |line: &MetricsLine| (line.generation, line.world_size, line.unix_ms);
+    let verdict = |commit: &Commit| Verdict::of(commit);
+    place(one) == place(other)
+        && verdict(one) == verdict(other)
+        && told(&one.line) == told(&other.line)
+        && verdict(one).fits(&other.line)
+}

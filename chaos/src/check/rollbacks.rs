@@ -1,0 +1,24 @@
+//! I6: while an owner of every shard lives, no rollback happens.
+
+use std::collections::BTreeSet;
+
+use everstep_transport::protocol::{Record, Shard, WorkerId};
+
+use super::{Found, Invariant};
+
+/// The run goes back behind `before`; `lost` are those of its members that are gone in truth, or
+/// have been unheard for as long as a cluster waits.
+pub(super) fn rolled_back(before: &Record, lost: &BTreeSet<WorkerId>) -> Result<(), Found> {
+    let gone = |shard: Shard| {
+        let mut owners = before.owners_of(shard).iter().map(|rank| before.member(*rank).worker);
+        owners.all(|worker| lost.contains(&worker))
+    };
+    if (0..before.shards()).map(Shard).any(gone) {
+        return Ok(());
+    }
+    let seen = format!(
+        "generation {} is rolled back; an owner of every shard lives, only {lost:?} are lost",
+        before.number
+    );
+    Err((Invariant::I6, seen))
+}

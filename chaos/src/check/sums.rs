@@ -1,0 +1,33 @@
+//! I18: within a generation each partial is added exactly once to a reduction. So it is taken once;
+//! and where nothing is sent twice, members refuse nothing of each other.
+
+use std::collections::BTreeSet;
+
+use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Shard, Step, WorkerId};
+
+use super::{Found, Invariant};
+
+/// A partial of a step, and who has taken it.
+type Taken = (Step, Shard, u32, u32, WorkerId);
+
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    /// The newest generation in which partials were taken, and the partials.
+    taken: (Generation, BTreeSet<Taken>),
+}
+
+impl Sums {
+    pub(super) fn admitted(&mut self, worker: WorkerId, chunk: &Chunk) -> Result<(), Found> {
+        if chunk.kind != ChunkKind::Partial || chunk.generation < self.taken.0 {
+            return Ok(());
+        }
+        if chunk.generation > self.taken.0 {
+            self.taken = (chunk.generation, BTreeSet::new());
+        }
+        let partial = (chunk.step, chunk.shard, chunk.level, chunk.index, worker);
+        if self.taken.1.insert(partial) {
+            return Ok(());
+        }
+        Err((Invariant::I18, format!("worker {worker} takes a partial twice: {chunk:?}")))
+    }
+}

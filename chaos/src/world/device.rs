@@ -1,0 +1,143 @@
+//! A worker's device in the world: it is built, given jobs, and heard.
+
+use std::net::Ipv4Addr;
+
+use everstep_transport::protocol::{Generation, RunSpec};
+use everstep_worker::device::build::{Place, build};
+use everstep_worker::step::event::{Input, Job, Report};
+
+use super::World;
+use super::bench::{Bench, Done};
+use super::types::Happening;
+use crate::check::{Copy, Observation, Violation};
+
+impl World {
+    /// Builds a device; an earlier one is dropped, with every link to other workers.
+    pub(super) fn build(&mut self, place: usize, run: &RunSpec) -> Result<(), Violation> {
+        self.leave_roster(place);
+        let address = (Ipv4Addr::LOCALHOST, 1 + place as u16).into();
+        let incarnation = self.random.bits();
+        // Without a thread that loads ahead: its pace would be the machine's.
+        let own = Place { incarnation, address, dir: None, overlap: true, prefetch: 0 };
+        let worker = &mut self.workers[place];
+        worker.builds += 1;
+        worker.bench = None;
+        let builds = worker.builds;
+        let built = build(&self.scenario.registry, run, &own, worker.pool().clone());
+        let built = built.map(|(mut device, built)| {
+            (self.scenario.prepare.device)(&mut device);
+            worker.bench = Some(Bench::new(device, built.registration.fingerprint.shards));
+            built
+        });
+        self.later(Happening::Device(place, builds, Done::Built(built)));
+        Ok(())
+    }
+
+    pub(super) fn give_job(&mut self, place: usize, job: Job) -> Result<(), Violation> {
+        let id = self.workers[place].id().unwrap_or_default();
+        match &job {
+            Job::Load { shard, version, values } => {
+                let (version, shard, parameters) = (*version, *shard, Some(&**values));
+                let copy = Copy { version, shard, digest: None, parameters };
+                self.observe(Observation::Loaded(id, copy))?;
+            }
+            Job::Restore { shard, version, digest, .. } => {
+                let (version, shard, digest) = (*version, *shard, Some(*digest));
+                let copy = Copy { version, shard, digest, parameters: None };
+                self.observe(Observation::Offered(id, copy))?;
+            }
+            Job::Update { shard, step, .. } => {
+                self.observe(Observation::Given(id, *shard, *step))?;
+            }
+            _ => {}
+        }
+        let bench = self.workers[place].bench.as_mut();
+        let bench = bench.expect("a device is built before its first job");
+        bench.push(job);
+        let waiting = bench.waiting();
+        self.observe(Observation::Queued("device", waiting))?;
+        self.work(place)
+    }
+
+    pub(super) fn free(&mut self, place: usize, build: u64) -> Result<(), Violation> {
+        if self.workers[place].builds != build {
+            return Ok(());
+        }
+        if let Some(bench) = &mut self.workers[place].bench {
+            bench.release();
+        }
+        self.work(place)
+    }
+
+    fn work(&mut self, place: usize) -> Result<(), Violation> {
+        let (build, id) = (self.workers[place].builds, self.workers[place].id());
+        let generation = self.workers[place].core().generation();
+        let Some(bench) = &mut self.workers[place].bench else { return Ok(()) };
+        let Some(work) = bench.work(self.now, &mut self.random) else { return Ok(()) };
+        for (at, done) in work.reports {
+            self.queue.put(at, Happening::Device(place, build, done));
+        }
+        self.queue.put(work.until, Happening::Free(place, build));
+        match (work.gradient, id) {
+            // Else the core has gone on, perhaps to another history.
+            (Some((entered, step)), Some(id)) if entered == generation => {
+                self.observe(Observation::Began(id, step))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A device, or who builds it, has something to say.
+    pub(super) fn heed(&mut self, place: usize, build: u64, done: Done) -> Result<(), Violation> {
+        if self.workers[place].builds != build || self.workers[place].ended() {
+            return Ok(());
+        }
+        let input = match done {
+            Done::Built(Ok(built)) => Input::Built(built),
+            Done::Built(Err(reason)) => Input::BuildFailed(reason),
+            Done::Report(generation, report) => {
+                self.witness_report(place, generation, &report)?;
+                Input::Device(report)
+            }
+        };
+        self.feed(place, input)
+    }
+
+    fn witness_report(
+        &mut self,
+        place: usize,
+        entered: Generation,
+        report: &Report,
+    ) -> Result<(), Violation> {
+        let Some(id) = self.workers[place].id() else { return Ok(()) };
+        let current = self.workers[place].core().generation();
+        match report {
+            Report::Entered { generation, owned } => {
+                let record = self.checks.record_of(*generation);
+                let resume = record.map_or_else(Default::default, |record| record.resume);
+                self.observe(Observation::Holds(id, owned, resume))
+            }
+            Report::Computed { step, contribution, .. } => {
+                self.observe(Observation::Computed(id, (entered, *step), contribution))
+            }
+            Report::Updated { version, shard, digest, parameters } => {
+                let parameters = parameters.as_ref().map(|values| &***values);
+                let (version, shard, digest) = (*version, *shard, Some(*digest));
+                let copy = Copy { version, shard, digest, parameters };
+                let of_now = entered == current;
+                self.observe(Observation::Updated(id, copy, of_now))
+            }
+            Report::Shared { version, shard, values, .. } => {
+                let (version, shard, parameters) = (*version, *shard, Some(&***values));
+                let copy = Copy { version, shard, digest: None, parameters };
+                self.observe(Observation::Shared(id, copy))
+            }
+            Report::Restored { version, shard, intact: true } => {
+                let (version, shard) = (*version, *shard);
+                let copy = Copy { version, shard, digest: None, parameters: None };
+                self.observe(Observation::Restored(id, copy))
+            }
+            _ => Ok(()),
+        }
+    }
+}

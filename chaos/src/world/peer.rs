@@ -1,0 +1,300 @@
+//! The other workers, as a worker's shell keeps them: it talks to those that its generation names,
+//! and to the learners that it was told to meet; of whoever else has a link with it, what comes
+//! waits at the door, for a while.
+//!
+//! Of two workers the newer calls the older, until it has a link. What is said before waits for it.
+//! A link that does not come up in time is told to be lost, and so is one that another replaces.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use everstep_transport::protocol::{Message, NodeName, Record, Step, WorkerId};
+use everstep_transport::time::Time;
+use everstep_worker::step::event::{Input, Lane, Parcel};
+
+use super::link::End;
+use super::types::Happening;
+use super::{Node, World};
+use crate::check::Violation;
+
+/// How long a link may take to come up.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Between two calls, at first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Generations that may begin while a link is of no use.
+const MAX_WAIT: u32 = 4;
+
+/// Another worker.
+#[derive(Debug)]
+pub struct Peer {
+    place: usize,
+    linked: bool,
+    /// Something was sent in this generation.
+    used: bool,
+    /// What waits for the link.
+    waiting: Vec<Outgoing>,
+    /// Since when a link is expected, until it is up or was told to be missing.
+    expected: Option<Time>,
+    /// When the calls began, if it is this worker's part to call.
+    called: Time,
+}
+
+/// What is to be sent.
+#[derive(Debug)]
+enum Outgoing {
+    Message(Message),
+    Parcel(Lane, Step, Parcel),
+}
+
+/// All others that a worker has to do with.
+#[derive(Debug, Default)]
+pub struct Peers {
+    peers: BTreeMap<WorkerId, Peer>,
+    /// What has come from others.
+    door: Vec<Happening>,
+    /// Generations that have begun since a link was of use, by the other's place.
+    waited: BTreeMap<usize, u32>,
+}
+
+impl Peers {
+    /// The id of the worker at a place, if it is one to talk to.
+    pub fn id_of(&self, place: usize) -> Option<WorkerId> {
+        let found = self.peers.iter().rev().find(|(_, peer)| peer.place == place);
+        found.map(|(id, _)| *id)
+    }
+}
+
+impl World {
+    /// A generation begins for a worker: it talks to all others of it, and to no one else.
+    pub(super) fn enter_roster(&mut self, place: usize, record: &Record) {
+        let own = self.workers[place].name().clone();
+        let others = record.members.iter().filter(|member| member.name != own);
+        let roster: BTreeMap<WorkerId, usize> =
+            others.filter_map(|other| Some((other.worker, place_of(&other.name)?))).collect();
+        self.workers[place].peers_mut().peers.retain(|id, _| roster.contains_key(id));
+        self.reset_streams(place, record.number);
+        for (id, other) in roster {
+            self.expect_peer(place, id, other);
+        }
+        self.let_strangers_go(place);
+        self.call_peers(place);
+        self.open_the_door(place);
+    }
+
+    /// One more to talk to in this generation.
+    pub(super) fn meet(&mut self, place: usize, worker: WorkerId, name: &NodeName) {
+        let known = self.workers[place].peers().peers.contains_key(&worker);
+        if let Some(other) = place_of(name).filter(|other| *other != place && !known) {
+            self.expect_peer(place, worker, other);
+        }
+        self.call_peers(place);
+        self.open_the_door(place);
+    }
+
+    /// Everyone is dropped.
+    pub(super) fn leave_roster(&mut self, place: usize) {
+        self.workers[place].peers_mut().peers.clear();
+        for other in self.links.workers_of(place) {
+            let end = End::lost("this worker begins anew");
+            self.close_link(Node::Worker(place), Node::Worker(other), end);
+        }
+    }
+
+    /// A generation begins with a peer; a link that is there is kept.
+    fn expect_peer(&mut self, place: usize, id: WorkerId, other: usize) {
+        let linked = self.links.is_open(Node::Worker(place), Node::Worker(other));
+        let (expected, called) = ((!linked).then_some(self.now), Time(0));
+        let (used, waiting) = (false, Vec::new());
+        let peer = Peer { place: other, linked, used, waiting, expected, called };
+        self.workers[place].peers_mut().peers.insert(id, peer);
+        if !linked {
+            let patience = self.workers[place].clock().true_time(CONNECT);
+            let overdue = Happening::Overdue { place, to: id, since: self.now };
+            self.queue.put(self.now + patience, overdue);
+        }
+    }
+
+    /// Links that have been of no use for some generations are closed.
+    fn let_strangers_go(&mut self, place: usize) {
+        for other in self.links.workers_of(place) {
+            let peers = self.workers[place].peers_mut();
+            let is_peer = peers.peers.values().any(|peer| peer.place == other);
+            let waited = peers.waited.entry(other).or_default();
+            *waited = if is_peer { 0 } else { *waited + 1 };
+            if *waited >= MAX_WAIT {
+                peers.waited.remove(&other);
+                let end = End::lost("no member of the generation");
+                self.close_link(Node::Worker(place), Node::Worker(other), end);
+            }
+        }
+    }
+
+    /// Calls those peers without a link that are this worker's to call.
+    fn call_peers(&mut self, place: usize) {
+        let (now, own) = (self.now, self.workers[place].id());
+        let mut called = Vec::new();
+        for (id, peer) in &mut self.workers[place].peers_mut().peers {
+            if own > Some(*id) && !peer.linked && peer.called == Time(0) {
+                peer.called = now;
+                called.push(*id);
+            }
+        }
+        for to in called {
+            let at = now + self.random.delay();
+            self.queue.put(at, Happening::Dial { place, to, since: now, wait: AGAIN.0 });
+        }
+    }
+
+    /// Tries to bring a link up.
+    pub(super) fn dial(
+        &mut self,
+        place: usize,
+        to: WorkerId,
+        since: Time,
+        wait: Duration,
+    ) -> Result<(), Violation> {
+        let worker = &self.workers[place];
+        let peer = worker.peers().peers.get(&to).filter(|_| !worker.ended());
+        let Some(peer) = peer.filter(|peer| peer.called == since && !peer.linked) else {
+            return Ok(());
+        };
+        let other = peer.place;
+        let (own, peer) = (Node::Worker(place), Node::Worker(other));
+        let answers = self.is_alive(peer) && !self.paused.contains_key(&peer);
+        if !answers || !self.reach(own, peer) {
+            let again = Happening::Dial { place, to, since, wait: (wait * 2).min(AGAIN.1) };
+            self.queue.put(self.now + wait, again);
+            return Ok(());
+        }
+        let replaced = self.links.is_open(peer, own);
+        self.link(own, peer);
+        self.attach(place, other)?;
+        match self.workers[other].peers().id_of(place).filter(|_| replaced) {
+            Some(from) => self.replace(other, from),
+            None => self.attach(other, place),
+        }
+    }
+
+    /// A peer has called anew: what was sent before in this generation may be lost.
+    fn replace(&mut self, place: usize, from: WorkerId) -> Result<(), Violation> {
+        let peer = self.workers[place].peers_mut().peers.get_mut(&from);
+        let Some(peer) = peer.filter(|peer| peer.used) else { return Ok(()) };
+        let other = peer.place;
+        self.course.parted(self.now, place, other);
+        let reason = "it has connected anew".to_string();
+        self.feed(place, Input::PeerLost { from, reason })
+    }
+
+    /// A link should have come up by now.
+    pub(super) fn overdue(
+        &mut self,
+        place: usize,
+        to: WorkerId,
+        since: Time,
+    ) -> Result<(), Violation> {
+        let peer = self.workers[place].peers_mut().peers.get_mut(&to);
+        let Some(peer) = peer.filter(|peer| peer.expected == Some(since)) else { return Ok(()) };
+        peer.expected = None;
+        let other = peer.place;
+        self.course.parted(self.now, place, other);
+        let reason = "no link to it came up".to_string();
+        self.feed(place, Input::PeerLost { from: to, reason })
+    }
+
+    /// The link is up: what has waited for it goes out.
+    fn attach(&mut self, place: usize, other: usize) -> Result<(), Violation> {
+        let Some(id) = self.workers[place].peers().id_of(other) else { return Ok(()) };
+        let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&id) else { return Ok(()) };
+        (peer.linked, peer.expected, peer.called) = (true, None, Time(0));
+        for outgoing in std::mem::take(&mut peer.waiting) {
+            match outgoing {
+                Outgoing::Message(message) => self.send(place, id, message),
+                Outgoing::Parcel(lane, step, parcel) => {
+                    self.post(place, id, (lane, step, parcel))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says something to another worker, once the link is up.
+    pub(super) fn send(&mut self, place: usize, to: WorkerId, message: Message) {
+        let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&to) else { return };
+        peer.used = true;
+        if peer.linked {
+            let other = peer.place;
+            self.say(Node::Worker(place), Node::Worker(other), message);
+        } else {
+            peer.waiting.push(Outgoing::Message(message));
+        }
+    }
+
+    /// Puts a parcel on its stream to another worker, once the link is up.
+    pub(super) fn post(
+        &mut self,
+        place: usize,
+        to: WorkerId,
+        (lane, step, parcel): (Lane, Step, Parcel),
+    ) -> Result<(), Violation> {
+        let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&to) else { return Ok(()) };
+        peer.used = true;
+        if peer.linked {
+            let other = peer.place;
+            return self.stream(place, other, (lane, step, parcel));
+        }
+        peer.waiting.push(Outgoing::Parcel(lane, step, parcel));
+        Ok(())
+    }
+
+    /// A worker's end of a link to another is gone.
+    pub(super) fn lose_peer(
+        &mut self,
+        place: usize,
+        other: usize,
+        reason: String,
+    ) -> Result<(), Violation> {
+        self.course.parted(self.now, place, other);
+        let Some(from) = self.workers[place].peers().id_of(other) else { return Ok(()) };
+        if let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&from) {
+            peer.linked = false;
+        }
+        self.feed(place, Input::PeerLost { from, reason })
+    }
+
+    // The door.
+
+    /// Whether something of a worker is for another that does not know it yet.
+    pub(super) fn waits_at_the_door(&self, from: Node, to: Node) -> bool {
+        match (from, to) {
+            (Node::Worker(from), Node::Worker(to)) => {
+                self.workers[to].peers().id_of(from).is_none()
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn leave_at_the_door(
+        &mut self,
+        to: Node,
+        happening: Happening,
+    ) -> Result<(), Violation> {
+        if let Node::Worker(place) = to
+            && !self.workers[place].ended()
+        {
+            self.workers[place].peers_mut().door.push(happening);
+        }
+        Ok(())
+    }
+
+    /// Whoever has come before may be known now.
+    fn open_the_door(&mut self, place: usize) {
+        for happening in std::mem::take(&mut self.workers[place].peers_mut().door) {
+            self.queue.put(self.now, happening);
+        }
+    }
+}
+
+/// The place of the process with this name.
+fn place_of(name: &NodeName) -> Option<usize> {
+    name.as_str().strip_prefix("worker-")?.parse().ok()
+}

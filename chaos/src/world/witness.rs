@@ -1,0 +1,192 @@
+//! What the checkers are shown of a worker: how it stands after every input, and what it says.
+
+use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Message, WorkerId};
+use everstep_worker::step::event::{Input, Parcel};
+
+use super::bench::Bench;
+use super::worker::Look;
+use super::{Node, World};
+use crate::check::{Observation, Violation};
+
+impl World {
+    /// A worker has taken an input.
+    pub(super) fn witness(
+        &mut self,
+        place: usize,
+        before: &Look,
+        after: &Look,
+    ) -> Result<(), Violation> {
+        if before.worker != after.worker {
+            self.rename(place, before.worker, after.worker)?;
+        }
+        let Some(id) = after.worker else { return Ok(()) };
+        if before.promised != after.promised || before.worker != after.worker {
+            let (term, number) = after.promised;
+            self.observe(Observation::Promised(id, term, number))?;
+        }
+        let Some(committed) = after.committed else { return Ok(()) };
+        if before.generation != after.generation || before.committed.is_none() {
+            self.witness_entry(place, id)?;
+        } else if before.committed != after.committed {
+            let member = self.workers[place].core().member();
+            let commit = member.and_then(|member| member.commit()).cloned();
+            self.note(format_args!("worker {place} commits {commit:?}"));
+            if let Some(commit) = commit.filter(|commit| commit.step == committed) {
+                self.observe(Observation::Committed(id, &commit))?;
+            }
+            self.course.progress(self.now);
+        }
+        if let Some(settled) = after.settled.filter(|_| before.settled != after.settled) {
+            self.observe(Observation::Settled(id, (after.generation, settled)))?;
+        }
+        Ok(())
+    }
+
+    /// A worker was given an id, or has lost the one that it had with all that it held.
+    fn rename(
+        &mut self,
+        place: usize,
+        before: Option<WorkerId>,
+        after: Option<WorkerId>,
+    ) -> Result<(), Violation> {
+        self.note(format_args!("worker {place} was {before:?} and is {after:?}"));
+        if let Some(after) = after {
+            self.places.insert(after, place);
+        }
+        before.map_or(Ok(()), |before| self.observe(Observation::Gone(before)))
+    }
+
+    fn witness_entry(&mut self, place: usize, id: WorkerId) -> Result<(), Violation> {
+        let Some(member) = self.workers[place].core().member() else { return Ok(()) };
+        let (record, committed) = (member.plan().record().clone(), member.committed());
+        self.note(format_args!("worker {place} enters {record:?}"));
+        self.observe(Observation::Entered(id, &record, committed))
+    }
+
+    // What it says.
+
+    pub(super) fn witness_words(
+        &mut self,
+        place: usize,
+        message: &Message,
+    ) -> Result<(), Violation> {
+        let generation = generation_of(message);
+        match generation.zip(self.workers[place].id()) {
+            Some((generation, id)) => self.observe(Observation::Said(id, generation)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn witness_parcel(
+        &mut self,
+        place: usize,
+        parcel: &Parcel,
+    ) -> Result<(), Violation> {
+        match parcel {
+            Parcel::Message(message) => self.witness_words(place, message),
+            Parcel::Tensor { chunk, .. } => {
+                let id = self.workers[place].id().unwrap_or_default();
+                self.observe(Observation::Said(id, chunk.generation))
+            }
+        }
+    }
+
+    // What it refuses.
+
+    /// What an input is, if it is something that a member of this generation sends to another, and
+    /// that nothing but an error could make it refuse.
+    pub(super) fn expected_of_a_member(&self, place: usize, input: &Input) -> Option<String> {
+        let (from, generation, what) = match input {
+            Input::Peer { from, message } => match message {
+                Message::Prepared(_) | Message::Commit(_) => {
+                    (*from, generation_of(message)?, message.name())
+                }
+                _ => return None,
+            },
+            Input::Piece { from, chunk, .. } => (*from, chunk.generation, "a piece"),
+            _ => return None,
+        };
+        let chunk = match input {
+            Input::Piece { chunk, .. } => Some(chunk),
+            _ => None,
+        };
+        let of_members = self.is_between_members(place, from, generation, chunk);
+        of_members.then(|| format!("{what} of worker {from}, generation {generation}"))
+    }
+
+    /// A header was answered with a drop.
+    pub(super) fn dropped(
+        &mut self,
+        place: usize,
+        chunk: &Chunk,
+        from: WorkerId,
+    ) -> Result<(), Violation> {
+        self.refused += 1;
+        if chunk.kind == ChunkKind::Message
+            || !self.is_between_members(place, from, chunk.generation, Some(chunk))
+        {
+            return Ok(());
+        }
+        self.observe(Observation::Refused(format_args!("worker {place} drops {chunk:?}")))
+    }
+
+    /// Whether this comes from one member of a worker's generation to another, while that has not
+    /// promised the next, and is about nothing that is only being learned.
+    fn is_between_members(
+        &self,
+        place: usize,
+        from: WorkerId,
+        generation: Generation,
+        chunk: Option<&Chunk>,
+    ) -> bool {
+        let worker = &self.workers[place];
+        let look = worker.look();
+        let current = look.generation == generation && look.promised.1 <= generation;
+        let members = look.committed.is_some() && self.checks.lists(generation, from);
+        let learned = chunk.is_some_and(|chunk| match chunk.kind {
+            ChunkKind::State => true,
+            ChunkKind::Reduced => !worker.standing_for(chunk.shard).1.owns,
+            _ => false,
+        });
+        current && members && !learned
+    }
+
+    /// What a worker waits for, in words.
+    pub(super) fn waits_for(&self, place: usize) -> String {
+        let worker = &self.workers[place];
+        let look = worker.look();
+        let what = match look.committed {
+            _ if worker.ended() => "has ended".into(),
+            _ if self.paused.contains_key(&Node::Worker(place)) => "stands still".into(),
+            None => format!("is no member, {}", standing(&look)),
+            Some(committed) => format!(
+                "has committed step {committed}, {}; {} streams wait, {} jobs are to do",
+                standing(&look),
+                worker.streams_waiting(),
+                worker.bench.as_ref().map_or(0, Bench::waiting)
+            ),
+        };
+        format!("worker {place} (slot {}) {what}", worker.slot())
+    }
+}
+
+fn standing(look: &Look) -> String {
+    let Look { worker, generation, promised: (term, number), settled, .. } = look;
+    format!(
+        "id {worker:?}, settled {settled:?}, in generation {generation}, has promised {number} to \
+         term {term}"
+    )
+}
+
+/// The generation that a message between workers is of.
+fn generation_of(message: &Message) -> Option<Generation> {
+    match message {
+        Message::Prepared(vote) => Some(vote.generation),
+        Message::Commit(commit) => Some(commit.generation),
+        Message::Go { generation, .. }
+        | Message::FetchParameters { generation, .. }
+        | Message::FetchState { generation, .. }
+        | Message::State { generation, .. } => Some(*generation),
+        _ => None,
+    }
+}

@@ -1,0 +1,175 @@
+//! What seeds have found: each with the few faults that it took, as a schedule of its own.
+
+use std::time::Duration;
+
+use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
+use everstep_chaos::simulate::Simulation;
+use everstep_chaos::world::{Endured, Node};
+use everstep_transport::time::Time;
+
+const COORDINATOR: Node = Node::Coordinator;
+
+fn worker(slot: usize) -> Node {
+    Node::Worker(slot)
+}
+
+/// A fault, so many milliseconds after the beginning.
+fn at(ms: f64, fault: Fault) -> (Time, Fault) {
+    (Time((ms * 1e6) as u64), fault)
+}
+
+fn crash(node: Node, restart_ms: u64) -> Fault {
+    let restart = (restart_ms > 0).then(|| Duration::from_millis(restart_ms));
+    Fault::Crash { node, restart }
+}
+
+fn clog(from: Node, to: Node, ms: u64) -> Fault {
+    Fault::Clog { from, to, span: Duration::from_millis(ms) }
+}
+
+fn bridge(one: Node, other: Node, ms: u64) -> Fault {
+    Fault::Bridge { ends: (one, other), span: Duration::from_millis(ms) }
+}
+
+fn together(slots: &[usize], restart_ms: u64) -> Fault {
+    let side = slots.iter().copied().map(worker).collect();
+    let restart = (restart_ms > 0).then(|| Duration::from_millis(restart_ms));
+    Fault::CrashTogether { side, restart }
+}
+
+fn pause(node: Node, ms: u64) -> Fault {
+    Fault::Pause { node, span: Duration::from_millis(ms) }
+}
+
+/// A cluster of four with these faults; everything else follows from the seed.
+#[track_caller]
+fn endure(seed: u64, faults: Vec<(Time, Fault)>) -> Endured {
+    let minute = Duration::from_secs(60);
+    let simulation = Simulation::new(4, minute, Rates::none()).expect("without a fault");
+    let met = simulation.endure(seed, &Schedule(faults)).result;
+    met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
+}
+
+#[test]
+fn i20_a_learner_that_dies_between_a_hold_and_its_pause() {
+    let endured = endure(
+        171,
+        vec![
+            at(19460.621, crash(worker(3), 1_119)),
+            at(21924.525, crash(COORDINATOR, 2_846)),
+            at(32106.160, Fault::Join { node: worker(5) }),
+            at(32454.112, crash(worker(5), 0)),
+        ],
+    );
+    assert_eq!(endured.changes.rollbacks, 0);
+}
+
+#[test]
+fn i11_a_learner_whose_link_of_an_earlier_life_ends_after_it_was_met() {
+    let side = vec![worker(0), worker(2), worker(5)];
+    let span = Duration::from_millis(2_342);
+    endure(
+        128,
+        vec![
+            at(41908.305, clog(worker(4), worker(0), 660)),
+            at(46370.492, Fault::Partition { side, span }),
+        ],
+    );
+}
+
+#[test]
+fn i16_an_owner_that_dies_when_it_has_said_what_it_holds() {
+    endure(
+        339,
+        vec![
+            at(20416.776, pause(worker(2), 1_324)),
+            at(22682.143, Fault::Disconnect { ends: (worker(2), COORDINATOR) }),
+            at(22723.243, crash(worker(0), 0)),
+        ],
+    );
+}
+
+#[test]
+fn i8_a_worker_that_hears_nothing_and_a_coordinator_that_was_hardly_late() {
+    let side = vec![worker(0), worker(5)];
+    let span = Duration::from_millis(8_149);
+    endure(
+        78,
+        vec![at(31537.445, Fault::OneWay { side, span }), at(33080.128, pause(COORDINATOR, 114))],
+    );
+}
+
+#[test]
+fn i11_a_worker_that_leaves_before_the_first_generation() {
+    let grace = Duration::from_secs(5);
+    endure(
+        811,
+        vec![
+            at(42478.682, clog(COORDINATOR, worker(3), 8_707)),
+            at(50443.228, pause(worker(1), 4_687)),
+            at(52624.470, pause(worker(2), 7_643)),
+            at(53235.050, Fault::Drain { node: worker(2), by: Asker::Operator, grace }),
+        ],
+    );
+}
+
+#[test]
+fn i17_everyone_who_knew_how_far_the_first_generation_came_is_gone() {
+    for tenth in 5..15 {
+        let fault = together(&[0, 1, 2, 3, 4, 5], 300);
+        let endured = endure(tenth, vec![at(100.0 * tenth as f64, fault)]);
+        assert_eq!(endured.changes.rollbacks, 1, "at {tenth} tenths of a second");
+    }
+}
+
+/// Twelve seconds of a cluster of four, once for each seed, with faults that depend on it.
+#[track_caller]
+fn sweep(seeds: u64, faults: impl Fn(u64) -> Vec<(Time, Fault)>) {
+    let span = Duration::from_secs(12);
+    let simulation = Simulation::new(4, span, Rates::none()).expect("without a fault");
+    for seed in 0..seeds {
+        let met = simulation.endure(seed, &Schedule(faults(seed))).result;
+        met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}
+
+/// All but the worker on machine 0 crash one after the other; each time there is time to mend.
+/// The last of them comes again.
+fn down_to_one() -> Vec<(Time, Fault)> {
+    let crashes = [(600.0, 3, 0), (1_400.0, 2, 0), (2_200.0, 1, 150)];
+    crashes.map(|(ms, slot, restart_ms)| at(ms, crash(worker(slot), restart_ms))).into()
+}
+
+#[test]
+fn i13_lines_that_only_a_member_has_that_is_left_behind() {
+    sweep(60, |seed| {
+        let mut faults = down_to_one();
+        let ms = 2_300.0 + 20.0 * (seed % 30) as f64;
+        faults.push(at(ms, bridge(worker(0), COORDINATOR, 6_000)));
+        faults
+    });
+}
+
+#[test]
+fn i17_a_learner_does_not_know_how_far_the_last_member_has_come() {
+    sweep(120, |seed| {
+        let mut faults = down_to_one();
+        let ms = 2_400.0 + 10.0 * (seed % 60) as f64;
+        let side = vec![worker(0)];
+        faults.push(at(ms, Fault::Partition { side, span: Duration::from_secs(6) }));
+        faults
+    });
+}
+
+#[test]
+fn i16_a_learner_whose_updates_wait_behind_a_pass() {
+    endure(8418, vec![at(418.974, crash(worker(3), 715)), at(1084.155, crash(worker(2), 1_867))]);
+}
+
+#[test]
+fn i5_a_step_leader_that_commits_in_a_generation_that_is_over() {
+    endure(
+        2503,
+        vec![at(42292.112, pause(worker(1), 3_828)), at(46024.947, crash(COORDINATOR, 980))],
+    );
+}
