@@ -64,7 +64,7 @@ async fn train(run: &RunSpec) -> anyhow::Result<()> {
         let complete = cluster.advance().await?;
         let progress = cluster.progress();
         for event in &progress.events[events..] {
-            if let EventKind::Generation { generation, cause, workers, at_step } = &event.kind {
+            if let EventKind::Generation { generation, cause, workers, at_step, .. } = &event.kind {
                 let members = workers.len();
                 println!(
                     "generation  {generation} after step {at_step}: {members} members, {cause:?}"

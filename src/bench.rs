@@ -4,6 +4,9 @@
 //! of the committed steps.
 
 mod all_reduce;
+mod churn;
+mod joins;
+mod kills;
 mod overlap;
 mod vector;
 
@@ -25,6 +28,8 @@ pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
     match bench {
         Bench::AllReduce(flags) => all_reduce::run(flags),
         Bench::Overlap(flags) => overlap::run(flags, registry),
+        Bench::Kills(flags) => kills::run(flags, registry),
+        Bench::Joins(flags) => joins::run(flags, registry),
     }
 }
 

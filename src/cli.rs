@@ -9,6 +9,14 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand};
 
+mod bench;
+mod demo;
+mod worker;
+
+pub use bench::{AllReduceFlags, Bench, ChurnFlags, JoinsFlags, KillsFlags, OverlapFlags};
+pub use demo::{Chances, DemoFlags};
+pub use worker::{DrainFlags, WorkerFlags, WorkerTask, WorkerVerb};
+
 /// Trains models on machines that come and go, and never loses a step.
 ///
 /// `everstep train` needs no configuration: it starts a small cluster on this machine and trains a
@@ -23,7 +31,7 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 too few workers or coordinators in \
-time, 130 interrupted, 143 ended by SIGTERM.
+time, 130 interrupted, 143 ended by SIGTERM or drained.
 EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace; by default info of \
 daemons, warn of the other verbs.";
 
@@ -37,12 +45,12 @@ pub enum Verb {
     /// In this version runs are submitted by `everstep train`, which starts a coordinator of its
     /// own. One that is started by hand admits workers, but nothing can submit a run to it yet.
     Coordinator(CoordinatorFlags),
-    /// Run a worker: it computes for a run that waits for workers
+    /// Run a worker: it computes for a run, one that waits for workers or one under way
     ///
-    /// In this version runs are submitted by `everstep train`. A worker started by hand takes part
-    /// where the configuration's `run.start_workers` is above the `--workers` that `train` starts,
-    /// and only while that run waits: it cannot join one under way yet.
-    Worker(WorkerFlags),
+    /// In this version runs are submitted by `everstep train`, which writes the token to
+    /// DIR/join.token. SIGTERM lets a worker leave in good order: it ends with exit code 143 once
+    /// the others need nothing more of it.
+    Worker(WorkerVerb),
     /// Continue a text with a model that was trained
     Generate(GenerateFlags),
     /// Measure this machine
@@ -51,12 +59,12 @@ pub enum Verb {
     /// Let things go wrong, and prove that every promise holds
     #[command(subcommand)]
     Chaos(Chaos),
-    /// Train with a live view and faults on demand (comes with a later version)
-    Demo {
-        /// Whatever `train` takes.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-        rest: Vec<String>,
-    },
+    /// Train with a live view and faults on demand, and compare with a run without faults
+    ///
+    /// Keys: arrows or numbers choose a worker; k kills it, p stops it and lets it go on, d drains
+    /// it, a adds one, q quits. Where stdout is no terminal, a plain line a second takes the view's
+    /// place.
+    Demo(DemoFlags),
 }
 
 /// The flags of `everstep train`.
@@ -77,11 +85,12 @@ pub struct TrainFlags {
     /// Write a report of the run to this file, as JSON
     #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
     pub report: Option<PathBuf>,
-    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    /// How long to wait for workers that the run needs, before it begins or when too few are left;
+    /// then the exit code is 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
-    /// Start a new worker for every one that dies (comes with a later version)
+    /// Start a new worker for every one that dies once the run has begun
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,
     /// Print parameters, shards and memory, and train nothing
@@ -129,41 +138,6 @@ pub struct CoordinatorFlags {
     pub supervised: bool,
 }
 
-/// The flags of `everstep worker`.
-#[derive(Args, Clone, Debug)]
-pub struct WorkerFlags {
-    /// The coordinators' addresses
-    #[arg(
-        long,
-        value_name = "HOST:PORT,...",
-        value_delimiter = ',',
-        required = true,
-        env = "EVERSTEP_COORDINATORS"
-    )]
-    pub coordinators: Vec<String>,
-    /// The cluster's join token, or @FILE to read it from a file (a run's DIR/join.token)
-    #[arg(
-        long,
-        value_name = "TOKEN|@FILE",
-        required = true,
-        env = "EVERSTEP_JOIN",
-        hide_env_values = true
-    )]
-    pub join: String,
-    /// The address that other workers reach it at (UDP); port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
-    /// Where it writes the trained model, if it is asked to
-    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
-    pub dir: Option<PathBuf>,
-    /// Compute first and send afterwards: measures what sending meanwhile saves.
-    #[arg(long, hide = true)]
-    pub no_overlap: bool,
-    /// End when the parent process does.
-    #[arg(long, hide = true)]
-    pub supervised: bool,
-}
-
 /// The flags of `everstep generate`.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateFlags {
@@ -188,66 +162,6 @@ pub struct GenerateFlags {
     /// The same seed gives the same text
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
     pub seed: u64,
-}
-
-/// What `everstep bench` measures.
-#[derive(Subcommand, Clone, Debug)]
-pub enum Bench {
-    /// Sum a vector over worker processes on this machine, and give everyone the result
-    AllReduce(AllReduceFlags),
-    /// Train the same run with and without communication behind compute, and compare
-    Overlap(OverlapFlags),
-}
-
-/// The flags of `everstep bench all-reduce`.
-#[derive(Args, Clone, Debug)]
-pub struct AllReduceFlags {
-    /// How many worker processes take part
-    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
-        value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub workers: u32,
-    /// The size of the vector, MB
-    #[arg(long, value_name = "M", env = "EVERSTEP_MB", default_value_t = 16,
-        value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub mb: u32,
-    /// How often; the median counts
-    #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub iterations: u32,
-    /// How long to wait for workers that have not registered yet; then the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
-    /// Print the result as JSON
-    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
-    pub json: bool,
-}
-
-/// The flags of `everstep bench overlap`.
-#[derive(Args, Clone, Debug)]
-pub struct OverlapFlags {
-    /// The run to measure, a TOML file; without it, the small GPT on the default text
-    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// How many worker processes take part
-    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
-        value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub workers: u32,
-    /// Steps in each run; their median counts
-    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 20,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub steps: u32,
-    /// How many pairs of runs; the median counts
-    #[arg(long, value_name = "N", env = "EVERSTEP_PAIRS", default_value_t = 3,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub pairs: u32,
-    /// How long to wait for workers that have not registered yet; then the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
-    /// Print the result as JSON
-    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
-    pub json: bool,
 }
 
 /// What `everstep chaos` does.

@@ -3,92 +3,86 @@
 //!
 //! [`train`] does all of it for one run; a program that wants to act in between uses [`Cluster`].
 //! The processes are this same program with other verbs, so a program's own models and data sets
-//! are known to all of them. They end when this process does, however it ends.
+//! are known to all of them. They end when this process does, however it ends; what happens when
+//! one of *them* ends, `workers.rs` and `coordinator.rs` say.
 //!
 //! Nothing here takes part in training: this process learns what it tells from the coordinator.
 
+mod coordinator;
 mod directory;
 mod error;
+mod join;
 mod naming;
 mod operator;
 mod process;
+mod progress;
+mod protection;
 mod report;
+mod view;
+mod workers;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::outcome::{
-    Event, EventKind, Outcome, Update, WorkerResult, WorkerView,
-};
-use everstep_transport::protocol::{MetricsLine, RunSpec, Step};
+use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, WorkerState};
+use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
 pub use directory::Directory;
 pub use error::ClusterError;
-pub use report::{GenerationReport, Losses, Report, WorkerReport};
+pub(crate) use naming::Naming;
+pub(crate) use operator::Operator;
+pub use progress::Progress;
+pub use protection::{Lapse, Protection};
+pub(crate) use report::generations;
+pub use report::{GenerationReport, LapseReport, Losses, Report, RollbackReport, WorkerReport};
 
-use operator::Operator;
+use coordinator::Coordinator;
 use process::Process;
+use progress::Lines;
+use workers::Workers;
 
 /// How a cluster is started.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How many workers to start.
     pub workers: u32,
-    /// How long the run waits for workers that have not registered.
+    /// How long the run waits for workers that it needs: before it begins, and whenever too few
+    /// take part.
     pub wait: Duration,
+    /// Start a new worker for every one that dies once the run has begun.
+    pub respawn: bool,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
+    /// The executable of the daemons; by default that of this process.
+    pub program: Option<PathBuf>,
 }
 
 impl Options {
-    /// `workers` workers, and ten minutes for others to join.
+    /// `workers` workers, ten minutes for others to join, and no successors.
     pub fn new(workers: u32) -> Self {
-        Self { workers, wait: Duration::from_secs(600), overlap: true }
-    }
-}
-
-/// What is known of a run under way.
-#[derive(Clone, Debug, Default)]
-pub struct Progress {
-    /// The lines of all settled steps, in order.
-    pub lines: Vec<MetricsLine>,
-    /// All events, in order.
-    pub events: Vec<Event>,
-    /// The workers, by id.
-    pub workers: Vec<WorkerView>,
-    /// The bits of this run are those of any other run of the same specification.
-    pub bitwise: bool,
-    /// What each worker reported, once the run is complete.
-    pub results: Option<Vec<WorkerResult>>,
-    /// The command with which another worker joins.
-    pub join: String,
-}
-
-impl Progress {
-    /// How many workers have registered for a run that has not begun; none once it has.
-    pub fn registered(&self) -> Option<usize> {
-        let begins = |event: &Event| matches!(event.kind, EventKind::Generation { .. });
-        (!self.events.iter().any(begins)).then_some(self.workers.len())
+        Self {
+            workers,
+            wait: Duration::from_secs(600),
+            respawn: false,
+            overlap: true,
+            program: None,
+        }
     }
 }
 
 /// A running cluster. Dropped, it kills its processes.
 pub struct Cluster {
     directory: Directory,
-    coordinator: Process,
-    workers: Vec<Process>,
-    operator: Operator,
+    coordinator: Coordinator,
+    workers: Workers,
     progress: Progress,
+    /// `cluster.json` as it was last written.
+    view: String,
     began: Instant,
     wait: Duration,
-    submitted: Option<Submitted>,
-}
-
-/// A run that the coordinator was given.
-struct Submitted {
-    at: Instant,
-    start_workers: u32,
+    submitted: Option<RunSpec>,
+    /// Since when the run has waited for workers, if it does.
+    waits_since: Option<Instant>,
 }
 
 /// How often the coordinator is asked what is new.
@@ -109,22 +103,28 @@ pub fn train(
     options: &Options,
     mut watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
+    block_on(async {
+        let mut cluster = Cluster::start(directory, options).await?;
+        cluster.submit(run).await?;
+        while !cluster.advance().await? {
+            watch(cluster.progress());
+        }
+        watch(cluster.progress());
+        let report = cluster.report(run);
+        cluster.finish().await;
+        Ok(report)
+    })
+}
+
+/// Drives what is done with a cluster to its end, or until SIGINT or SIGTERM.
+pub(crate) fn block_on<T, E: From<ClusterError>>(
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(ClusterError::Runtime)?.block_on(async {
-        let complete = async {
-            let mut cluster = Cluster::start(directory, options).await?;
-            cluster.submit(run).await?;
-            while !cluster.advance().await? {
-                watch(cluster.progress());
-            }
-            watch(cluster.progress());
-            let report = cluster.report(run);
-            cluster.finish().await;
-            Ok(report)
-        };
         tokio::select! {
-            report = complete => report,
-            signal = interrupted() => Err(signal),
+            done = work => done,
+            signal = interrupted() => Err(signal.into()),
         }
     })
 }
@@ -133,23 +133,23 @@ impl Cluster {
     /// Starts a coordinator and its workers; returns when all of them listen.
     pub async fn start(directory: Directory, options: &Options) -> Result<Self, ClusterError> {
         let began = Instant::now();
-        let home = directory.path().join("coordinator-1");
-        let coordinator = Process::coordinator(&directory, &home).await?;
+        let program = options.program.clone().map_or_else(executable, Ok)?;
+        let coordinator = Coordinator::found(&directory, program.clone()).await?;
+        directory.copy_token(coordinator.home())?;
         let address = coordinator.address();
-        let operator = Operator::connect(&home, address).await?;
-        directory.copy_token(&home)?;
-        let mut starting = Vec::new();
-        for number in 1..=options.workers {
-            starting.push(Process::worker(&directory, number, address, options.overlap)?);
-        }
-        let mut workers = Vec::new();
-        for worker in starting {
-            workers.push(worker.listening().await?);
-        }
-        let progress = Progress { join: join_command(&directory, address)?, ..Progress::default() };
-        let (wait, submitted) = (options.wait, None);
-        let cluster =
-            Self { directory, coordinator, workers, operator, progress, began, wait, submitted };
+        let workers = Workers::start(&directory, address, &program, options).await?;
+        let join = join::command(&program, &directory, address);
+        let mut cluster = Self {
+            directory,
+            coordinator,
+            workers,
+            progress: Progress { join, ..Progress::default() },
+            view: String::new(),
+            began,
+            wait: options.wait,
+            submitted: None,
+            waits_since: None,
+        };
         cluster.write_view()?;
         Ok(cluster)
     }
@@ -159,9 +159,21 @@ impl Cluster {
         self.directory.path()
     }
 
-    /// The process ids of the workers, in the order in which they were started.
+    /// The process ids of the workers that live, in the order in which they were started.
     pub fn worker_pids(&self) -> Vec<u32> {
-        self.workers.iter().map(|worker| worker.naming().pid).collect()
+        self.workers.living().iter().map(|worker| worker.naming().pid).collect()
+    }
+
+    /// The process of a worker, if it lives and was started here.
+    pub fn worker_pid(&self, worker: WorkerId) -> Option<u32> {
+        let view = self.progress.workers.iter().find(|view| view.worker == worker)?;
+        let process = self.workers.living().iter().find(|p| p.naming().name == view.name)?;
+        Some(process.naming().pid)
+    }
+
+    /// The workers' processes that live and were started here, in the order of their starts.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = &Naming> {
+        self.workers.living().iter().map(Process::naming)
     }
 
     /// The process id of the coordinator.
@@ -172,8 +184,24 @@ impl Cluster {
     /// Submits the run; it begins when its workers have registered.
     pub async fn submit(&mut self, run: &RunSpec) -> Result<(), ClusterError> {
         self.directory.write_run(run)?;
-        self.submitted = Some(Submitted { at: Instant::now(), start_workers: run.start_workers });
-        self.operator.submit(run.clone()).await
+        self.submitted = Some(run.clone());
+        self.waits_since = Some(Instant::now());
+        self.coordinator.submit(run.clone());
+        Ok(())
+    }
+
+    /// Starts one more worker, with these variables in its environment; it joins the run when it is
+    /// ready.
+    pub fn add_worker(&mut self, environment: &[(&str, &str)]) -> Result<(), ClusterError> {
+        self.workers.add(&self.directory, environment)
+    }
+
+    /// Asks a worker to leave in good order; returns once that is under way.
+    ///
+    /// # Errors
+    /// [`ClusterError::Failed`] with the coordinator's words if it refuses.
+    pub async fn drain(&mut self, worker: WorkerId) -> Result<(), ClusterError> {
+        self.coordinator.drain(worker).await
     }
 
     /// What is known so far.
@@ -182,35 +210,31 @@ impl Cluster {
     }
 
     /// Waits for news and writes them down; `true` once the run is complete.
+    ///
+    /// Once the run has begun it survives its processes: a worker that ends is reported, and has a
+    /// successor where [`Options::respawn`] asks for one; a coordinator that ends is started again.
+    ///
+    /// # Errors
+    /// When the run cannot go on, or has waited for workers too long.
     pub async fn advance(&mut self) -> Result<bool, ClusterError> {
         tokio::time::sleep(POLL).await;
-        // Asked, it would be waited for.
-        if let Some(died) = self.coordinator.failure() {
-            return Err(died);
-        }
-        let update = self.poll().await;
-        if let Ok(Outcome::Complete(results)) = update {
-            self.progress.results = Some(results);
-            return Ok(true);
-        }
-        // A process that died says more than what others make of its silence.
-        if let Some(died) = self.failed_process() {
-            return Err(self.explain(died).await);
-        }
-        match update {
-            Ok(Outcome::Failed { name, reason }) => {
-                let reason = self.reword(reason);
-                let named = |process: &&Process| Some(&process.naming().name) == name.as_ref();
-                let worker = self.workers.iter().find(named);
-                let told = ClusterError::failed(worker.map(Process::place), &reason);
+        let mut failures = self.attend();
+        match self.poll().await? {
+            Outcome::Complete(results) => {
+                self.progress.results = Some(results);
+                return Ok(true);
+            }
+            Outcome::Failed { name, reason } => {
+                // Whoever is at fault may be about to end, and says more than others can.
                 tokio::time::sleep(POLL).await;
-                Err(self.failed_process().map_or(told, |died| died.because(&reason)))
+                failures.extend(self.attend());
+                return Err(self.blame(failures, name.as_ref(), reason));
             }
-            Ok(_) => self.check_wait().map(|()| false),
-            Err(error @ ClusterError::Coordinator(_)) => {
-                Err(ClusterError::failed(Some(self.coordinator.place()), &error.to_string()))
-            }
-            Err(error) => Err(error),
+            Outcome::Running => {}
+        }
+        match failures.into_iter().next() {
+            Some(died) if self.progress.registered().is_some() => Err(self.explain(died).await),
+            _ => self.check_wait().map(|()| false),
         }
     }
 
@@ -222,72 +246,134 @@ impl Cluster {
     /// Ends the cluster of a complete run: the workers have been dismissed.
     pub async fn finish(mut self) {
         let deadline = Instant::now() + DISMISSAL;
-        while self.workers.iter_mut().any(|worker| worker.is_alive()) && Instant::now() < deadline {
+        while !self.workers.are_gone() && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        self.operator.close().await;
-        self.coordinator.end().await;
+        self.coordinator.dismiss().await;
     }
 
-    /// Gives up a run whose workers do not come.
-    fn check_wait(&self) -> Result<(), ClusterError> {
-        let (Some(registered), Some(submitted)) = (self.progress.registered(), &self.submitted)
-        else {
-            return Ok(());
-        };
-        if submitted.at.elapsed() < self.wait {
-            return Ok(());
+    /// Looks after the workers' processes; returns the ends that nobody asked for.
+    fn attend(&mut self) -> Vec<ClusterError> {
+        let known = self.workers.gone().len();
+        let failures = self.workers.attend(&self.directory);
+        for gone in &self.workers.gone()[known..] {
+            self.coordinator.exited(gone.naming.name.clone(), gone.how.clone());
         }
-        let (wanted, join) = (submitted.start_workers, self.progress.join.clone());
-        Err(ClusterError::Capacity { registered, wanted, waited: self.wait, join })
+        self.progress.respawned = self.workers.respawned();
+        failures
     }
 
+    /// Takes all that is new.
     async fn poll(&mut self) -> Result<Outcome, ClusterError> {
         loop {
-            let step = self.progress.lines.last().map_or(Step(0), |line| line.step);
             let event = self.progress.events.last().map_or(0, |event| event.number);
-            let update = self.operator.watch(step, event).await?;
+            let step = self.progress.step();
+            let update = self.coordinator.watch(&self.directory, step, event).await?;
             let (lines, events) = (update.lines.len(), update.events.len());
-            let outcome = self.take(update)?;
+            let outcome = update.outcome.clone();
+            self.take(update)?;
             // A long page is followed by more; the outcome counts once nothing is missing.
             if lines == 0 && events == 0 {
+                self.remind();
+                self.write_view()?;
                 return Ok(outcome);
             }
         }
     }
 
-    fn take(&mut self, update: Update) -> Result<Outcome, ClusterError> {
-        self.directory.append("metrics.jsonl", &update.lines)?;
+    /// Takes an update, and writes it down.
+    fn take(&mut self, update: Update) -> Result<(), ClusterError> {
         self.directory.append("events.jsonl", &update.events)?;
         for event in &update.events {
-            if let EventKind::Registered { worker, name } = &event.kind
-                && let Some(process) = self.workers.iter_mut().find(|p| p.naming().name == *name)
-            {
-                process.registered(*worker);
+            if let EventKind::Registered { worker, name } = &event.kind {
+                self.workers.registered(name, *worker);
             }
         }
-        self.progress.lines.extend(update.lines);
-        self.progress.events.extend(update.events);
-        self.progress.bitwise = update.bitwise;
-        if self.progress.workers != update.workers {
-            self.progress.workers = update.workers;
-            self.write_view()?;
+        let wanted = self.submitted.as_ref().map_or(1, |run| run.min_workers);
+        match self.progress.take(update, wanted) {
+            Lines::Came(count) => {
+                let lines = &self.progress.lines;
+                self.directory.append("metrics.jsonl", &lines[lines.len() - count..])
+            }
+            Lines::TakenBack => self.directory.rewrite("metrics.jsonl", &self.progress.lines),
         }
-        Ok(update.outcome)
     }
 
-    fn write_view(&self) -> Result<(), ClusterError> {
-        self.directory.write_view(&self.coordinator, &self.workers, &self.progress.workers)
+    /// Tells a coordinator that was started again what the one before it may have missed.
+    fn remind(&mut self) {
+        let restarts = self.coordinator.restarts();
+        if std::mem::replace(&mut self.progress.coordinator_restarts, restarts) == restarts {
+            return;
+        }
+        let begun = |kind: &EventKind| matches!(kind, EventKind::Submitted { .. });
+        if let Some(run) = &self.submitted
+            && !self.progress.events.iter().any(|event| begun(&event.kind))
+        {
+            self.coordinator.submit(run.clone());
+        }
+        for gone in self.workers.gone() {
+            let over = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
+            let mut views = self.progress.workers.iter();
+            if views.any(|view| view.name == gone.naming.name && !over(view.state)) {
+                self.coordinator.exited(gone.naming.name.clone(), gone.how.clone());
+            }
+        }
     }
 
-    fn failed_process(&mut self) -> Option<ClusterError> {
-        let coordinator = std::iter::once(&mut self.coordinator);
-        coordinator.chain(&mut self.workers).find_map(|process| process.failure())
+    fn write_view(&mut self) -> Result<(), ClusterError> {
+        let view = view::text(&self.coordinator, &self.workers, &self.progress);
+        if view != self.view {
+            self.directory.write("cluster.json", view.as_bytes())?;
+            self.view = view;
+        }
+        Ok(())
+    }
+
+    /// Gives up a run whose workers do not come, or do not come back.
+    fn check_wait(&mut self) -> Result<(), ClusterError> {
+        let (registered, waiting) = (self.progress.registered(), self.progress.waiting);
+        if self.submitted.is_none() || registered.is_none() && waiting.is_none() {
+            self.waits_since = None;
+            return Ok(());
+        }
+        if self.waits_since.get_or_insert_with(Instant::now).elapsed() < self.wait {
+            return Ok(());
+        }
+        let (join, waited) = (self.progress.join.clone(), self.wait);
+        let wanted = self.submitted.as_ref().map_or(1, |run| run.start_workers);
+        Err(match (registered, waiting) {
+            (None, Some(waiting)) => {
+                let (members, wanted) = (waiting.members, waiting.wanted);
+                ClusterError::Deserted { members, wanted, waited, join }
+            }
+            (registered, _) => {
+                let registered = registered.unwrap_or_default();
+                ClusterError::Capacity { registered, wanted, waited, join }
+            }
+        })
+    }
+
+    /// The error of a run that failed: by the process that ended, if one did, else by the worker
+    /// that the coordinator names.
+    fn blame(
+        &self,
+        failures: Vec<ClusterError>,
+        name: Option<&NodeName>,
+        reason: String,
+    ) -> ClusterError {
+        let reason = self.reword(reason);
+        if let Some(died) = failures.into_iter().next() {
+            return died.because(&reason);
+        }
+        let naming = self.workers.namings().find(|naming| Some(&naming.name) == name);
+        let log = |label: &str| self.directory.log(label);
+        let place = naming.map(|naming| (naming.to_string(), log(&naming.label)));
+        ClusterError::failed(place, &reason)
     }
 
     /// The coordinator's words, with the user's names of the workers.
     fn reword(&self, reason: String) -> String {
-        self.workers.iter().fold(reason, |words, worker| worker.naming().reword(&words))
+        self.workers.namings().fold(reason, |words, naming| naming.reword(&words))
     }
 
     /// Adds what the coordinator knows of a process that ended.
@@ -318,14 +404,6 @@ async fn interrupted() -> ClusterError {
         _ = tokio::signal::ctrl_c() => ClusterError::Interrupted,
         _ = terminate.recv() => ClusterError::Terminated,
     }
-}
-
-/// What a user types to bring another worker into the cluster.
-fn join_command(directory: &Directory, address: SocketAddr) -> Result<String, ClusterError> {
-    let program = executable()?;
-    let program = program.file_name().unwrap_or(program.as_os_str()).display();
-    let token = directory.path().join("join.token");
-    Ok(format!("{program} worker --coordinators {address} --join @{}", token.display()))
 }
 
 /// Where this program's executable is: the processes of a cluster run it too.

@@ -1,12 +1,20 @@
 //! `everstep coordinator`: the daemon that decides who takes part.
 //!
-//! Says where it listens in one line of JSON on stdout, then logs on stderr until it is told to go.
+//! Says where it listens in one line of JSON on stdout, then logs on stderr until it is told to go,
+//! or cannot keep what it decides. Started again with the same directory and address, however it
+//! ended, it goes on with the run.
 
 use everstep_coordinator::daemon::{self, CoordinatorError, Options};
+use everstep_coordinator::log::{LogError, StoreError};
 
 use crate::cli::CoordinatorFlags;
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision};
+
+/// What to do about files that hold what has happened.
+const HISTORY: &str = "if the disk is full, make room and start it again: nothing that it has said \
+                       is lost; a damaged file cannot be mended: found a new cluster in another \
+                       directory; one of another version needs that version";
 
 pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     logging::start("info")?;
@@ -33,6 +41,10 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::File { .. } => {
             (Exit::Usage, "name a directory that this user may read and write with --dir")
         }
+        CoordinatorError::Log(LogError::Store { source: StoreError::InUse, .. }) => {
+            (Exit::Usage, "end the other coordinator, or name another directory")
+        }
+        CoordinatorError::Log(_) | CoordinatorError::Journal(_) => (Exit::Failed, HISTORY),
         CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
         _ => (Exit::Failed, "look at the lines above, correct the cause and start it again"),
     }

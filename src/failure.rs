@@ -16,7 +16,7 @@ pub enum Exit {
     Capacity = 3,
     /// The user interrupted it.
     Interrupted = 130,
-    /// It was ended by SIGTERM.
+    /// It was ended by SIGTERM; a worker has left in good order.
     Terminated = 143,
 }
 

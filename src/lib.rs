@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 
-use cli::{Cli, Verb};
+use cli::{Cli, Verb, WorkerTask, WorkerVerb};
 use failure::{Exit, Failure};
 
 mod bench;
@@ -21,6 +21,8 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 mod coordinator;
+mod demo;
+mod drain;
 mod dry_run;
 pub mod failure;
 pub mod generate;
@@ -72,11 +74,12 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
     match verb {
         Verb::Train(flags) => train::run(&flags, &registry),
         Verb::Coordinator(flags) => coordinator::run(flags),
-        Verb::Worker(flags) => worker::run(flags, registry),
+        Verb::Worker(WorkerVerb::Run(flags)) => worker::run(flags, registry),
+        Verb::Worker(WorkerVerb::Task(WorkerTask::Drain(flags))) => drain::run(&flags),
         Verb::Generate(flags) => generate::run(&flags, &registry),
         Verb::Bench(bench) => bench::run(&bench, &registry),
         Verb::Chaos(chaos) => chaos::run(&chaos),
-        Verb::Demo { .. } => Err(later("everstep demo")),
+        Verb::Demo(flags) => demo::run(&flags, &registry),
     }
 }
 

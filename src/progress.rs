@@ -4,11 +4,17 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{Cause, RunSpec};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cluster::{Progress, Report};
 use crate::output::say;
+
+mod story;
+mod waiting;
+
+pub(crate) use story::{lacking, sentence};
+pub(crate) use waiting::Waiting;
 
 /// Shows a run's progress: a bar on a terminal, plain lines elsewhere.
 pub(crate) struct Display {
@@ -55,28 +61,19 @@ impl Display {
     pub(crate) fn show(&mut self, progress: &Progress) {
         for event in &progress.events[self.events..] {
             tracing::debug!(?event, "event");
+            if let Some(sentence) = sentence(&event.kind) {
+                self.tell(&sentence);
+            }
         }
         self.events = progress.events.len();
         for sentence in self.waiting.sentences(progress) {
-            match &self.bar {
-                Some(bar) => bar.println(sentence),
-                None => say(sentence),
-            }
+            self.tell(&sentence);
         }
         let Some(last) = progress.lines.last() else { return };
         if last.step.0 == self.shown {
             return;
         }
-        let recent = &progress.lines[progress.lines.len().saturating_sub(RECENT)..];
-        let seconds: f64 = recent.iter().map(|line| line.seconds).sum();
-        let tokens: u64 = recent.iter().map(|line| line.tokens).sum();
-        let left = (self.steps - last.step.0) as f64 * seconds / recent.len() as f64;
-        let message = format!(
-            "loss {}  {:.0} tokens/s  ETA {}",
-            nats(last.loss),
-            tokens as f64 / seconds,
-            clock(left)
-        );
+        let message = self.message(progress);
         if let Some(bar) = &self.bar {
             bar.set_position(last.step.0);
             bar.set_message(message);
@@ -92,12 +89,32 @@ impl Display {
         }
     }
 
+    /// How the run does, of which lines have come.
+    fn message(&self, progress: &Progress) -> String {
+        let lines = &progress.lines[progress.lines.len().saturating_sub(RECENT)..];
+        let seconds: f64 = lines.iter().map(|line| line.seconds).sum();
+        let tokens: u64 = lines.iter().map(|line| line.tokens).sum();
+        let left = (self.steps - progress.step().0) as f64 * seconds / lines.len() as f64;
+        let loss = lines.last().map_or(f64::NAN, |line| line.loss);
+        let rate = tokens as f64 / seconds;
+        let lacking = lacking(progress).map_or(String::new(), |words| format!("  {words}"));
+        format!("loss {}  {rate:.0} tokens/s  ETA {}{lacking}", nats(loss), clock(left))
+    }
+
+    /// Says a sentence, above the bar if there is one.
+    fn tell(&self, sentence: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(sentence),
+            None => say(sentence),
+        }
+    }
+
     /// The last step is done; what follows takes a moment.
     fn announce_end(&self) {
         let words = "validating, and writing the model";
         match &self.bar {
             Some(bar) => bar.set_message(words),
-            None => say(words),
+            None => self.tell(words),
         }
     }
 
@@ -106,41 +123,6 @@ impl Display {
         if let Some(bar) = &self.bar {
             bar.abandon();
         }
-    }
-}
-
-/// What a run waits for, in plain sentences.
-pub(crate) struct Waiting {
-    start_workers: u32,
-    /// Nobody else needs to come.
-    complete: bool,
-    said_at: Instant,
-}
-
-/// How often it is said, at most.
-const WAITING_PACE: Duration = Duration::from_secs(3);
-
-impl Waiting {
-    /// For a run of which `workers` start here.
-    pub(crate) fn new(run: &RunSpec, workers: u32) -> Self {
-        let start_workers = run.start_workers;
-        Self { start_workers, complete: workers >= start_workers, said_at: Instant::now() }
-    }
-
-    /// What is to be said now; the first time, also how others join.
-    pub(crate) fn sentences(&mut self, progress: &Progress) -> Vec<String> {
-        let Some(registered) = progress.registered() else { return Vec::new() };
-        if self.said_at.elapsed() < WAITING_PACE {
-            return Vec::new();
-        }
-        self.said_at = Instant::now();
-        let wanted = self.start_workers;
-        let mut sentences =
-            vec![format!("waiting: {registered} of {wanted} workers have registered")];
-        if !std::mem::replace(&mut self.complete, true) {
-            sentences.push(format!("others join with: {}", progress.join));
-        }
-        sentences
     }
 }
 
@@ -158,10 +140,41 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     }
     lines.extend(report.metric.map(|metric| format!("  metric      {metric:.4}")));
     lines.push(format!("  throughput  {:.0} tokens/s", report.tokens_per_second));
+    lines.extend(faults(report).map(|faults| format!("  survived    {faults}")));
     lines.push(format!("  state hash  {}", report.state_hash));
     lines.extend(warnings(report));
     lines.extend(model_lines(&run.model.kind, &dir.join("model.safetensors")));
     lines.join("\n") + "\n"
+}
+
+/// What happened to the cluster, if anything did.
+fn faults(report: &Report) -> Option<String> {
+    let of = |cause| report.generations.iter().filter(|g| g.cause == cause).count();
+    let changes = report.generations.len().saturating_sub(1) as u64;
+    if changes == 0 && report.coordinator_restarts == 0 {
+        return None;
+    }
+    let stalls = report.generations.iter().filter_map(|generation| generation.stall_ms);
+    let longest = stalls.fold(0.0, f64::max);
+    let counted = [
+        (of(Cause::Lost) as u64, "after losses"),
+        (of(Cause::Join) as u64, "for joins"),
+        (of(Cause::Leave) as u64, "for leaves"),
+        (report.rollbacks.len() as u64, "rollbacks"),
+    ];
+    let counted = counted.into_iter().filter(|(count, _)| *count > 0);
+    let counted: Vec<_> = counted.map(|(count, what)| format!("{count} {what}")).collect();
+    let detail =
+        if counted.is_empty() { String::new() } else { format!(" ({})", counted.join(", ")) };
+    let restarts = match report.coordinator_restarts {
+        0 => String::new(),
+        restarts => format!(", coordinator started again {restarts} times"),
+    };
+    Some(format!(
+        "{changes} changes of generation{detail}, the longest stall {longest:.0} ms{restarts}; {} \
+         steps redone, {} lost",
+        report.steps_redone, report.steps_lost
+    ))
 }
 
 /// Where the model is, and what to do with it.
@@ -196,7 +209,7 @@ fn warnings(report: &Report) -> Vec<String> {
 }
 
 /// A loss as a person reads it.
-fn nats(loss: f64) -> String {
+pub(crate) fn nats(loss: f64) -> String {
     match loss.abs() {
         ..1e4 => format!("{loss:.3}"),
         1e4..f64::INFINITY => format!("{loss:.1e}"),
@@ -205,7 +218,7 @@ fn nats(loss: f64) -> String {
 }
 
 /// Seconds as a person reads them.
-fn clock(seconds: f64) -> String {
+pub(crate) fn clock(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
         0..60 => format!("{whole} s"),
@@ -216,9 +229,6 @@ fn clock(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::outcome::{Event, EventKind};
-    use everstep_transport::protocol::{Cause, Generation, Step};
-
     use super::*;
 
     #[test]
@@ -243,24 +253,6 @@ mod tests {
         assert_eq!(model_lines("rings", file.path()).len(), 1, "it continues no text");
         let missing = model_lines("gpt", Path::new("/no/such/model"));
         assert!(missing.len() == 1 && missing[0].contains("not here"), "{missing:?}");
-    }
-
-    #[test]
-    fn what_a_run_waits_for_is_said_until_it_begins() {
-        let long_ago = Instant::now() - WAITING_PACE;
-        let mut waiting = Waiting { start_workers: 3, complete: false, said_at: long_ago };
-        let mut progress = Progress { join: "join so".into(), ..Progress::default() };
-        let sentence = "waiting: 0 of 3 workers have registered";
-        assert_eq!(waiting.sentences(&progress), [sentence, "others join with: join so"]);
-        assert_eq!(waiting.sentences(&progress), [""; 0], "not all the time");
-        waiting.said_at = long_ago;
-        assert_eq!(waiting.sentences(&progress), [sentence], "how others join, but once");
-        let (generation, at_step) = (Generation(1), Step(0));
-        let kind =
-            EventKind::Generation { generation, cause: Cause::Start, workers: vec![], at_step };
-        progress.events.push(Event { number: 1, unix_ms: 0, kind });
-        waiting.said_at = long_ago;
-        assert_eq!(waiting.sentences(&progress), [""; 0]);
     }
 
     #[test]

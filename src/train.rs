@@ -21,9 +21,6 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     if flags.coordinators != 1 {
         return Err(later("--coordinators above 1").at("--coordinators"));
     }
-    if flags.respawn {
-        return Err(later("--respawn"));
-    }
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
@@ -48,7 +45,7 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
 }
 
 /// Looks at a run that has no directory yet: the default text is listed in a temporary one.
-fn beforehand(
+pub(crate) fn beforehand(
     resolved: &Resolved,
     text: &RunText,
     look: impl FnOnce(&Resolved) -> Result<(), Failure>,
@@ -60,7 +57,7 @@ fn beforehand(
 }
 
 /// What a worker would find wrong only after it has started.
-fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
+pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
     let refused = |key, error: &dyn std::fmt::Display| {
         Failure::from(resolved.refusal(key, &format!("cannot be used: {error}")))
     };
@@ -75,7 +72,7 @@ fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
 
 /// Makes the places where the run's files go, and names the data in `run` as the workers will find
 /// them. A directory in which no run can begin is not kept.
-fn prepare(
+pub(crate) fn prepare(
     flags: &TrainFlags,
     run: &mut RunSpec,
     text: &RunText,
@@ -104,7 +101,7 @@ fn train(
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
-    let options = Options { wait, ..Options::new(*workers) };
+    let options = Options { wait, respawn: flags.respawn, ..Options::new(*workers) };
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     let mut report = report?;
@@ -127,7 +124,7 @@ fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> O
 }
 
 /// The file of `--report`, which can be written. Dropped unwritten, it is as it was.
-struct ReportFile {
+pub(crate) struct ReportFile {
     path: PathBuf,
     is_new: bool,
 }

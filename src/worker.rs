@@ -1,12 +1,12 @@
 //! `everstep worker`: the daemon that computes.
 //!
 //! Says its name and where it listens in one line of JSON on stdout, then logs on stderr until its
-//! run is over.
+//! run is over, or until it has left: after SIGTERM it hands over what only it holds.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
-use everstep_worker::daemon::{self, Options, Ready, WorkerError};
+use everstep_worker::daemon::{self, Ended, Options, Ready, WorkerError};
 use everstep_worker::registry::Registry;
 
 use crate::cli::WorkerFlags;
@@ -31,11 +31,19 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
     let ready = |ready: &Ready| {
         announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
     };
-    daemon::run(options, registry, ready).map_err(|error| {
-        let (exit, next) = advice(&error);
-        let failure = Failure::new(exit, "the worker ended before its run was over");
-        failure.at(format!("coordinators {named}")).because(error).next(next)
-    })
+    match daemon::run(options, registry, ready) {
+        Ok(Ended::Dismissed) => Ok(()),
+        Ok(Ended::Drained) => {
+            let failure =
+                Failure::new(Exit::Terminated, "the worker has left before its run was over");
+            Err(failure.because("it was told to drain; the run goes on without it"))
+        }
+        Err(error) => {
+            let (exit, next) = advice(&error);
+            let failure = Failure::new(exit, "the worker ended before its run was over");
+            Err(failure.at(format!("coordinators {named}")).because(error).next(next))
+        }
+    }
 }
 
 fn advice(error: &WorkerError) -> (Exit, &'static str) {

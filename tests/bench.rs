@@ -35,6 +35,32 @@ fn the_overlap_has_its_figures_whatever_the_file_says_of_workers() {
     }
 }
 
+#[test]
+fn kills_and_joins_have_their_figures_and_lose_no_step() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("text.txt"), "the worker owns the shard\n".repeat(200))
+        .unwrap();
+    let config = "[model]\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n\
+                  [data]\npath = \"text.txt\"\n[batch]\ndata_shards = 4";
+    std::fs::write(folder.path().join("run.toml"), config).unwrap();
+    let flags = ["--config", "run.toml", "--workers", "2"];
+    let kills = bench(&folder, &[&["kills", "--kills", "2"][..], &flags].concat());
+    assert_eq!((&kills["kills"], &kills["steps_lost"]), (&2.into(), &0.into()), "{kills}");
+    let joins = bench(&folder, &[&["joins", "--joins", "1"][..], &flags].concat());
+    assert_eq!((&joins["joins"], &joins["workers"]), (&1.into(), &2.into()), "{joins}");
+    assert_positive(&joins, "step_ms");
+    for (result, times) in [
+        (&kills, &["stall_ms", "detect_ms", "record_ms", "resume_ms"][..]),
+        (&joins, &["stall_ms", "arrival_ms", "leave_ms"]),
+    ] {
+        for (time, rank) in
+            times.iter().flat_map(|time| ["p50", "p95", "longest"].map(|r| (time, r)))
+        {
+            assert!(result[time][rank].as_f64().is_some_and(f64::is_finite), "{time} in {result}");
+        }
+    }
+}
+
 /// Runs the benchmark in the folder, where it must leave nothing that it did not find there.
 fn bench(folder: &TempDir, flags: &[&str]) -> Value {
     let scratch = TempDir::new().unwrap();

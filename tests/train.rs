@@ -64,7 +64,7 @@ fn a_run_whose_workers_do_not_come_says_what_it_waits_for_and_gives_up() {
     assert_eq!(output.status.code(), Some(3), "{said}");
     let (waiting, block) = said.split_once("error: the run did not start in time\n").expect(&said);
     assert!(waiting.contains("\nwaiting: 1 of 2 workers have registered\n"), "{said}");
-    let join = "everstep worker --coordinators 127.0.0.1:";
+    let join = concat!(env!("CARGO_BIN_EXE_everstep"), " worker --coordinators 127.0.0.1:");
     assert!(waiting.contains(&format!("\nothers join with: {join}")), "{said}");
     assert!(block.contains("why: 1 of 2 workers had registered after 5 s\n"), "{said}");
     assert!(block.contains(join) && block.contains("/run/join.token"), "{said}");

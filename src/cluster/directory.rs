@@ -5,13 +5,9 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::RunSpec;
-use everstep_transport::protocol::outcome::WorkerView;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::error::ClusterError;
-use super::naming::Naming;
-use super::process::Process;
 
 /// The directory of one run. Runs are never mixed.
 #[derive(Debug)]
@@ -69,6 +65,11 @@ impl Directory {
         &self.path
     }
 
+    /// The log of the process with this label.
+    pub(super) fn log(&self, label: &str) -> PathBuf {
+        self.path.join("logs").join(format!("{label}.log"))
+    }
+
     /// Writes `run.json`.
     pub(super) fn write_run(&self, run: &RunSpec) -> Result<(), ClusterError> {
         let text = serde_json::to_string_pretty(run).expect("a specification is plain data");
@@ -85,13 +86,8 @@ impl Directory {
     /// Appends whole lines of JSON.
     pub fn append<T: Serialize>(&self, name: &str, lines: &[T]) -> Result<(), ClusterError> {
         let path = self.path.join(name);
-        let mut text = String::new();
-        for line in lines {
-            text += &serde_json::to_string(line).expect("a line is plain data");
-            text.push('\n');
-        }
         let file = File::options().create(true).append(true).open(&path);
-        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        let written = file.and_then(|mut file| file.write_all(text_of(lines).as_bytes()));
         written.map_err(|source| at(&path, source))
     }
 
@@ -101,41 +97,20 @@ impl Directory {
         fs::copy(&from, &to).map(drop).map_err(|source| at(&to, source)) // keeps the mode, 0600
     }
 
-    /// Writes `cluster.json`.
-    pub fn write_view(
+    /// Writes a whole file of lines of JSON, atomically.
+    pub(super) fn rewrite<T: Serialize>(
         &self,
-        coordinator: &Process,
-        workers: &[Process],
-        views: &[WorkerView],
+        name: &str,
+        lines: &[T],
     ) -> Result<(), ClusterError> {
-        let view = |view: &WorkerView| {
-            let naming = workers.iter().map(Process::naming).find(|our| our.name == view.name);
-            json!({
-                "id": view.worker, "pid": naming.map(|naming| naming.pid), "address": view.address,
-                "rank": view.rank, "state": view.state, "name": view.name,
-                "label": naming.map(|naming| &naming.label),
-            })
-        };
-        let unregistered = workers
-            .iter()
-            .filter(|process| !views.iter().any(|view| view.name == process.naming().name));
-        let starting = unregistered.map(|process| {
-            let Naming { label, pid, name, .. } = process.naming();
-            json!({
-                "id": null, "pid": pid, "address": process.address(), "rank": null,
-                "state": "starting", "name": name, "label": label,
-            })
-        });
-        let listed: Vec<Value> = views.iter().map(view).chain(starting).collect();
-        let cluster = json!({
-            "coordinators": [{
-                "id": 1, "pid": coordinator.naming().pid, "address": coordinator.address(),
-                "api": null, "leader": true,
-            }],
-            "workers": listed,
-        });
-        self.write("cluster.json", format!("{cluster:#}\n").as_bytes())
+        self.write(name, text_of(lines).as_bytes())
     }
+}
+
+/// Lines of JSON.
+fn text_of<T: Serialize>(lines: &[T]) -> String {
+    let line = |line| serde_json::to_string(line).expect("a line is plain data") + "\n";
+    lines.iter().map(line).collect()
 }
 
 fn unusable(path: &Path, source: io::Error) -> ClusterError {

@@ -63,6 +63,18 @@ pub enum ClusterError {
         /// The command with which the others would have joined.
         join: String,
     },
+    /// Too few workers took part for too long.
+    #[error("{members} of at least {wanted} workers took part for {} s", waited.as_secs())]
+    Deserted {
+        /// How many took part at last.
+        members: u32,
+        /// How many the run needs.
+        wanted: u32,
+        /// How long the run has waited.
+        waited: Duration,
+        /// The command with which another would have joined.
+        join: String,
+    },
     /// The coordinator cannot be reached, or does not answer.
     #[error("the coordinator cannot be asked: {0}")]
     Coordinator(String),
@@ -122,6 +134,13 @@ impl From<ClusterError> for Failure {
                          join it as they could have joined this one:\n{join}"
                     ),
                 )
+            }
+            ClusterError::Deserted { join, .. } => {
+                let what = "the run waited for workers in vain";
+                Failure::new(Exit::Capacity, what).because(words).next(format!(
+                    "start it again, with --respawn or a longer --wait; while it waits, others \
+                     join it as they could have joined this one:\n{join}"
+                ))
             }
             ClusterError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
             ClusterError::Terminated => Failure::new(Exit::Terminated, "terminated"),

@@ -1,4 +1,4 @@
-//! The launcher's own link to the coordinator: submits the run and asks what is new.
+//! An operator's link to the coordinator: submits a run, asks what is new, lets a worker go.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, Role};
 use everstep_transport::protocol::outcome::Update;
-use everstep_transport::protocol::{Message, RunSpec, Step};
+use everstep_transport::protocol::{Message, NodeName, RunSpec, Step, WorkerId};
 use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
 
 use super::error::ClusterError;
 
 /// An operator of the cluster.
-pub struct Operator {
+pub(crate) struct Operator {
     endpoint: Endpoint,
     link: Link,
 }
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Operator {
     /// Connects with the operator's credentials that the coordinator keeps in `home`.
-    pub async fn connect(home: &Path, address: SocketAddr) -> Result<Self, ClusterError> {
+    pub(crate) async fn connect(home: &Path, address: SocketAddr) -> Result<Self, ClusterError> {
         let credentials = Credentials::load(&home.join("operator")).map_err(failed)?;
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
         let settings = Settings::for_address(address.ip());
@@ -33,31 +33,62 @@ impl Operator {
     }
 
     /// Submits a run.
-    pub async fn submit(&self, run: RunSpec) -> Result<(), ClusterError> {
-        self.link.send(Message::Submit(run)).map_err(failed)
+    pub(super) fn submit(&self, run: RunSpec) {
+        self.tell(Message::Submit(run));
+    }
+
+    /// Says that a worker's process has ended.
+    pub(super) fn exited(&self, name: NodeName, how: String) {
+        self.tell(Message::Exited { name, how });
     }
 
     /// What is new since this step's line and this event.
-    pub async fn watch(&self, step: Step, event: u64) -> Result<Update, ClusterError> {
-        self.link.send(Message::Watch { step, event }).map_err(failed)?;
-        let answer = tokio::time::timeout(PATIENCE, self.link.receive()).await;
-        match answer.map_err(|_| ClusterError::Coordinator("it does not answer".into()))? {
-            Ok(Message::Update(update)) => Ok(update),
-            Ok(Message::Refused { reason }) => Err(ClusterError::failed(None, &reason)),
-            Ok(other) => {
-                Err(ClusterError::Coordinator(format!("it answers with {}", other.name())))
-            }
-            Err(error) => Err(failed(error)),
+    pub(crate) async fn watch(&self, step: Step, event: u64) -> Result<Update, ClusterError> {
+        match self.ask(Message::Watch { step, event }).await? {
+            Message::Update(update) => Ok(update),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Asks to let a worker go; returns once that is under way.
+    ///
+    /// # Errors
+    /// [`ClusterError::Failed`] with the coordinator's words if it refuses.
+    pub(crate) async fn drain(&self, worker: WorkerId) -> Result<(), ClusterError> {
+        match self.ask(Message::Drain { worker }).await? {
+            Message::Accepted => Ok(()),
+            other => Err(unexpected(&other)),
         }
     }
 
     /// Ends the link.
-    pub async fn close(&self) {
+    pub(crate) async fn close(&self) {
         self.link.finish().await;
-        self.endpoint.close("the run is over").await;
+        self.endpoint.close("the operator has no more questions").await;
+    }
+
+    /// Says what has no answer; if the link is broken, the next question shows it.
+    fn tell(&self, message: Message) {
+        if let Err(error) = self.link.send(message) {
+            tracing::debug!(%error, "the coordinator was not told");
+        }
+    }
+
+    async fn ask(&self, question: Message) -> Result<Message, ClusterError> {
+        self.link.send(question).map_err(failed)?;
+        let answer = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+        match answer.map_err(|_| ClusterError::Coordinator("it does not answer".into()))? {
+            Ok(Message::Refused { reason }) => Err(ClusterError::failed(None, &reason)),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(failed(error)),
+        }
     }
 }
 
 fn failed(error: impl std::fmt::Display) -> ClusterError {
     ClusterError::Coordinator(error.to_string())
+}
+
+fn unexpected(answer: &Message) -> ClusterError {
+    ClusterError::Coordinator(format!("it answers with {}", answer.name()))
 }

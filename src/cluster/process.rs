@@ -13,10 +13,12 @@ use everstep_transport::protocol::{NodeName, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
 
+use super::Directory;
 use super::error::ClusterError;
 use super::naming::Naming;
-use super::{Directory, executable};
+use crate::failure::Exit;
 
 /// A daemon that listens. Dropped, it is killed.
 pub struct Process {
@@ -24,6 +26,16 @@ pub struct Process {
     naming: Naming,
     log: PathBuf,
     address: SocketAddr,
+    began: Instant,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// It was let go: its run was over, or it has drained.
+    pub expected: bool,
+    /// In words: "was killed (signal 9)".
+    pub how: String,
 }
 
 /// A daemon that was started and does not listen yet.
@@ -32,15 +44,42 @@ pub struct Starting {
     label: String,
     log: PathBuf,
     line: oneshot::Receiver<String>,
+    began: Instant,
+}
+
+/// What starts a worker's process.
+pub struct WorkerStart<'a> {
+    /// Which worker of this launcher, from 1.
+    pub number: u32,
+    /// The coordinator's address.
+    pub coordinator: SocketAddr,
+    /// Overlap communication with compute.
+    pub overlap: bool,
+    /// The executable.
+    pub program: &'a Path,
+    /// Variables for it alone.
+    pub environment: &'a [(&'a str, &'a str)],
 }
 
 /// A child that does not outlive its handle.
 struct Killed(Child);
 
-impl Drop for Killed {
-    fn drop(&mut self) {
+impl Killed {
+    fn kill(&mut self) {
         let _ = self.0.kill(); // an error means that it has ended
         let _ = self.0.wait();
+    }
+
+    fn end(&mut self) -> Option<End> {
+        let status = self.0.try_wait().ok().flatten()?;
+        let expected = status.success() || status.code() == Some(Exit::Terminated as i32);
+        Some(End { expected, how: describe(status) })
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -67,28 +106,40 @@ const KILL: i32 = 9;
 const TAIL: u64 = 2048;
 
 impl Process {
-    /// Starts a coordinator that founds a cluster in `home`.
-    pub async fn coordinator(directory: &Directory, home: &Path) -> Result<Self, ClusterError> {
-        let mut command = Command::new(executable()?);
-        command.args(["coordinator", "--bootstrap", "--supervised", "--dir"]).arg(home);
+    /// Starts a coordinator in `home`: one that founds a cluster there and listens anywhere, or one
+    /// that goes on with that cluster at the address that is known already.
+    pub async fn coordinator(
+        directory: &Directory,
+        program: &Path,
+        home: &Path,
+        known: Option<SocketAddr>,
+    ) -> Result<Self, ClusterError> {
+        let mut command = Command::new(program);
+        without_own_variables(&mut command);
+        command.args(["coordinator", "--supervised", "--dir"]).arg(home);
+        match known {
+            None => command.arg("--bootstrap"),
+            Some(address) => command.args(["--listen", &address.to_string()]),
+        };
         start(command, directory, "coordinator-1")?.listening().await
     }
 
-    /// Starts a worker that joins the coordinator at `address`.
+    /// Starts a worker.
     pub fn worker(
         directory: &Directory,
-        number: u32,
-        address: SocketAddr,
-        overlap: bool,
+        worker: &WorkerStart<'_>,
     ) -> Result<Starting, ClusterError> {
-        let mut command = Command::new(executable()?);
-        command.args(["worker", "--supervised", "--coordinators", &address.to_string()]);
+        let mut command = Command::new(worker.program);
+        let coordinator = worker.coordinator.to_string();
+        command.args(["worker", "--supervised", "--coordinators", &coordinator]);
         command.arg("--join").arg(format!("@{}", directory.path().join("join.token").display()));
         command.arg("--dir").arg(directory.path());
-        if !overlap {
+        if !worker.overlap {
             command.arg("--no-overlap");
         }
-        start(command, directory, &format!("worker-{number}"))
+        without_own_variables(&mut command);
+        command.envs(worker.environment.iter().copied());
+        start(command, directory, &format!("worker-{}", worker.number))
     }
 
     /// Where it listens.
@@ -116,20 +167,31 @@ impl Process {
         matches!(self.child.0.try_wait(), Ok(None))
     }
 
-    /// How it ended, if it did and should not have: no daemon ends by itself before the run does.
-    pub fn failure(&mut self) -> Option<ClusterError> {
-        let status = self.child.0.try_wait().ok().flatten()?;
-        if status.success() {
-            return None;
-        }
+    /// How it ended, if it did.
+    pub fn end(&mut self) -> Option<End> {
+        self.child.end()
+    }
+
+    /// How long ago it was started.
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The error that its end is, where nobody may end yet.
+    pub fn failure(&self, end: End) -> ClusterError {
         let (process, log) = self.place();
         // One that was killed had no time to say why.
-        let why = tail(&self.log).filter(|_| status.signal() != Some(KILL));
-        Some(ClusterError::Process { process, how: describe(status), why, log })
+        let why = tail(&self.log).filter(|_| end.how != killed());
+        ClusterError::Process { process, how: end.how, why, log }
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn kill(&mut self) {
+        self.child.kill();
     }
 
     /// Asks it to end, and waits a moment, so that its log has its last lines.
-    pub async fn end(mut self) {
+    pub async fn dismiss(mut self) {
         // An error means that it has ended.
         let _ = kill_process(Pid::from_child(&self.child.0), Signal::TERM);
         let deadline = Instant::now() + FAREWELL;
@@ -143,24 +205,38 @@ impl Starting {
     /// Returns when it listens.
     pub async fn listening(mut self) -> Result<Process, ClusterError> {
         let line = tokio::time::timeout(PATIENCE, &mut self.line).await;
-        let ready = line.ok().and_then(Result::ok);
-        let ready = ready.and_then(|line| serde_json::from_str::<Ready>(&line).ok());
+        let line = line.ok().and_then(Result::ok);
+        self.ready(line.as_deref())
+    }
+
+    /// The process, if it listens by now, or why it never will; else itself again.
+    pub fn poll(mut self) -> Result<Result<Process, ClusterError>, Self> {
+        match self.line.try_recv() {
+            Ok(line) => Ok(self.ready(Some(&line))),
+            Err(TryRecvError::Closed) => Ok(self.ready(None)),
+            Err(TryRecvError::Empty) if self.began.elapsed() > PATIENCE => Ok(self.ready(None)),
+            Err(TryRecvError::Empty) => Err(self),
+        }
+    }
+
+    fn ready(mut self, line: Option<&str>) -> Result<Process, ClusterError> {
+        let ready = line.and_then(|line| serde_json::from_str::<Ready>(line).ok());
         let named = ready.and_then(|ready| Some((NodeName::parse(&ready.name)?, ready.address)));
         let Some((name, address)) = named else { return Err(self.failure()) };
-        let Self { child, label, log, .. } = self;
+        let Self { child, label, log, began, .. } = self;
         let naming = Naming { label, pid: child.0.id(), name, id: None };
-        Ok(Process { child, naming, log, address })
+        Ok(Process { child, naming, log, address, began })
     }
 
     fn failure(&mut self) -> ClusterError {
         // Its output has ended, so the process is about to.
         let deadline = Instant::now() + Duration::from_secs(1);
-        let mut status = None;
-        while status.is_none() && Instant::now() < deadline {
-            status = self.child.0.try_wait().ok().flatten();
+        let mut end = None;
+        while end.is_none() && Instant::now() < deadline {
+            end = self.child.end();
             thread::sleep(Duration::from_millis(5));
         }
-        let how = status.map_or("does not listen in time".into(), describe);
+        let how = end.map_or("does not listen in time".into(), |end| end.how);
         let process = format!("{} (pid {})", self.label, self.child.0.id());
         ClusterError::Process { process, how, why: tail(&self.log), log: self.log.clone() }
     }
@@ -171,18 +247,12 @@ fn start(
     directory: &Directory,
     label: &str,
 ) -> Result<Starting, ClusterError> {
-    let log = directory.path().join("logs").join(format!("{label}.log"));
-    let file =
-        File::create(&log).map_err(|source| ClusterError::File { path: log.clone(), source })?;
+    let log = directory.log(label);
+    // One that is started again goes on with its log.
+    let file = File::options().create(true).append(true).open(&log);
+    let file = file.map_err(|source| ClusterError::File { path: log.clone(), source })?;
     // A group of its own: Ctrl-C reaches the launcher alone, which then ends the others in order.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).process_group(0);
-    // The daemons' own flags are all there: the launcher's environment is not theirs.
-    for (variable, _) in std::env::vars_os() {
-        let name = variable.to_string_lossy();
-        if name.starts_with("EVERSTEP_") && name != "EVERSTEP_LOG" {
-            command.env_remove(&variable);
-        }
-    }
     let mut child = Killed(command.spawn().map_err(ClusterError::Runtime)?);
     let stdout = child.0.stdout.take().expect("stdout is piped");
     let (sender, line) = oneshot::channel();
@@ -195,16 +265,30 @@ fn start(
         // Drained to its end, so that the daemon can always write.
         let _ = std::io::copy(&mut lines, &mut std::io::sink());
     });
-    Ok(Starting { child, label: label.to_string(), log, line })
+    Ok(Starting { child, label: label.to_string(), log, line, began: Instant::now() })
+}
+
+/// The daemons' own flags are all there: the launcher's environment is not theirs.
+fn without_own_variables(command: &mut Command) {
+    for (variable, _) in std::env::vars_os() {
+        let name = variable.to_string_lossy();
+        if name.starts_with("EVERSTEP_") && name != "EVERSTEP_LOG" {
+            command.env_remove(&variable);
+        }
+    }
 }
 
 fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (_, Some(KILL)) => format!("was killed (signal {KILL})"),
+        (_, Some(KILL)) => killed(),
         (_, Some(signal)) => format!("ended by signal {signal}"),
         (Some(code), _) => format!("ended with exit code {code}"),
         _ => "ended".into(),
     }
+}
+
+fn killed() -> String {
+    format!("was killed (signal {KILL})")
 }
 
 /// The last error block of a log, or its last line.

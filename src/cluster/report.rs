@@ -1,13 +1,18 @@
 //! The report of a run, as `--report` writes it. Keys are only ever added.
 
+mod generations;
+
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{EventKind, WorkerResult, state_hash};
+use everstep_transport::protocol::outcome::{Event, EventKind, WorkerResult, state_hash};
 use everstep_transport::protocol::step::Decision;
-use everstep_transport::protocol::{Cause, Generation, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use serde::Serialize;
 
 use super::Progress;
+pub use generations::GenerationReport;
+pub(crate) use generations::generations;
 
 /// The report of a complete run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,7 +24,7 @@ pub struct Report {
     pub steps: u64,
     /// Steps that were computed again after a failure.
     pub steps_redone: u64,
-    /// Steps of the run that no metrics line tells of.
+    /// Steps of the run that no metrics line tells of, counted.
     pub steps_lost: u64,
     /// Committed steps that changed nothing, since their gradient was not finite.
     pub steps_skipped: u64,
@@ -35,6 +40,14 @@ pub struct Report {
     pub tokens_per_second: f64,
     /// The generations, the first included.
     pub generations: Vec<GenerationReport>,
+    /// How often the run went back.
+    pub rollbacks: Vec<RollbackReport>,
+    /// When parameter shards had fewer owners than the run asks for.
+    pub under_protected: Vec<LapseReport>,
+    /// Workers that the launcher started in the place of others.
+    pub respawned: u32,
+    /// How often the launcher started the coordinator again.
+    pub coordinator_restarts: u32,
     /// The workers that finished.
     pub workers: Vec<WorkerReport>,
     /// The bits are those of any other run of the same specification.
@@ -56,21 +69,30 @@ pub struct Losses {
     pub bigram: Option<f64>,
 }
 
-/// One generation.
+/// A time at which the run went back.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct GenerationReport {
-    /// Its number.
-    pub number: Generation,
-    /// Why it began.
-    pub cause: Cause,
-    /// Its members.
-    pub workers: Vec<WorkerId>,
-    /// The last step of its history.
-    pub at_step: Step,
-    /// From the fault to its detection; none where there was no fault.
-    pub detect_ms: Option<f64>,
-    /// How long training stood still; none where it had not begun.
-    pub stall_ms: Option<f64>,
+pub struct RollbackReport {
+    /// The last step that was committed.
+    pub from: Step,
+    /// The step from which the run went on; 0 is the initial state.
+    pub to: Step,
+    /// Which parameter shards were lost, and whose.
+    pub reason: String,
+    /// When: wall clock of the coordinator, milliseconds of Unix time.
+    pub unix_ms: u64,
+}
+
+/// A time in which some parameter shards had fewer owners than the run asks for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LapseReport {
+    /// The first of the shards.
+    pub first: Shard,
+    /// How many.
+    pub count: u32,
+    /// When it began: wall clock of the coordinator, milliseconds of Unix time.
+    pub from_unix_ms: u64,
+    /// How long it lasted, to the end of the run at most.
+    pub seconds: f64,
 }
 
 /// One worker.
@@ -109,14 +131,16 @@ impl Report {
         let results = progress.results.as_deref().unwrap_or_default();
         let lines = &progress.lines;
         let hash = state_hash(run.steps, results);
-        let seconds: f64 = lines.iter().map(|line| line.seconds).sum();
+        // Time that a rollback took back was spent all the same.
+        let seconds: f64 = lines.iter().chain(&progress.undone).map(|line| line.seconds).sum();
+        let generations = generations(progress);
         let tokens: u64 = lines.iter().map(|line| line.tokens).sum();
         let (validation, metric) = validation(results);
         Self {
             state_hash: hash.map(hex).unwrap_or_default(),
             steps: lines.len() as u64,
-            steps_redone: results.iter().map(|result| result.steps_redone).max().unwrap_or(0),
-            steps_lost: run.steps.saturating_sub(lines.len() as u64),
+            steps_redone: generations.iter().filter(|generation| generation.redone).count() as u64,
+            steps_lost: steps_lost(run, progress),
             steps_skipped: lines.iter().filter(|line| line.decision == Decision::Skip).count()
                 as u64,
             samples_lost: lines.iter().map(|line| line.samples_lost).sum(),
@@ -129,7 +153,11 @@ impl Report {
             },
             metric,
             tokens_per_second: tokens as f64 / seconds,
-            generations: generations(progress),
+            generations,
+            rollbacks: progress.events.iter().filter_map(rollback).collect(),
+            under_protected: lapses(progress),
+            respawned: progress.respawned,
+            coordinator_restarts: progress.coordinator_restarts,
             workers: results.iter().map(worker).collect(),
             bitwise: progress.bitwise,
             wall_seconds: wall.as_secs_f64(),
@@ -153,19 +181,27 @@ fn validation(results: &[WorkerResult]) -> (Option<f64>, Option<f64>) {
     (mean(&|index| Some(parts[index].loss)), mean(&|index| parts[index].metric))
 }
 
-fn generations(progress: &Progress) -> Vec<GenerationReport> {
-    let generation = |kind: &EventKind| match kind {
-        EventKind::Generation { generation, cause, workers, at_step } => Some(GenerationReport {
-            number: *generation,
-            cause: *cause,
-            workers: workers.clone(),
-            at_step: *at_step,
-            detect_ms: None,
-            stall_ms: None,
-        }),
-        _ => None,
-    };
-    progress.events.iter().filter_map(|event| generation(&event.kind)).collect()
+/// How many of the run's steps have no line.
+fn steps_lost(run: &RunSpec, progress: &Progress) -> u64 {
+    let told: BTreeSet<_> = progress.lines.iter().map(|line| line.step.0).collect();
+    run.steps - told.range(1..=run.steps).count() as u64
+}
+
+fn rollback(event: &Event) -> Option<RollbackReport> {
+    let EventKind::Rollback { from, to, reason } = &event.kind else { return None };
+    let (from, to, reason) = (*from, *to, reason.clone());
+    Some(RollbackReport { from, to, reason, unix_ms: event.unix_ms })
+}
+
+fn lapses(progress: &Progress) -> Vec<LapseReport> {
+    let end = progress.events.last().map_or(0, |event| event.unix_ms);
+    let lapses = progress.protection.lapses().into_iter().map(|lapse| LapseReport {
+        first: lapse.first,
+        count: lapse.count,
+        from_unix_ms: lapse.from_unix_ms,
+        seconds: lapse.until_unix_ms.unwrap_or(end).saturating_sub(lapse.from_unix_ms) as f64 / 1e3,
+    });
+    lapses.collect()
 }
 
 fn worker(result: &WorkerResult) -> WorkerReport {

@@ -1,4 +1,5 @@
-//! Faults end a run, soon, with one block that names who is at fault; and nothing is left behind.
+//! What ends a run ends it soon, with one block that names who is at fault; and nothing is left
+//! behind.
 
 use std::time::Instant;
 
@@ -20,62 +21,12 @@ fn assert_names(block: &str, node: &Node, why: &str) {
 }
 
 #[test]
-fn a_worker_killed_in_the_middle_of_a_step_is_named() {
-    for victim in [0, 1, 2] {
-        let world = endless();
-        let run = world.launch(&["--workers", "3"]);
-        let cluster = run.until_step(3);
-        cluster.workers[victim].signal(Signal::KILL);
-        let block = run.fails(&cluster);
-        assert_names(&block, &cluster.workers[victim], "was killed (signal 9)");
-    }
-}
-
-#[test]
 fn a_worker_killed_before_the_run_starts_is_named() {
     let world = endless().with("run.start_workers", 3);
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_workers(2, "waiting");
     cluster.workers[1].signal(Signal::KILL);
     assert_names(&run.fails(&cluster), &cluster.workers[1], "was killed (signal 9)");
-}
-
-#[test]
-fn a_worker_killed_after_the_last_step_is_named() {
-    // The members evaluate for seconds after the last step.
-    let world = World::new().with_text(1 << 20).with("data.validation", 0.5);
-    let world = world.with("model.width", 64).with("model.layers", 6);
-    let run = world.launch(&["--workers", "2"]);
-    let cluster = run.until_step(12);
-    cluster.workers[1].signal(Signal::KILL);
-    assert_names(&run.fails(&cluster), &cluster.workers[1], "was killed (signal 9)");
-}
-
-#[test]
-fn a_stopped_worker_is_named() {
-    let world = endless();
-    let run = world.launch(&["--workers", "3"]);
-    let cluster = run.until_step(3);
-    cluster.workers[1].signal(Signal::STOP);
-    assert_names(&run.fails(&cluster), &cluster.workers[1], "no heartbeat");
-}
-
-#[test]
-fn a_killed_coordinator_is_named() {
-    let world = endless();
-    let run = world.launch(&["--workers", "3"]);
-    let cluster = run.until_step(3);
-    cluster.coordinator().signal(Signal::KILL);
-    assert_names(&run.fails(&cluster), cluster.coordinator(), "was killed (signal 9)");
-}
-
-#[test]
-fn a_stopped_coordinator_is_named() {
-    let world = endless();
-    let run = world.launch(&["--workers", "2"]);
-    let cluster = run.until_step(3);
-    cluster.coordinator().signal(Signal::STOP);
-    assert_names(&run.fails(&cluster), cluster.coordinator(), "the coordinator");
 }
 
 #[test]
@@ -91,6 +42,19 @@ fn an_interrupted_launcher_takes_its_cluster_along() {
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert_eq!(ended.code, Some(code), "{ended:?}");
         assert_eq!(ended.block().lines().count(), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_cannot_go_on_ends_the_run_with_its_own_words() {
+    let world = endless();
+    let run = world.launch(&["--workers", "2"]);
+    let cluster = run.until_step(3);
+    std::fs::remove_dir_all(run.dir.join("coordinator-1/authority")).unwrap();
+    cluster.coordinator().signal(Signal::KILL);
+    let block = run.fails(&cluster);
+    for words in ["coordinator-1", "ended with exit code 2", "nothing to start from"] {
+        assert!(block.contains(words), "no \"{words}\" in:\n{block}");
     }
 }
 

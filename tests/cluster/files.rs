@@ -29,6 +29,8 @@ fn cluster_json_tells_who_takes_part_while_the_run_is_under_way() {
     let coordinator = &cluster["coordinators"][0];
     assert_has(coordinator, &["id", "pid", "address", "api", "leader"]);
     assert_eq!((&coordinator["leader"], &coordinator["api"]), (&true.into(), &Value::Null));
+    let nothing = (&serde_json::json!([]), &Value::Null);
+    assert_eq!((&cluster["under_protected"], &cluster["waiting"]), nothing);
     let workers = cluster["workers"].as_array().unwrap();
     for worker in workers {
         assert_has(worker, &["id", "pid", "address", "rank", "state"]);
@@ -58,7 +60,10 @@ fn the_directory_of_a_complete_run_tells_its_story() {
     let events = run.lines("events.jsonl");
     let order: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
     let registered = ["registered"; 3];
-    assert_eq!(order, [&["submitted"][..], &registered, &["generation", "complete"]].concat());
+    assert_eq!(
+        order,
+        [&["leading", "submitted"][..], &registered, &["generation", "complete"]].concat()
+    );
 }
 
 #[test]
@@ -68,8 +73,10 @@ fn the_report_has_every_key_that_scripts_rely_on() {
     assert_has(&report, &["samples_repeated", "loss", "tokens_per_second", "generations"]);
     assert_has(&report, &["workers", "bitwise", "wall_seconds"]);
     assert_has(&report["loss"], &["first", "last", "validation", "bigram"]);
+    assert_has(&report, &["rollbacks", "under_protected", "respawned", "coordinator_restarts"]);
     let generation = ["number", "cause", "workers", "at_step", "detect_ms", "stall_ms"];
     assert_has(&report["generations"][0], &generation);
+    assert_has(&report["generations"][0], &["members", "redone", "waiting"]);
     let worker = &report["workers"][0];
     assert_has(worker, &["id", "data_shards_computed", "bytes_sent", "bytes_received"]);
     assert_has(worker, &["compute_seconds", "exposed_communication_seconds", "optimizer_bytes"]);

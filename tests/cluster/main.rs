@@ -3,10 +3,15 @@
 //! Everything here is seen from outside: exit codes, what is printed, and the files of a run.
 //! [`world`] starts programs and waits for what they do; each other file is about one promise.
 
+mod coordinator;
+mod demo;
+mod elastic;
+mod failpoint;
 mod fault;
 mod files;
 mod hash;
 mod learn;
 mod memory;
 mod refusal;
+mod survive;
 mod world;

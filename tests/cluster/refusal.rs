@@ -44,13 +44,9 @@ fn a_flag_that_cannot_be_is_refused() {
         (&["--copies", "0"], "--copies"),
         (&["--steps", "0"], "--steps"),
         (&["--coordinators", "3"], "--coordinators above 1 comes with a later version"),
-        (&["--respawn"], "--respawn comes with a later version"),
     ] {
         assert_refused(&World::new().launch(flags).program.end(), words);
     }
-    let world = World::new();
-    let demo = world.start(&["demo", "--workers", "3"]).end();
-    assert_refused(&demo, "everstep demo comes with a later version");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Programs that run: what they print, what they leave, and the processes of a cluster.
 
 use std::fs;
+use std::io::Read;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -9,13 +10,18 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, kill_process};
 use serde::Deserialize;
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 pub use rustix::process::Signal;
 
 use super::{Run, until};
 
 /// A started program. Dropped, it is killed.
-pub struct Program(Child);
+pub struct Program {
+    child: Child,
+    /// What it says on stderr.
+    said: NamedTempFile,
+}
 
 /// A program that has ended.
 #[derive(Debug)]
@@ -30,34 +36,37 @@ pub struct Ended {
 
 impl Program {
     pub fn start(mut command: Command) -> Self {
+        let said = NamedTempFile::new().expect("a file");
         // Nothing here prints more than a pipe holds.
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self(command.spawn().expect("the program starts"))
+        command.stdout(Stdio::piped()).stderr(said.reopen().expect("a file"));
+        Self { child: command.spawn().expect("the program starts"), said }
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        send(self.0.id(), signal);
+        send(self.child.id(), signal);
+    }
+
+    /// What it has said on stderr so far.
+    pub fn said(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
     }
 
     /// Waits for its end.
     pub fn end(mut self) -> Ended {
-        let status = until("the end of a program", || self.0.try_wait().expect("a child"));
-        let printed = |pipe: Option<&mut dyn std::io::Read>| {
-            let mut bytes = Vec::new();
-            pipe.expect("a pipe").read_to_end(&mut bytes).expect("its end");
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        let stdout = printed(self.0.stdout.as_mut().map(|pipe| pipe as _));
-        let stderr = printed(self.0.stderr.as_mut().map(|pipe| pipe as _));
-        Ended { code: status.code(), stdout, stderr }
+        let status = until("the end of a program", || self.child.try_wait().expect("a child"));
+        let mut stdout = Vec::new();
+        let pipe = self.child.stdout.as_mut().expect("a pipe");
+        pipe.read_to_end(&mut stdout).expect("its end");
+        let stdout = String::from_utf8_lossy(&stdout).into_owned();
+        Ended { code: status.code(), stdout, stderr: self.said() }
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // an error means that it has ended
-        let _ = self.0.wait();
+        let _ = self.child.kill(); // an error means that it has ended
+        let _ = self.child.wait();
     }
 }
 
@@ -98,6 +107,36 @@ impl Launched {
         })
     }
 
+    /// Waits until there are so many members, each parameter shard has its owners, and nobody else
+    /// is there.
+    pub fn until_whole(&self, count: usize) -> Cluster {
+        until(&format!("a whole cluster of {count}"), || {
+            let cluster = self.cluster()?;
+            let living = cluster.workers.iter().filter(|worker| !worker.is_over());
+            let (training, others): (Vec<_>, Vec<_>) = living.partition(|w| w.state == "training");
+            let whole = training.len() == count && others.is_empty();
+            (whole && cluster.under_protected.is_empty()).then_some(cluster)
+        })
+    }
+
+    /// Waits until another step than those that are known is settled.
+    pub fn until_another_step(&self) {
+        let known = self.lines("metrics.jsonl").len();
+        self.until_step(known + 1);
+    }
+
+    /// The lines of a file of the run so far.
+    pub fn lines(&self, name: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// How many events of this kind there were.
+    pub fn count(&self, event: &str) -> usize {
+        self.lines("events.jsonl").iter().filter(|line| line["event"] == event).count()
+    }
+
     /// Waits until that step is settled, and its line written.
     pub fn until_step(&self, step: usize) -> Cluster {
         until(&format!("step {step}"), || {
@@ -116,12 +155,18 @@ impl Launched {
     /// Waits for the end of a run that must fail, with its whole cluster, soon; returns the block
     /// that says why.
     pub fn fails(self, cluster: &Cluster) -> String {
+        self.ends(cluster, 1)
+    }
+
+    /// Waits for the end of a run that must end with this code, with its whole cluster, soon;
+    /// returns the block that says why.
+    pub fn ends(self, cluster: &Cluster, code: i32) -> String {
         let began = Instant::now();
         let ended = self.program.end();
         cluster.until_gone();
         let took = began.elapsed();
         assert!(took < SOON, "{took:?}: {ended:?}");
-        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert_eq!(ended.code, Some(code), "{ended:?}");
         assert!(!self.report.exists(), "there is no report of a run that failed");
         ended.block().to_string()
     }
@@ -136,13 +181,22 @@ pub struct Cluster {
     coordinators: [Node; 1],
     /// The workers.
     pub workers: Vec<Node>,
+    /// Runs of parameter shards that lack owners.
+    pub under_protected: Vec<Value>,
+    /// What the run waits for.
+    pub waiting: Value,
 }
 
 /// One process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Node {
-    /// Its process id; none for one that joined by hand.
+    /// A worker's id, once it has registered; the coordinator's is 1.
+    pub id: Option<u64>,
+    /// Its process id; none for one that joined by hand, and for one that is gone.
     pub pid: Option<u32>,
+    /// A member's rank.
+    #[serde(default)]
+    pub rank: Option<usize>,
     /// Where it listens.
     pub address: SocketAddr,
     /// A worker's state.
@@ -154,6 +208,11 @@ impl Node {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         send(self.pid.expect("the launcher started it"), signal);
+    }
+
+    /// Whether it is a worker that takes part no more.
+    pub fn is_over(&self) -> bool {
+        self.state == "lost" || self.state == "left"
     }
 
     /// Whether its process has ended; nobody may yet have asked how.
@@ -171,6 +230,17 @@ impl Cluster {
     /// The coordinator.
     pub fn coordinator(&self) -> &Node {
         &self.coordinators[0]
+    }
+
+    /// The member of this rank.
+    pub fn member(&self, rank: usize) -> &Node {
+        let member = self.workers.iter().find(|w| w.rank == Some(rank) && w.state == "training");
+        member.unwrap_or_else(|| panic!("no rank {rank} in {self:?}"))
+    }
+
+    /// The worker with this id.
+    pub fn worker(&self, id: u64) -> Option<&Node> {
+        self.workers.iter().find(|worker| worker.id == Some(id))
     }
 
     /// Waits until no process is left, and no port in use.

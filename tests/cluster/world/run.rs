@@ -42,6 +42,22 @@ impl Run {
         workers.iter().map(|worker| worker[key].as_u64().expect(key)).collect()
     }
 
+    /// Checks that no step and no sample was lost or repeated, whatever happened (I4, I13).
+    pub fn assert_survived(&self, steps: u64) {
+        assert_eq!(self.report["steps"], steps);
+        for nothing in ["steps_lost", "samples_lost", "samples_repeated"] {
+            assert_eq!(self.report[nothing], 0, "{nothing}");
+        }
+        let order: Vec<_> = self.lines("metrics.jsonl").iter().map(|l| l["step"].clone()).collect();
+        assert_eq!(order, (1..=steps).collect::<Vec<_>>(), "each step once, in order");
+    }
+
+    /// The generations that began for this cause.
+    pub fn generations(&self, cause: &str) -> Vec<Value> {
+        let all = self.report["generations"].as_array().expect("generations");
+        all.iter().filter(|generation| generation["cause"] == cause).cloned().collect()
+    }
+
     /// Checks that the report and the metrics are those of one history in which every worker took
     /// part: no step and no sample lost or repeated (I4, I13).
     pub fn assert_whole(&self, steps: u64, data_shards: u64, workers: usize) {

@@ -261,7 +261,7 @@ mod tests {
             to: PEER,
             lane,
             step: Step(1),
-            parcel: Parcel::Message(message()),
+            parcel: Parcel::Message(message().into()),
         };
         let (shard, step) = (Shard(0), Step(1));
         let others = exemplars::all().into_iter().filter_map(|message| match message {

@@ -65,8 +65,8 @@ impl Peer {
         }
     }
 
-    /// Another generation begins, of which it is a member: what waits is dropped, what is under way is given up. A link that
-    /// lives is kept.
+    /// Another generation begins, of which it is a member: what waits is dropped, what is under way
+    /// is given up. A link that lives is kept.
     pub fn renew(&mut self, generation: Generation, inlet: &Inlet) {
         self.unsaid.clear();
         self.lanes = Lanes::new(generation);

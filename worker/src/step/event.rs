@@ -141,7 +141,7 @@ impl Lane {
 pub enum Parcel {
     /// A message in the order of the stream: a commit at the head of parameters, or the head of a
     /// shard's state.
-    Message(Message),
+    Message(Box<Message>),
     /// A piece of a tensor.
     Tensor {
         /// Its header.

@@ -308,7 +308,7 @@ impl Cluster {
         }
         let input = match parcel {
             _ if admission == Admission::Drop => Input::Refused,
-            Some(Parcel::Message(message)) => Input::Peer { from, message },
+            Some(Parcel::Message(message)) => Input::Peer { from, message: *message },
             Some(Parcel::Tensor { chunk, values }) => {
                 Input::Piece { from, chunk, values: Buffer::detached(values.to_vec()) }
             }
@@ -331,7 +331,9 @@ impl Cluster {
     fn perform(&mut self, worker: WorkerId, effect: Effect) {
         match effect {
             Effect::Tell(message) => self.told(worker, message),
-            Effect::Send { to, message } => self.put((worker, to, None), Parcel::Message(message)),
+            Effect::Send { to, message } => {
+                self.put((worker, to, None), Parcel::Message(message.into()))
+            }
             Effect::Stream { to, lane, parcel, .. } => self.put((worker, to, Some(lane)), parcel),
             Effect::Build(run) => {
                 let node = self.nodes.get_mut(&worker).expect("a worker");

@@ -28,12 +28,11 @@ impl Holdings {
         answered: &BTreeSet<WorkerId>,
     ) -> Self {
         let mut holders = vec![Vec::new(); evidence.shards as usize];
-        let History::Commit(commit) = history else {
-            let mut before = evidence.previous();
-            let witnessed = before.any(|member| answered.contains(&member));
-            let begun = evidence.current.is_some();
-            return if witnessed || !begun { Self::Everyone } else { Self::Each(holders) };
-        };
+        let witnessed = evidence.previous().any(|member| answered.contains(&member));
+        if evidence.current.is_some() && !witnessed {
+            return Self::Each(holders); // Learners do not know how far the members had come.
+        }
+        let History::Commit(commit) = history else { return Self::Everyone };
         for worker in answered {
             for shard in held(&evidence.statuses[worker], commit) {
                 if let Some(holders) = holders.get_mut(shard.0 as usize) {

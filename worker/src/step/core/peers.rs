@@ -82,8 +82,8 @@ impl Core {
         }
     }
 
-    /// Whether a worker is neither a member nor, as far as this member knows, a learner: its Feed is
-    /// perhaps still on its way.
+    /// Whether a worker is neither a member nor, as far as this member knows, a learner: its Feed
+    /// is perhaps still on its way.
     fn is_unknown(&self, from: WorkerId) -> bool {
         matches!(&self.phase, Phase::Training(member) if !member.serves(from))
     }

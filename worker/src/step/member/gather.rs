@@ -17,7 +17,7 @@ impl Member {
         let receivers: BTreeSet<_> =
             primaries.flat_map(|(shard, _)| self.gatherers(*shard, commit.step)).collect();
         for to in receivers {
-            let parcel = Parcel::Message(Message::Commit(commit.clone()));
+            let parcel = Parcel::Message(Message::Commit(commit.clone()).into());
             self.put(to, Lane::Parameters, commit.step, parcel);
         }
     }

@@ -74,7 +74,7 @@ impl Member {
         }
         let generation = self.plan.generation();
         let head = Message::State { generation, shard, version, digest };
-        self.put(to, Lane::States, version, Parcel::Message(head));
+        self.put(to, Lane::States, version, Parcel::Message(head.into()));
         for (index, values) in parts.into_iter().enumerate() {
             let state = self.chunk(ChunkKind::State, shard);
             let chunk = Chunk { step: version, index: index as u32, ..state };

@@ -1,0 +1,222 @@
+//! A cluster that trains on and on while workers come and go, and what that costs.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use everstep_kernels::random::Philox;
+use everstep_transport::protocol::outcome::{EventKind, WorkerState};
+use everstep_transport::protocol::{Generation, MetricsLine, WorkerId};
+use everstep_worker::registry::Registry;
+use serde_json::{Value, json};
+
+use super::{quantile, sorted};
+use crate::cli::{ChurnFlags, Overrides};
+use crate::cluster::{self, Cluster, Directory, Options, Progress, generations};
+use crate::config;
+use crate::failure::{Exit, Failure};
+use crate::text::RunText;
+use crate::{output, scratch};
+
+/// More steps than anyone waits for.
+const ENDLESS: u64 = 1 << 40;
+/// Steps in a generation before it counts as settled in.
+const SETTLED: usize = 3;
+/// The longest time that passes before something happens to a cluster that is whole.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// How often it is said how far the benchmark is.
+const PACE: Duration = Duration::from_secs(10);
+/// The purpose of these random numbers.
+const CHURN: u32 = Philox::USER + 2;
+
+/// The cluster.
+pub(super) struct Churn {
+    cluster: Cluster,
+    workers: usize,
+    patience: Duration,
+    random: Philox,
+    drawn: u64,
+    said_at: Instant,
+}
+
+/// Starts the cluster of `flags` and does `work` with it; `respawn` replaces workers that die.
+pub(super) fn run<T>(
+    flags: &ChurnFlags,
+    registry: &Registry,
+    respawn: bool,
+    work: impl AsyncFnOnce(&mut Churn) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let workers = Some(flags.workers);
+    let overrides = Overrides {
+        workers,
+        start_workers: workers,
+        steps: Some(ENDLESS),
+        seed: Some(flags.seed),
+        ..Overrides::default()
+    };
+    let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    // What can never be had shall not be waited for.
+    resolved.run.copies = resolved.run.copies.min(flags.workers);
+    let folder = scratch::folder()?;
+    let text = RunText::find(&resolved)?;
+    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    let patience = Duration::from_secs(flags.wait.into());
+    let options = Options { wait: patience, respawn, ..Options::new(flags.workers) };
+    let directory = Directory::claim_new(folder.path(), &resolved.run)?;
+    cluster::block_on(async {
+        let mut cluster = Cluster::start(directory, &options).await?;
+        cluster.submit(&resolved.run).await?;
+        let (random, said_at) = (Philox::new(flags.seed, CHURN, 0), Instant::now());
+        let workers = flags.workers as usize;
+        let mut churn = Churn { cluster, workers, patience, random, drawn: 0, said_at };
+        work(&mut churn).await
+    })
+}
+
+impl Churn {
+    /// What is known so far.
+    pub(super) fn progress(&self) -> &Progress {
+        self.cluster.progress()
+    }
+
+    /// The cluster.
+    pub(super) fn cluster(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// Lets the cluster go on until `look` finds what it looks for.
+    pub(super) async fn until<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&Progress) -> Option<T>,
+    ) -> Result<T, Failure> {
+        let began = Instant::now();
+        loop {
+            if let Some(found) = look(self.cluster.progress()) {
+                return Ok(found);
+            }
+            if began.elapsed() > self.patience {
+                let waited = format!("{what} after {} s", self.patience.as_secs());
+                return Err(Failure::new(Exit::Capacity, "the cluster does not come to rest")
+                    .because(format!("not {waited}"))
+                    .next("give it a longer --wait, or fewer --workers"));
+            }
+            self.cluster.advance().await?;
+        }
+    }
+
+    /// Lets the cluster go on until all are members, every shard has its owners and steps are
+    /// committed; then for a random time.
+    pub(super) async fn until_whole(&mut self) -> Result<(), Failure> {
+        let workers = self.workers;
+        self.until("whole", |progress| is_whole(progress, workers).then_some(())).await?;
+        let until = Instant::now() + LONGEST_PAUSE.mul_f64(self.unit());
+        self.until("at rest", |_| (Instant::now() >= until).then_some(())).await
+    }
+
+    /// One of the members, by chance, and its process.
+    pub(super) fn victim(&mut self) -> Option<(WorkerId, u32)> {
+        let at = (self.unit() * self.workers as f64) as usize;
+        let members = self.cluster.progress().members();
+        let victim = *members.get(at.min(members.len().checked_sub(1)?))?;
+        Some((victim, self.cluster.worker_pid(victim)?))
+    }
+
+    /// Says now and then how far the benchmark is.
+    pub(super) fn say(&mut self, done: u32, of: u32, what: &str) {
+        if self.said_at.elapsed() >= PACE {
+            self.said_at = Instant::now();
+            output::say(format_args!("{done} of {of} {what}"));
+        }
+    }
+
+    /// Uniform in `[0, 1)`.
+    fn unit(&mut self) -> f64 {
+        self.drawn += 1;
+        self.random.unit(self.drawn).into()
+    }
+}
+
+fn is_whole(progress: &Progress, workers: usize) -> bool {
+    let training = |state| matches!(state, WorkerState::Training);
+    let mut living = progress
+        .workers
+        .iter()
+        .filter(|view| !matches!(view.state, WorkerState::Lost | WorkerState::Left));
+    let settled = current(progress).is_some_and(|generation| {
+        progress.lines.iter().rev().take_while(|line| line.generation == generation).count()
+            >= SETTLED
+    });
+    progress.members().len() == workers
+        && progress.waiting.is_none()
+        && progress.protection.open().is_empty()
+        && living.all(|view| training(view.state))
+        && settled
+}
+
+/// The current generation.
+fn current(progress: &Progress) -> Option<Generation> {
+    progress.events.iter().rev().find_map(|event| match event.kind {
+        EventKind::Generation { generation, .. } => Some(generation),
+        _ => None,
+    })
+}
+
+/// The first generation after `event` of which `is_it` holds, with when it began and its first
+/// line, once that is there.
+pub(super) fn change(
+    progress: &Progress,
+    after: u64,
+    is_it: impl Fn(&[WorkerId]) -> bool,
+) -> Option<(Generation, u64, &MetricsLine)> {
+    let newer = progress.events.iter().filter(|event| event.number > after);
+    let mut found = newer.filter_map(|event| match &event.kind {
+        EventKind::Generation { generation, workers, .. } if is_it(workers) => {
+            Some((*generation, event.unix_ms))
+        }
+        _ => None,
+    });
+    let (generation, unix_ms) = found.next()?;
+    let line = progress.lines.iter().find(|line| line.generation >= generation)?;
+    Some((generation, unix_ms, line))
+}
+
+/// How long training stood still for a generation, as the report has it, milliseconds.
+pub(super) fn stall_ms(progress: &Progress, number: Generation) -> Option<f64> {
+    generations(progress).iter().find(|report| report.number == number)?.stall_ms
+}
+
+/// The median step, milliseconds.
+pub(super) fn step_ms(progress: &Progress) -> f64 {
+    1e3 * quantile(&sorted(progress.lines.iter().map(|line| line.seconds)), 0.5)
+}
+
+/// Wall clock, milliseconds of Unix time, with fractions.
+pub(super) fn unix_ms() -> f64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0.0, |since| 1e3 * since.as_secs_f64())
+}
+
+/// Measured times of one kind, milliseconds.
+pub(super) struct Times(Vec<f64>);
+
+impl Times {
+    /// At least one.
+    pub(super) fn new(times: impl Iterator<Item = f64>) -> Self {
+        Self(sorted(times))
+    }
+
+    /// The nearest ranks.
+    pub(super) fn json(&self) -> Value {
+        let [p50, p95, longest] = self.ranks();
+        json!({ "p50": p50, "p95": p95, "longest": longest })
+    }
+
+    /// The same in words.
+    pub(super) fn words(&self) -> String {
+        let [p50, p95, longest] = self.ranks();
+        format!("p50 {p50:>6.1} ms   p95 {p95:>6.1} ms   longest {longest:>6.1} ms")
+    }
+
+    fn ranks(&self) -> [f64; 3] {
+        [0.5, 0.95, 1.0].map(|share| quantile(&self.0, share))
+    }
+}

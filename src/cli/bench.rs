@@ -1,0 +1,116 @@
+//! The command line of `everstep bench`.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{Args, Subcommand};
+
+/// What `everstep bench` measures.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Bench {
+    /// Sum a vector over worker processes on this machine, and give everyone the result
+    AllReduce(AllReduceFlags),
+    /// Train the same run with and without communication behind compute, and compare
+    Overlap(OverlapFlags),
+    /// Kill random workers at random moments, and measure how long training stands still
+    Kills(KillsFlags),
+    /// Let workers join and leave, and measure how long the others stand still
+    Joins(JoinsFlags),
+}
+
+/// The flags of `everstep bench all-reduce`.
+#[derive(Args, Clone, Debug)]
+pub struct AllReduceFlags {
+    /// How many worker processes take part
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// The size of the vector, MB
+    #[arg(long, value_name = "M", env = "EVERSTEP_MB", default_value_t = 16,
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub mb: u32,
+    /// How often; the median counts
+    #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub iterations: u32,
+    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+/// The flags of `everstep bench overlap`.
+#[derive(Args, Clone, Debug)]
+pub struct OverlapFlags {
+    /// The run to measure, a TOML file; without it, the small GPT on the default text
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// How many worker processes take part
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// Steps in each run; their median counts
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// How many pairs of runs; the median counts
+    #[arg(long, value_name = "N", env = "EVERSTEP_PAIRS", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
+    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+/// The flags of `everstep bench kills`.
+#[derive(Args, Clone, Debug)]
+pub struct KillsFlags {
+    /// How many workers are killed, one after the other
+    #[arg(long, value_name = "N", env = "EVERSTEP_KILLS", default_value_t = 500,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub kills: u32,
+    /// The cluster.
+    #[command(flatten)]
+    pub churn: ChurnFlags,
+}
+
+/// The flags of `everstep bench joins`.
+#[derive(Args, Clone, Debug)]
+pub struct JoinsFlags {
+    /// How many workers join, one after the other, and leave again
+    #[arg(long, value_name = "N", env = "EVERSTEP_JOINS", default_value_t = 50,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub joins: u32,
+    /// The cluster.
+    #[command(flatten)]
+    pub churn: ChurnFlags,
+}
+
+/// The cluster of a benchmark during which workers come and go.
+#[derive(Args, Clone, Debug)]
+pub struct ChurnFlags {
+    /// The run to train meanwhile, a TOML file; without it, the small GPT on the default text
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// How many workers there are while nothing happens
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: u32,
+    /// What happens to whom, and when, follows from it
+    #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
+    pub seed: u64,
+    /// How long to wait for workers that the run needs; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}

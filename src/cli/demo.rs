@@ -1,0 +1,88 @@
+//! The command line of `everstep demo`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::BoolishValueParser;
+
+use super::Overrides;
+
+/// The flags of `everstep demo`.
+#[derive(Args, Clone, Debug)]
+pub struct DemoFlags {
+    /// The configuration, a TOML file; without it, a small GPT is trained on the default text
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// What wins over the configuration.
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Kill a random worker about this often, as in mtbf=20s, and start a new one for each
+    #[arg(long, value_name = "mtbf=TIME", env = "EVERSTEP_CHAOS", value_parser = Chances::parse)]
+    pub chaos: Option<Chances>,
+    /// Train about this long, as in 3m, instead of a number of steps: some are measured first
+    #[arg(long = "for", value_name = "TIME", env = "EVERSTEP_FOR", value_parser = duration,
+        conflicts_with = "steps")]
+    pub duration: Option<Duration>,
+    /// Where the run's files go [default: a new directory under `runs`]
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// How long to wait for workers that the run needs; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
+    /// Start a new worker for every one that dies, as `--chaos` does
+    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
+    pub respawn: bool,
+}
+
+/// What goes wrong by chance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chances {
+    /// The mean time between two failures.
+    pub mtbf: Duration,
+}
+
+impl Chances {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mtbf = text.strip_prefix("mtbf=").ok_or("it must be like mtbf=20s")?;
+        Ok(Self { mtbf: duration(mtbf)? })
+    }
+}
+
+/// A time of at least a tenth of a second: `500ms`, `20s`, `3m`, `2h`, with decimals if need be.
+fn duration(text: &str) -> Result<Duration, String> {
+    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3_600.0,
+        _ => return Err("it must have a unit: 500ms, 20s, 3m or 2h".into()),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| format!("\"{number}\" is no number"))? * unit;
+    if !(0.1..=1e7).contains(&seconds) {
+        return Err("it must be a tenth of a second to a hundred days".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit() {
+        let second = Duration::from_secs(1);
+        for (text, time) in [("20s", 20 * second), ("3m", 180 * second), ("0.5h", 1800 * second)] {
+            assert_eq!(duration(text), Ok(time), "{text}");
+        }
+        assert_eq!(duration("250ms"), Ok(second / 4));
+        for text in ["", "20", "s", "3 m", "1.2.3s", "-1s", "1ms", "1e3s", "inf"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(Chances::parse("mtbf=20s"), Ok(Chances { mtbf: 20 * second }));
+        assert!(Chances::parse("20s").is_err());
+    }
+}

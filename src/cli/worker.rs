@@ -1,0 +1,105 @@
+//! The command line of `everstep worker`: the daemon itself, or what an operator does with one.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::error::Error;
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+
+/// `everstep worker`, with flags or with a task.
+#[derive(Clone, Debug)]
+pub enum WorkerVerb {
+    /// Run a worker.
+    Run(WorkerFlags),
+    /// Do something with a worker that runs.
+    Task(WorkerTask),
+}
+
+/// The flags of `everstep worker`.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerFlags {
+    /// The coordinators' addresses
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        required = true,
+        env = "EVERSTEP_COORDINATORS"
+    )]
+    pub coordinators: Vec<String>,
+    /// The cluster's join token, or @FILE to read it from a file (a run's DIR/join.token)
+    #[arg(
+        long,
+        value_name = "TOKEN|@FILE",
+        required = true,
+        env = "EVERSTEP_JOIN",
+        hide_env_values = true
+    )]
+    pub join: String,
+    /// The address that other workers reach it at (UDP); port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Where it writes the trained model, if it is asked to
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Compute first and send afterwards: measures what sending meanwhile saves.
+    #[arg(long, hide = true)]
+    pub no_overlap: bool,
+    /// End when the parent process does.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// What an operator does with a worker.
+#[derive(Subcommand, Clone, Debug)]
+pub enum WorkerTask {
+    /// Let a worker leave its run in good order: what it holds is handed over first
+    Drain(DrainFlags),
+}
+
+/// The flags of `everstep worker drain`.
+#[derive(Args, Clone, Debug)]
+pub struct DrainFlags {
+    /// The worker's id, as in the run's DIR/cluster.json
+    #[arg(value_name = "ID")]
+    pub worker: u64,
+    /// The run's directory [default: the newest under `runs`]
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Return as soon as the coordinator has agreed, not when the worker has left
+    #[arg(long, env = "EVERSTEP_NO_WAIT", value_parser = BoolishValueParser::new())]
+    pub no_wait: bool,
+    /// Print what was done as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+// By hand, since what a derive makes of flags beside a task asks for the flags' values even where
+// there is a task, if a variable states one of them.
+impl FromArgMatches for WorkerVerb {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        match matches.subcommand() {
+            Some(_) => WorkerTask::from_arg_matches(matches).map(Self::Task),
+            None => WorkerFlags::from_arg_matches(matches).map(Self::Run),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for WorkerVerb {
+    fn augment_args(command: Command) -> Command {
+        let command = WorkerTask::augment_subcommands(WorkerFlags::augment_args(command));
+        // The derive asks for a subcommand; here the flags are enough.
+        let command = command.subcommand_required(false).arg_required_else_help(false);
+        command.args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}

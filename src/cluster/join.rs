@@ -1,0 +1,54 @@
+//! What a user types to bring another worker into the cluster.
+
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::Directory;
+
+/// The command, ready to be pasted into another shell of this machine.
+pub(super) fn command(program: &Path, directory: &Directory, coordinator: SocketAddr) -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = quoted(&callable(program, &path).to_string_lossy());
+    let token = directory.path().join("join.token");
+    let token = quoted(&format!("@{}", token.display()));
+    let dir = quoted(&directory.path().display().to_string());
+    format!("{program} worker --coordinators {coordinator} --join {token} --dir {dir}")
+}
+
+/// The program's bare name where a shell with this `PATH` finds the program by it.
+fn callable<'a>(program: &'a Path, path: &OsStr) -> &'a Path {
+    let Some(name) = program.file_name() else { return program };
+    let same = |found: &Path| found.canonicalize().ok() == program.canonicalize().ok();
+    let first = std::env::split_paths(path).map(|at| at.join(name)).find(|found| found.is_file());
+    if first.is_some_and(|found| same(&found)) { Path::new(name) } else { program }
+}
+
+/// A word as a shell takes it whole.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
+    if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_has_its_bare_name_only_where_a_shell_finds_it() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let programs = folders.each_ref().map(|folder| folder.path().join("everstep"));
+        programs.iter().for_each(|program| std::fs::write(program, "").expect("a file"));
+        let path = std::env::join_paths(folders.iter().map(|folder| folder.path()));
+        let path = path.expect("paths without colons");
+        assert_eq!(callable(&programs[0], &path), Path::new("everstep"));
+        assert_eq!(callable(&programs[1], &path), programs[1], "another comes first");
+        assert_eq!(callable(&programs[0], OsStr::new("")), programs[0]);
+    }
+
+    #[test]
+    fn words_that_a_shell_would_take_apart_are_quoted() {
+        assert_eq!(quoted("@/runs/a-001/join.token"), "@/runs/a-001/join.token");
+        assert_eq!(quoted("@/my runs/it's"), r"'@/my runs/it'\''s'");
+    }
+}

@@ -1,0 +1,174 @@
+//! What is known of a run under way: lines, events, workers, taken from the coordinator's updates.
+//!
+//! In: updates, in order. Out: one history. A rollback takes lines back; they are kept apart, since
+//! time was spent on them. Files are not written here.
+
+use everstep_transport::protocol::outcome::{
+    Event, EventKind, Update, Waiting, WorkerResult, WorkerState, WorkerView,
+};
+use everstep_transport::protocol::{MetricsLine, Step, WorkerId};
+
+use super::protection::Protection;
+
+/// What is known of a run under way.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// The lines of all settled steps, in order.
+    pub lines: Vec<MetricsLine>,
+    /// Lines that rollbacks took back, in the order of their commits.
+    pub undone: Vec<MetricsLine>,
+    /// All events, in order.
+    pub events: Vec<Event>,
+    /// The workers, by id, those that are gone too.
+    pub workers: Vec<WorkerView>,
+    /// The bits of this run are those of any other run of the same specification.
+    pub bitwise: bool,
+    /// What the run waits for, while it starts no step.
+    pub waiting: Option<Waiting>,
+    /// Which parameter shards lack owners, and lacked them.
+    pub protection: Protection,
+    /// How many workers the launcher started in the place of others.
+    pub respawned: u32,
+    /// How often the launcher started the coordinator again.
+    pub coordinator_restarts: u32,
+    /// What each worker reported, once the run is complete.
+    pub results: Option<Vec<WorkerResult>>,
+    /// The command with which another worker joins.
+    pub join: String,
+}
+
+/// What an update did to the lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lines {
+    /// This many came, at the end.
+    Came(usize),
+    /// Some were taken back, and all must be written anew.
+    TakenBack,
+}
+
+impl Progress {
+    /// How many workers have registered for a run that has not begun; none once it has.
+    pub fn registered(&self) -> Option<usize> {
+        let begins = |event: &Event| matches!(event.kind, EventKind::Generation { .. });
+        let there = self.workers.iter().filter(|view| lives(view)).count();
+        (!self.events.iter().any(begins)).then_some(there)
+    }
+
+    /// The members of the current generation, in rank order; none before the first.
+    pub fn members(&self) -> &[WorkerId] {
+        let members = self.events.iter().rev().find_map(|event| match &event.kind {
+            EventKind::Generation { workers, .. } => Some(workers.as_slice()),
+            _ => None,
+        });
+        members.unwrap_or_default()
+    }
+
+    /// The last settled step.
+    pub fn step(&self) -> Step {
+        self.lines.last().map_or(Step(0), |line| line.step)
+    }
+
+    /// Takes an update to heart, of a run that needs `min_workers`.
+    pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
+        let Update { lines, events, workers, bitwise, waiting, outcome: _ } = update;
+        let mut change = Lines::Came(0);
+        if events.is_empty() {
+            // Lines that come with events may be of a history that one of these events began; they
+            // are asked for again, once all of that is known.
+            change = Lines::Came(lines.len());
+            self.lines.extend(lines);
+        }
+        for event in events {
+            match &event.kind {
+                EventKind::Generation { under_protected, .. } => {
+                    self.protection.begin(under_protected, event.unix_ms);
+                }
+                EventKind::Rollback { to, .. } => {
+                    let kept = self.lines.partition_point(|line| line.step <= *to);
+                    self.undone.extend(self.lines.drain(kept..));
+                    change = Lines::TakenBack;
+                }
+                _ => {}
+            }
+            self.events.push(event);
+        }
+        (self.workers, self.bitwise) = (workers, bitwise);
+        self.waiting = waiting.or_else(|| self.deserted(min_workers));
+        change
+    }
+
+    /// A run under way of which no worker lives: the coordinator may still hope for one.
+    fn deserted(&self, wanted: u32) -> Option<Waiting> {
+        if self.registered().is_some() || self.workers.iter().any(lives) {
+            return None;
+        }
+        let since_unix_ms = self.events.last()?.unix_ms;
+        Some(Waiting { members: 0, wanted, since_unix_ms })
+    }
+}
+
+/// Whether the coordinator counts on a worker.
+fn lives(view: &WorkerView) -> bool {
+    !matches!(view.state, WorkerState::Lost | WorkerState::Left)
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::outcome::Outcome;
+    use everstep_transport::protocol::{Cause, Generation};
+
+    use super::*;
+
+    fn update(steps: std::ops::Range<u64>, kinds: Vec<EventKind>) -> Update {
+        let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
+        let event = |(number, kind)| Event { number, unix_ms: 10 * number, kind };
+        Update {
+            lines: steps.map(line).collect(),
+            events: (1..).zip(kinds).map(event).collect(),
+            workers: Vec::new(),
+            bitwise: true,
+            waiting: None,
+            outcome: Outcome::Running,
+        }
+    }
+
+    fn generation(under_protected: Vec<(everstep_transport::protocol::Shard, u32)>) -> EventKind {
+        EventKind::Generation {
+            generation: Generation(1),
+            cause: Cause::Start,
+            workers: vec![WorkerId(4)],
+            at_step: Step(0),
+            redone: false,
+            waiting: false,
+            under_protected,
+        }
+    }
+
+    fn steps(lines: &[MetricsLine]) -> Vec<u64> {
+        lines.iter().map(|line| line.step.0).collect()
+    }
+
+    #[test]
+    fn a_rollback_takes_lines_back_and_those_that_come_with_it_are_asked_for_again() {
+        let mut progress = Progress::default();
+        assert_eq!(progress.take(update(1..4, vec![generation(vec![])]), 1), Lines::Came(0));
+        assert_eq!(progress.take(update(1..6, vec![]), 1), Lines::Came(5));
+        let reason = "all owners of shard 0 are gone".to_string();
+        let rollback = EventKind::Rollback { from: Step(5), to: Step(2), reason };
+        assert_eq!(progress.take(update(6..10, vec![rollback]), 1), Lines::TakenBack);
+        assert_eq!((steps(&progress.lines), steps(&progress.undone)), (vec![1, 2], vec![3, 4, 5]));
+        assert_eq!(progress.take(update(3..5, vec![]), 1), Lines::Came(2));
+        assert_eq!(progress.step(), Step(4));
+    }
+
+    #[test]
+    fn a_run_under_way_without_workers_waits_for_as_many_as_it_needs() {
+        let mut progress = Progress::default();
+        progress.take(update(1..1, vec![]), 2);
+        assert_eq!((progress.waiting, progress.registered()), (None, Some(0)), "not begun");
+        progress.take(update(1..1, vec![generation(vec![])]), 2);
+        let waiting = Waiting { members: 0, wanted: 2, since_unix_ms: 10 };
+        assert_eq!((progress.waiting, progress.registered()), (Some(waiting), None));
+        assert_eq!(progress.members(), [WorkerId(4)]);
+    }
+}

@@ -1,0 +1,128 @@
+//! `everstep demo`: a run with a live view and faults on demand, and the proof that they cost
+//! nothing but time.
+//!
+//! Trains on a local cluster, lets chance or the user kill, stop, add and drain workers, then
+//! trains the same run undisturbed: both must end with the same bits.
+
+mod chaos;
+mod keys;
+mod model;
+mod screen;
+mod show;
+mod view;
+
+use std::path::Path;
+use std::time::Duration;
+
+use everstep_transport::protocol::RunSpec;
+use everstep_worker::registry::Registry;
+
+use crate::cli::{DemoFlags, Overrides, TrainFlags};
+use crate::cluster::{self, Cluster, Directory, Options, Report};
+use crate::config::{self, Resolved};
+use crate::failure::{Exit, Failure};
+use crate::text::RunText;
+use crate::{logging, output, progress, scratch, train};
+
+pub(crate) use chaos::Chaos;
+use show::Show;
+
+/// Worker processes where no flag says how many.
+const WORKERS: u32 = 4;
+/// Steps by which it is measured how long a step takes, those before that included.
+const MEASURED: u64 = 20;
+/// Steps before those that count.
+const WARM_UP: usize = 3;
+
+pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure> {
+    // Whatever is logged would be written across the view.
+    logging::start("error")?;
+    let workers = flags.overrides.workers.unwrap_or(WORKERS);
+    let overrides = Overrides {
+        workers: Some(workers),
+        start_workers: Some(workers),
+        ..flags.overrides.clone()
+    };
+    let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    let text = RunText::find(&resolved)?;
+    train::beforehand(&resolved, &text, |resolved| train::check(resolved, registry))?;
+    if let Some(duration) = flags.duration {
+        resolved.run.steps = steps_within(duration, &resolved, &text)?;
+    }
+    let train = TrainFlags { dir: flags.dir.clone(), ..TrainFlags::default() };
+    let (directory, _) = train::prepare(&train, &mut resolved.run, &text)?;
+    let home = directory.path().to_path_buf();
+    let mut report = perform(flags, &resolved, directory)?;
+    report.loss.bigram = text.bigram(&resolved.run)?;
+    output::print(progress::summary(&resolved.run, &report, &home))?;
+    let undisturbed = undisturbed(&resolved, &home)?;
+    compare(&report, &undisturbed)
+}
+
+/// How many steps take about so long: some are trained, undisturbed, to see.
+fn steps_within(duration: Duration, resolved: &Resolved, text: &RunText) -> Result<u64, Failure> {
+    let folder = scratch::folder()?;
+    let mut run = RunSpec { steps: MEASURED, ..resolved.run.clone() };
+    run.data = text.listed_in(folder.path(), &run.data)?;
+    let mut seconds = Vec::new();
+    let directory = Directory::claim_new(folder.path(), &run)?;
+    cluster::train(&run, directory, &Options::new(resolved.workers), |progress| {
+        seconds = progress.lines.iter().map(|line| line.seconds).collect();
+    })?;
+    let mut seconds = seconds.split_off(WARM_UP);
+    seconds.sort_by(f64::total_cmp);
+    let step = seconds[seconds.len() / 2];
+    let steps = (duration.as_secs_f64() / step).ceil().max(1.0) as u64;
+    output::say(format_args!(
+        "measured: a step takes {:.1} ms; {steps} steps are about {}",
+        1e3 * step,
+        progress::clock(duration.as_secs_f64())
+    ));
+    Ok(steps)
+}
+
+fn perform(
+    flags: &DemoFlags,
+    resolved: &Resolved,
+    directory: Directory,
+) -> Result<Report, Failure> {
+    let Resolved { run, workers, .. } = resolved;
+    let wait = Duration::from_secs(flags.wait.into());
+    let respawn = flags.respawn || flags.chaos.is_some();
+    let options = Options { wait, respawn, ..Options::new(*workers) };
+    let chaos = flags.chaos.map(|chances| Chaos::new(chances, run.seed));
+    cluster::block_on(async {
+        let cluster = Cluster::start(directory, &options).await?;
+        Show::begin(run, cluster, *workers, chaos).await?.perform().await
+    })
+}
+
+/// Trains the run again, and nothing goes wrong.
+fn undisturbed(resolved: &Resolved, home: &Path) -> Result<Report, Failure> {
+    let Resolved { run, workers, .. } = resolved;
+    output::say("now the same run undisturbed, to compare");
+    let directory = Directory::claim(&home.join("undisturbed"), run)?;
+    let mut display = progress::Display::new(run, *workers, directory.path());
+    let options = Options::new(*workers);
+    let report = cluster::train(run, directory, &options, |progress| display.show(progress));
+    display.end();
+    Ok(report?)
+}
+
+fn compare(disturbed: &Report, undisturbed: &Report) -> Result<(), Failure> {
+    let equal = disturbed.state_hash == undisturbed.state_hash;
+    let verdict = if equal { "equal" } else { "DIFFERENT" };
+    output::print(format_args!(
+        "disturbed    {}\nundisturbed  {}\n{verdict}",
+        disturbed.state_hash, undisturbed.state_hash
+    ))?;
+    if equal {
+        return Ok(());
+    }
+    let failure = Failure::new(Exit::Failed, "the two runs ended with different bits");
+    Err(if disturbed.bitwise && undisturbed.bitwise {
+        failure.next("keep both directories: this must not be, and is worth a report")
+    } else {
+        failure.because("the workers' machines compute different bits")
+    })
+}

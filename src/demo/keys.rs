@@ -1,0 +1,74 @@
+//! What the user's keys mean.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+/// What the user wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Choose the lane with this number, from 0.
+    Choose(usize),
+    /// Choose the lane above.
+    Up,
+    /// Choose the lane below.
+    Down,
+    /// Kill the chosen worker.
+    Kill,
+    /// Stop the chosen worker's process, or let it go on.
+    Pause,
+    /// Start one more worker.
+    Add,
+    /// Let the chosen worker leave in good order.
+    Drain,
+    /// Give up.
+    Quit,
+}
+
+/// The keys, for the user.
+pub(super) const LEGEND: &str =
+    "1-9 or arrows choose a worker   k kill   p pause/resume   d drain   a add   q quit";
+
+/// What a key means, if it means anything.
+pub(super) fn action(key: KeyEvent) -> Option<Action> {
+    if key.kind == KeyEventKind::Release {
+        return None;
+    }
+    Some(match key.code {
+        // In raw mode the terminal does not make a signal of it.
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Action::Quit,
+        KeyCode::Char(digit @ '1'..='9') => Action::Choose(digit as usize - '1' as usize),
+        KeyCode::Up | KeyCode::Left => Action::Up,
+        KeyCode::Down | KeyCode::Right => Action::Down,
+        KeyCode::Char('k') => Action::Kill,
+        KeyCode::Char('p') => Action::Pause,
+        KeyCode::Char('a') => Action::Add,
+        KeyCode::Char('d') => Action::Drain,
+        KeyCode::Char('q') | KeyCode::Esc => Action::Quit,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn press(code: KeyCode) -> Option<Action> {
+        action(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    #[test]
+    fn every_key_of_the_legend_does_something() {
+        for key in "kpdaq19".chars() {
+            assert!(press(KeyCode::Char(key)).is_some(), "{key}");
+        }
+        assert_eq!(press(KeyCode::Char('3')), Some(Action::Choose(2)));
+        assert_eq!(press(KeyCode::Down), Some(Action::Down));
+        assert_eq!(press(KeyCode::Char('x')), None);
+    }
+
+    #[test]
+    fn interrupting_quits_and_c_alone_does_nothing() {
+        let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(action(interrupt), Some(Action::Quit));
+        assert_eq!(press(KeyCode::Char('c')), None);
+    }
+}

@@ -1,0 +1,205 @@
+//! What the demo shows, gathered from a cluster under way.
+//!
+//! In: the launcher's processes and what the coordinator says. Out: a [`Model`], plain data. How it
+//! looks is not known here.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
+use everstep_transport::protocol::{NodeName, Rank, RunSpec, WorkerId};
+
+use crate::cluster::{Cluster, GenerationReport, Naming, Progress, generations};
+use crate::progress::lacking;
+
+/// What is shown.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Model {
+    /// The run's name.
+    pub(super) run: String,
+    /// The run's steps.
+    pub(super) steps: u64,
+    /// Steps that are settled.
+    pub(super) step: u64,
+    /// The loss of each, nats.
+    pub(super) losses: Vec<f64>,
+    /// Targets a second, lately.
+    pub(super) tokens_per_second: Option<f64>,
+    /// Since the demo began.
+    pub(super) elapsed: Duration,
+    /// The workers.
+    pub(super) lanes: Vec<Lane>,
+    /// Which lane the keys are about.
+    pub(super) chosen: usize,
+    /// The generations so far.
+    pub(super) generations: Vec<GenerationReport>,
+    /// What is not as it should be, one sentence each.
+    pub(super) warnings: Vec<String>,
+    /// What has happened, one sentence each.
+    pub(super) story: Vec<String>,
+}
+
+/// One worker.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Lane {
+    /// What the user calls it.
+    pub(super) label: String,
+    /// Its node.
+    pub(super) name: NodeName,
+    /// Its process, if it was started here.
+    pub(super) pid: Option<u32>,
+    /// Its id, once it has registered.
+    pub(super) worker: Option<WorkerId>,
+    /// Its rank, if it is a member.
+    pub(super) rank: Option<Rank>,
+    /// How many data shards it computes in each step.
+    pub(super) data_shards: u32,
+    /// What it does.
+    pub(super) state: LaneState,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneState {
+    /// Its process has just begun.
+    Starting,
+    /// The user has stopped its process.
+    Paused,
+    /// What the coordinator says.
+    Seen(WorkerState),
+}
+
+/// Steps over which the throughput is averaged.
+const RECENT: usize = 20;
+
+impl Model {
+    /// The state of a cluster, of which the processes in `paused` are stopped and `chosen` is the
+    /// one that the keys are about.
+    pub(super) fn of(
+        run: &RunSpec,
+        cluster: &Cluster,
+        paused: &BTreeSet<u32>,
+        chosen: Option<&NodeName>,
+    ) -> Self {
+        let progress = cluster.progress();
+        let lanes = lanes(&cluster.processes().collect::<Vec<_>>(), &progress.workers, paused);
+        let chosen = lanes.iter().position(|lane| Some(&lane.name) == chosen);
+        Self {
+            run: run.name.clone(),
+            steps: run.steps,
+            step: progress.step().0,
+            losses: progress.lines.iter().map(|line| line.loss).collect(),
+            tokens_per_second: tokens_per_second(progress),
+            chosen: chosen.unwrap_or_default(),
+            lanes,
+            generations: generations(progress),
+            warnings: warnings(progress),
+            ..Self::default()
+        }
+    }
+
+    /// The lane that the keys are about.
+    pub(super) fn lane(&self) -> Option<&Lane> {
+        self.lanes.get(self.chosen)
+    }
+}
+
+/// A lane for each process, then for each worker that was started by hand.
+fn lanes(processes: &[&Naming], views: &[WorkerView], paused: &BTreeSet<u32>) -> Vec<Lane> {
+    let ours = processes.iter().map(|naming| {
+        // A process that was evicted registers again, under a newer id.
+        let view = views.iter().rev().find(|view| view.name == naming.name);
+        let state = match view {
+            _ if paused.contains(&naming.pid) => LaneState::Paused,
+            None => LaneState::Starting,
+            Some(view) => LaneState::Seen(view.state),
+        };
+        Lane {
+            label: naming.label.clone(),
+            name: naming.name.clone(),
+            pid: Some(naming.pid),
+            worker: view.map(|view| view.worker),
+            rank: view.and_then(|view| view.rank),
+            data_shards: view.map_or(0, |view| view.data_shards),
+            state,
+        }
+    });
+    let lives = |view: &&WorkerView| !matches!(view.state, WorkerState::Lost | WorkerState::Left);
+    let stranger = |view: &&WorkerView| !processes.iter().any(|naming| naming.name == view.name);
+    let strangers = views.iter().filter(lives).filter(stranger).map(|view| Lane {
+        label: view.name.to_string(),
+        name: view.name.clone(),
+        pid: None,
+        worker: Some(view.worker),
+        rank: view.rank,
+        data_shards: view.data_shards,
+        state: LaneState::Seen(view.state),
+    });
+    ours.chain(strangers).collect()
+}
+
+fn tokens_per_second(progress: &Progress) -> Option<f64> {
+    let recent = &progress.lines[progress.lines.len().saturating_sub(RECENT)..];
+    let seconds: f64 = recent.iter().map(|line| line.seconds).sum();
+    let tokens: u64 = recent.iter().map(|line| line.tokens).sum();
+    (seconds > 0.0).then(|| tokens as f64 / seconds)
+}
+
+fn warnings(progress: &Progress) -> Vec<String> {
+    let waiting = progress.waiting.as_ref().map(|waiting| {
+        let (members, wanted) = (waiting.members, waiting.wanted);
+        format!("waiting: {members} of at least {wanted} workers take part")
+    });
+    waiting.into_iter().chain(lacking(progress)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> NodeName {
+        NodeName::parse(name).expect("a name")
+    }
+
+    fn view(worker: u64, node: &str, state: WorkerState) -> WorkerView {
+        WorkerView {
+            worker: WorkerId(worker),
+            name: name(node),
+            address: "127.0.0.1:1".parse().expect("an address"),
+            rank: None,
+            data_shards: 0,
+            state,
+        }
+    }
+
+    #[test]
+    fn every_process_has_a_lane_and_so_has_every_living_worker_that_came_by_hand() {
+        let naming = |label: &str, pid, node| Naming {
+            label: label.into(),
+            pid,
+            name: name(node),
+            id: None,
+        };
+        let [evicted, stopped, new] =
+            [naming("worker-1", 11, "a"), naming("worker-2", 12, "b"), naming("worker-3", 13, "c")];
+        let views = [
+            view(1, "a", WorkerState::Lost),
+            view(2, "b", WorkerState::Training),
+            view(3, "gone", WorkerState::Lost),
+            view(4, "a", WorkerState::Learning),
+            view(5, "by-hand", WorkerState::Training),
+        ];
+        let lanes = lanes(&[&evicted, &stopped, &new], &views, &BTreeSet::from([12]));
+        let shown: Vec<_> =
+            lanes.iter().map(|lane| (lane.label.as_str(), lane.worker, lane.state)).collect();
+        assert_eq!(
+            shown,
+            [
+                ("worker-1", Some(WorkerId(4)), LaneState::Seen(WorkerState::Learning)),
+                ("worker-2", Some(WorkerId(2)), LaneState::Paused),
+                ("worker-3", None, LaneState::Starting),
+                ("by-hand", Some(WorkerId(5)), LaneState::Seen(WorkerState::Training)),
+            ]
+        );
+    }
+}

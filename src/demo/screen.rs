@@ -1,0 +1,84 @@
+//! Where the demo is shown: a terminal, or, where there is none, plain lines on stderr.
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+
+use super::keys::{Action, action};
+use super::model::Model;
+use super::view;
+use crate::failure::{Exit, Failure};
+use crate::output::say;
+
+/// The screen. Dropped, it leaves the terminal as it was; so it does when the program panics.
+pub(super) enum Screen {
+    /// A terminal, whose keys are read.
+    Terminal(DefaultTerminal),
+    /// Nobody presses keys here.
+    Plain {
+        /// When the last line was said.
+        said_at: Option<Instant>,
+    },
+}
+
+/// How often a plain line is said.
+const PACE: Duration = Duration::from_secs(1);
+
+impl Screen {
+    /// Takes the terminal, if there is one.
+    pub(super) fn open() -> Result<Self, Failure> {
+        if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
+            return Ok(Self::Plain { said_at: None });
+        }
+        ratatui::try_init().map(Self::Terminal).map_err(unusable)
+    }
+
+    /// Shows the model.
+    pub(super) fn show(&mut self, model: &Model) -> Result<(), Failure> {
+        match self {
+            Self::Terminal(terminal) => {
+                terminal.draw(|frame| view::draw(frame, model)).map(drop).map_err(unusable)
+            }
+            Self::Plain { said_at } if said_at.is_none_or(|at| at.elapsed() >= PACE) => {
+                *said_at = Some(Instant::now());
+                say(view::line(model));
+                Ok(())
+            }
+            Self::Plain { .. } => Ok(()),
+        }
+    }
+
+    /// Tells what has happened, where the view does not.
+    pub(super) fn tell(&self, sentence: &str) {
+        if matches!(self, Self::Plain { .. }) {
+            say(sentence);
+        }
+    }
+
+    /// What the user has asked for since the last time.
+    pub(super) fn actions(&self) -> Result<Vec<Action>, Failure> {
+        let mut actions = Vec::new();
+        while matches!(self, Self::Terminal(_)) && event::poll(Duration::ZERO).map_err(unusable)? {
+            if let Event::Key(key) = event::read().map_err(unusable)? {
+                actions.extend(action(key));
+            }
+        }
+        Ok(actions)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if matches!(self, Self::Terminal(_)) {
+            ratatui::restore();
+        }
+    }
+}
+
+fn unusable(error: io::Error) -> Failure {
+    Failure::new(Exit::Failed, "the terminal cannot be used")
+        .because(error)
+        .next("send stdout to a file, or through `cat`, for plain lines")
+}

@@ -1,0 +1,187 @@
+//! The demo under way: a cluster that trains, chance that kills, a user who presses keys.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::chaos::Chaos;
+use super::keys::Action;
+use super::model::{Lane, Model};
+use super::screen::Screen;
+use crate::cluster::{Cluster, ClusterError, Report};
+use crate::failure::Failure;
+use crate::progress::{Waiting, sentence};
+
+/// The demo under way.
+pub(super) struct Show<'a> {
+    run: &'a RunSpec,
+    cluster: Cluster,
+    screen: Screen,
+    chaos: Option<Chaos>,
+    waiting: Waiting,
+    /// Processes that the user has stopped.
+    paused: BTreeSet<u32>,
+    /// Whom the keys are about.
+    chosen: Option<NodeName>,
+    story: Vec<String>,
+    /// Events that are told.
+    told: usize,
+    began: Instant,
+}
+
+impl<'a> Show<'a> {
+    /// Submits `run` to a cluster that has just begun with so many workers.
+    pub(super) async fn begin(
+        run: &'a RunSpec,
+        mut cluster: Cluster,
+        workers: u32,
+        chaos: Option<Chaos>,
+    ) -> Result<Self, Failure> {
+        cluster.submit(run).await?;
+        let screen = Screen::open()?;
+        Ok(Self {
+            run,
+            cluster,
+            screen,
+            chaos,
+            waiting: Waiting::new(run, workers),
+            paused: BTreeSet::new(),
+            chosen: None,
+            story: Vec::new(),
+            told: 0,
+            began: Instant::now(),
+        })
+    }
+
+    /// Goes on until the run is complete.
+    ///
+    /// # Errors
+    /// When the run cannot go on, or the user has enough of it.
+    pub(super) async fn perform(mut self) -> Result<Report, Failure> {
+        while !self.cluster.advance().await? {
+            self.tell_news();
+            let model = self.show()?;
+            self.strike(&model);
+            for action in self.screen.actions()? {
+                self.act(action).await?;
+            }
+        }
+        self.tell_news();
+        self.show()?;
+        let report = self.cluster.report(self.run);
+        // A stopped process could not hear that it may go.
+        self.paused.iter().for_each(|pid| send(*pid, Signal::CONT));
+        self.cluster.finish().await;
+        Ok(report)
+    }
+
+    fn show(&mut self) -> Result<Model, Failure> {
+        let model = self.model();
+        self.chosen = model.lane().map(|lane| lane.name.clone());
+        self.screen.show(&model)?;
+        Ok(model)
+    }
+
+    fn model(&self) -> Model {
+        let model = Model::of(self.run, &self.cluster, &self.paused, self.chosen.as_ref());
+        Model { elapsed: self.began.elapsed(), story: self.story.clone(), ..model }
+    }
+
+    fn tell_news(&mut self) {
+        let progress = self.cluster.progress();
+        let events = progress.events[self.told..].iter();
+        let mut news: Vec<String> = events.filter_map(|event| sentence(&event.kind)).collect();
+        self.told = progress.events.len();
+        // The view says by itself that a run waits.
+        if matches!(self.screen, Screen::Plain { .. }) {
+            news.extend(self.waiting.sentences(progress));
+        }
+        news.into_iter().for_each(|sentence| self.tell(sentence));
+    }
+
+    fn tell(&mut self, sentence: String) {
+        self.screen.tell(&sentence);
+        self.story.push(sentence);
+    }
+
+    /// Lets chance kill a member.
+    fn strike(&mut self, model: &Model) {
+        let member = |lane: &&Lane| lane.rank.is_some() && !self.is_paused(lane);
+        let members: Vec<Lane> = model.lanes.iter().filter(member).cloned().collect();
+        let members: Vec<Lane> = members.into_iter().filter(|lane| lane.pid.is_some()).collect();
+        // Before the run has begun a death would end it.
+        let elapsed = self.began.elapsed();
+        let strike = self.chaos.as_mut().and_then(|chaos| chaos.strike(elapsed, members.len()));
+        if let Some(victim) = strike {
+            self.kill(&members[victim], "chance kills");
+        }
+    }
+
+    fn is_paused(&self, lane: &Lane) -> bool {
+        lane.pid.is_some_and(|pid| self.paused.contains(&pid))
+    }
+
+    async fn act(&mut self, action: Action) -> Result<(), Failure> {
+        let model = self.model();
+        let choose = |at: usize| model.lanes.get(at).map(|lane| lane.name.clone());
+        match action {
+            Action::Quit => return Err(ClusterError::Interrupted.into()),
+            Action::Choose(at) => self.chosen = choose(at).or(self.chosen.take()),
+            Action::Up => self.chosen = choose(model.chosen.saturating_sub(1)),
+            Action::Down => self.chosen = choose(model.chosen + 1).or(self.chosen.take()),
+            Action::Add => {
+                self.cluster.add_worker(&[])?;
+                self.tell("a worker is added".into());
+            }
+            Action::Kill | Action::Pause | Action::Drain => {
+                let Some(lane) = model.lane() else { return Ok(()) };
+                match (action, lane.pid, lane.worker) {
+                    (Action::Kill, ..) if self.cluster.progress().registered().is_some() => {
+                        self.tell("nobody is killed before the run has begun".into());
+                    }
+                    (Action::Kill, ..) => self.kill(lane, "you kill"),
+                    (Action::Pause, Some(pid), _) => self.pause(pid, &lane.label),
+                    (Action::Drain, _, Some(worker)) => self.drain(worker).await,
+                    _ => self.tell(format!("{} cannot be reached from here", lane.label)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, lane: &Lane, who: &str) {
+        let Some(pid) = lane.pid else {
+            return self.tell(format!("{} runs elsewhere", lane.label));
+        };
+        self.paused.remove(&pid);
+        send(pid, Signal::KILL);
+        let id = lane.worker.map_or(String::new(), |worker| format!(" (worker {worker})"));
+        self.tell(format!("{who} {}{id}", lane.label));
+    }
+
+    fn pause(&mut self, pid: u32, label: &str) {
+        if self.paused.remove(&pid) {
+            send(pid, Signal::CONT);
+            self.tell(format!("{label} goes on"));
+        } else {
+            self.paused.insert(pid);
+            send(pid, Signal::STOP);
+            self.tell(format!("{label} is stopped"));
+        }
+    }
+
+    async fn drain(&mut self, worker: WorkerId) {
+        if let Err(error) = self.cluster.drain(worker).await {
+            self.tell(format!("worker {worker} cannot leave: {error}"));
+        }
+    }
+}
+
+/// Sends a process a signal. One that has just ended does not hear it.
+fn send(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid as i32) {
+        let _ = kill_process(pid, signal);
+    }
+}

@@ -1,0 +1,59 @@
+//! What happens to a cluster, in plain sentences: one for each event that a user should hear of.
+
+use everstep_transport::protocol::Term;
+use everstep_transport::protocol::outcome::EventKind;
+
+use crate::cluster::Progress;
+
+/// The sentence for an event; none for what every run has.
+pub(crate) fn sentence(event: &EventKind) -> Option<String> {
+    Some(match event {
+        EventKind::Lost { worker, reason, .. } => format!("lost worker {worker}: {reason}"),
+        EventKind::Joined { worker } => format!("worker {worker} has joined"),
+        EventKind::Draining { worker } => format!("worker {worker} drains"),
+        EventKind::Left { worker } => format!("worker {worker} has left"),
+        EventKind::Refused { name, reason } => format!("refused {name}: {reason}"),
+        EventKind::Rollback { from, to, reason } => {
+            format!("went back from step {from} to step {to}: {reason}")
+        }
+        EventKind::Leading { term } if *term > Term(1) => {
+            "the coordinator was started again".into()
+        }
+        EventKind::Submitted { .. }
+        | EventKind::Registered { .. }
+        | EventKind::Leading { .. }
+        | EventKind::Generation { .. }
+        | EventKind::Complete { .. }
+        | EventKind::Failed { .. } => return None,
+    })
+}
+
+/// Which parameter shards lack owners now, if any do.
+pub(crate) fn lacking(progress: &Progress) -> Option<String> {
+    let lapses = progress.protection.open();
+    let shards: u32 = lapses.iter().map(|lapse| lapse.count).sum();
+    (shards > 0).then(|| format!("under-protected: {shards} parameter shards"))
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::{Step, WorkerId};
+
+    use super::*;
+
+    #[test]
+    fn a_rollback_is_said_with_both_steps() {
+        let reason = "shard 3 has no owner left".to_string();
+        let rollback = EventKind::Rollback { from: Step(57), to: Step(0), reason };
+        let said = "went back from step 57 to step 0: shard 3 has no owner left";
+        assert_eq!(sentence(&rollback).as_deref(), Some(said));
+    }
+
+    #[test]
+    fn what_every_run_has_is_not_said() {
+        assert_eq!(sentence(&EventKind::Complete { step: Step(3) }), None);
+        assert_eq!(sentence(&EventKind::Leading { term: Term(1) }), None);
+        let left = sentence(&EventKind::Left { worker: WorkerId(7) });
+        assert_eq!(left.as_deref(), Some("worker 7 has left"));
+    }
+}

@@ -1,0 +1,113 @@
+//! What a run waits for, in plain sentences.
+
+use std::time::{Duration, Instant};
+
+use everstep_transport::protocol::RunSpec;
+
+use crate::cluster::Progress;
+
+/// Says it now and then.
+pub(crate) struct Waiting {
+    start_workers: u32,
+    /// Nobody else needs to come for the run to begin.
+    complete: bool,
+    said_at: Instant,
+    /// The run has begun, and waits.
+    stands: bool,
+}
+
+/// How often it is said, at most.
+const PACE: Duration = Duration::from_secs(3);
+
+impl Waiting {
+    /// For a run of which `workers` start here.
+    pub(crate) fn new(run: &RunSpec, workers: u32) -> Self {
+        let start_workers = run.start_workers;
+        let complete = workers >= start_workers;
+        Self { start_workers, complete, said_at: Instant::now(), stands: false }
+    }
+
+    /// What is to be said now: of a run that has not begun who has registered, the first time also
+    /// how others join; of a run that stands still, at once, who takes part and how another joins.
+    pub(crate) fn sentences(&mut self, progress: &Progress) -> Vec<String> {
+        let registered = progress.registered();
+        let stands = registered.is_none() && progress.waiting.is_some();
+        let is_new = stands && !self.stands;
+        self.stands = stands;
+        if self.said_at.elapsed() < PACE && !is_new {
+            return Vec::new();
+        }
+        let said = match (registered, progress.waiting) {
+            (Some(registered), _) => self.beginning(registered, progress),
+            (None, Some(waiting)) => vec![format!(
+                "waiting: {} of at least {} workers take part; another joins with: {}",
+                waiting.members, waiting.wanted, progress.join
+            )],
+            (None, None) => return Vec::new(),
+        };
+        self.said_at = Instant::now();
+        said
+    }
+
+    fn beginning(&mut self, registered: usize, progress: &Progress) -> Vec<String> {
+        let wanted = self.start_workers;
+        let mut sentences =
+            vec![format!("waiting: {registered} of {wanted} workers have registered")];
+        if !std::mem::replace(&mut self.complete, true) {
+            sentences.push(format!("others join with: {}", progress.join));
+        }
+        sentences
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::outcome::{self, Event, EventKind};
+    use everstep_transport::protocol::{Cause, Generation, Step};
+
+    use super::*;
+
+    fn begun(progress: &mut Progress) {
+        let kind = EventKind::Generation {
+            generation: Generation(1),
+            cause: Cause::Start,
+            workers: vec![],
+            at_step: Step(0),
+            redone: false,
+            waiting: false,
+            under_protected: vec![],
+        };
+        progress.events.push(Event { number: 1, unix_ms: 0, kind });
+    }
+
+    #[test]
+    fn what_a_run_waits_for_is_said_until_it_begins() {
+        let long_ago = Instant::now() - PACE;
+        let (start_workers, complete, stands) = (3, false, false);
+        let mut waiting = Waiting { start_workers, complete, said_at: long_ago, stands };
+        let mut progress = Progress { join: "join so".into(), ..Progress::default() };
+        let sentence = "waiting: 0 of 3 workers have registered";
+        assert_eq!(waiting.sentences(&progress), [sentence, "others join with: join so"]);
+        assert_eq!(waiting.sentences(&progress), [""; 0], "not all the time");
+        waiting.said_at = long_ago;
+        assert_eq!(waiting.sentences(&progress), [sentence], "how others join, but once");
+        begun(&mut progress);
+        waiting.said_at = long_ago;
+        assert_eq!(waiting.sentences(&progress), [""; 0]);
+    }
+
+    #[test]
+    fn a_run_that_stands_still_says_so_at_once_and_how_another_joins() {
+        let (said_at, start_workers) = (Instant::now(), 2);
+        let mut waiting = Waiting { start_workers, complete: true, said_at, stands: false };
+        let mut progress = Progress { join: "join so".into(), ..Progress::default() };
+        begun(&mut progress);
+        assert_eq!(waiting.sentences(&progress), [""; 0]);
+        progress.waiting = Some(outcome::Waiting { members: 1, wanted: 2, since_unix_ms: 0 });
+        let sentence = "waiting: 1 of at least 2 workers take part; another joins with: join so";
+        assert_eq!(waiting.sentences(&progress), [sentence]);
+        assert_eq!(waiting.sentences(&progress), [""; 0], "not all the time");
+        waiting.said_at = Instant::now() - PACE;
+        assert_eq!(waiting.sentences(&progress), [sentence]);
+    }
+}

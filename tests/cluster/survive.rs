@@ -1,0 +1,134 @@
+//! Deaths cost time, and nothing else: no step, no sample, not a bit (I3, I4, I6).
+
+use crate::world::{Run, Signal, World, until};
+
+/// A run that is long enough for some deaths.
+fn world() -> World {
+    World::new().with("run.steps", 400)
+}
+
+/// Trains with so many workers; each time that the cluster is whole the members of these ranks die
+/// at once.
+fn kill(world: &World, workers: usize, deaths: &[&[usize]]) -> Run {
+    let run = world.launch(&["--workers", &workers.to_string()]);
+    run.until_step(3);
+    let mut left = workers;
+    for ranks in deaths {
+        let cluster = run.until_whole(left);
+        ranks.iter().for_each(|rank| cluster.member(*rank).signal(Signal::KILL));
+        left -= ranks.len();
+        until("the survivors go on", || (run.count("lost") == workers - left).then_some(()));
+        run.until_another_step();
+    }
+    run.complete()
+}
+
+/// Checks the run, and that every death is in its report.
+fn assert_survived(world: &World, run: &Run, deaths: &[&[usize]]) {
+    run.assert_survived(400);
+    assert_eq!(run.hash(), world.undisturbed(), "{deaths:?}");
+    assert_eq!(run.report["rollbacks"], serde_json::json!([]));
+    let lost = run.generations("lost");
+    let about = lost.iter().map(|generation| generation["workers"].as_array().unwrap().len());
+    let dead: usize = deaths.iter().map(|ranks| ranks.len()).sum();
+    assert_eq!(about.sum::<usize>(), dead, "{lost:?}");
+    for generation in lost {
+        let measured = |key: &str| generation[key].as_f64().is_some_and(f64::is_finite);
+        assert!(measured("stall_ms") && measured("detect_ms"), "{generation}");
+    }
+    let redone = run.report["generations"].as_array().unwrap();
+    let redone = redone.iter().filter(|generation| generation["redone"] == true).count();
+    assert_eq!(run.report["steps_redone"], redone);
+}
+
+#[test]
+fn three_workers_survive_the_death_of_a_follower_and_then_of_the_step_leader() {
+    let world = world();
+    let deaths: [&[usize]; 2] = [&[1], &[0]];
+    assert_survived(&world, &kill(&world, 3, &deaths), &deaths);
+}
+
+#[test]
+fn four_workers_survive_the_death_of_two_that_are_not_neighbours() {
+    let world = world();
+    let deaths: [&[usize]; 1] = [&[0, 2]];
+    assert_survived(&world, &kill(&world, 4, &deaths), &deaths);
+}
+
+#[test]
+fn eight_workers_survive_one_death_after_the_other() {
+    let world = world();
+    let deaths: [&[usize]; 3] = [&[5], &[0], &[1, 3]];
+    assert_survived(&world, &kill(&world, 8, &deaths), &deaths);
+}
+
+#[test]
+fn a_worker_killed_after_the_last_step_is_survived_too() {
+    // The members evaluate for seconds after the last step.
+    let world = World::new().with_text(1 << 20).with("data.validation", 0.5);
+    let world = world.with("model.width", 64).with("model.layers", 6);
+    let run = world.launch(&["--workers", "3"]);
+    let cluster = run.until_step(12);
+    cluster.workers[1].signal(Signal::KILL);
+    let run = run.complete();
+    run.assert_survived(12);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert!(run.dir.join("model.safetensors").is_file());
+}
+
+#[test]
+fn when_all_are_killed_their_successors_begin_anew_and_say_so() {
+    let world = world();
+    let run = world.launch(&["--workers", "2", "--respawn"]);
+    run.until_step(20);
+    let cluster = run.until_whole(2);
+    cluster.workers.iter().for_each(|worker| worker.signal(Signal::KILL));
+    until("the rollback", || (run.count("rollback") == 1).then_some(()));
+    let run = run.complete();
+    run.assert_survived(400);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!(run.report["respawned"], 2);
+    let rollback = &run.report["rollbacks"][0];
+    assert!(rollback["from"].as_u64() >= Some(20) && rollback["to"] == 0, "{rollback}");
+    assert_eq!(run.generations("rollback").len(), 1);
+}
+
+#[test]
+fn a_stopped_worker_is_evicted_and_one_that_goes_on_registers_again() {
+    let world = World::new().with("run.steps", 800);
+    let run = world.launch(&["--workers", "3"]);
+    run.until_step(3);
+    let cluster = run.until_whole(3);
+    let stopped = cluster.member(0).clone();
+    stopped.signal(Signal::STOP);
+    let state = || Some(run.cluster()?.worker(stopped.id?)?.state.clone());
+    until("the eviction", || (state()? == "lost").then_some(()));
+    run.until_another_step();
+    stopped.signal(Signal::CONT);
+    let cluster = run.until_whole(3);
+    let again = cluster.workers.iter().find(|w| w.pid == stopped.pid && !w.is_over());
+    assert!(again.expect("the same process").id > stopped.id, "{cluster:?}");
+    let run = run.complete();
+    run.assert_survived(800);
+    assert_eq!(run.hash(), world.undisturbed());
+}
+
+#[test]
+fn a_host_whose_worker_dies_comes_back_twenty_times() {
+    let world = World::new().with("run.steps", 1_000_000);
+    let run = world.launch(&["--workers", "2", "--respawn"]);
+    run.until_step(3);
+    for death in 1..=20 {
+        let cluster = run.until_whole(2);
+        let newest = cluster.workers.iter().filter(|w| !w.is_over()).max_by_key(|w| w.id);
+        newest.expect("a member").signal(Signal::KILL);
+        until("its loss", || (run.count("lost") == death).then_some(()));
+    }
+    run.until_whole(2);
+    run.until_another_step();
+    let lines = run.lines("metrics.jsonl");
+    let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>(), "each step once, in order");
+    assert!(lines.iter().all(|line| line["samples_lost"] == 0 && line["samples_repeated"] == 0));
+    assert_eq!((run.count("joined"), run.count("rollback")), (20, 0));
+}
