@@ -32,6 +32,12 @@ pub enum Fault {
         /// coordinator with what is on its disk.
         restart: Option<Duration>,
     },
+    /// The coordinator's process ends when it has proposed the next generation, before that is
+    /// durable.
+    CrashProposing {
+        /// When somebody starts it again.
+        restart: Duration,
+    },
     /// Several processes end at once, without a word.
     CrashTogether {
         /// Which.
@@ -175,6 +181,7 @@ impl Fault {
         match self {
             Self::Crash { node: Node::Coordinator, .. } => "crash of the coordinator",
             Self::Crash { .. } => "crash of a worker",
+            Self::CrashProposing { .. } => "crash in a proposal",
             Self::CrashTogether { .. } => "crash of several",
             Self::Join { .. } => "join",
             Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
@@ -214,6 +221,12 @@ impl fmt::Display for Fault {
             Self::Crash { node, restart: None } => write!(f, "{node} crashes"),
             Self::Crash { node, restart: Some(after) } => {
                 write!(f, "{node} crashes, and is started again after {after:?}")
+            }
+            Self::CrashProposing { restart } => {
+                write!(
+                    f,
+                    "coordinator crashes when it proposes, and is started again {restart:?} later"
+                )
             }
             Self::CrashTogether { side, restart: None } => {
                 write!(f, "{} crash at once", all(side))

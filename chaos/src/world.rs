@@ -338,7 +338,7 @@ impl World {
     fn deliver_stray(&mut self, stray: Stray) -> Result<(), Violation> {
         match stray {
             Stray::Message { from, to, message } if self.links.is_open(to, from) => {
-                self.hear(from, to, message)
+                self.hear(from, to, *message)
             }
             Stray::Message { .. } => Ok(()),
             Stray::Parcel { from, to, parcel } => self.add_stray(from, to, parcel),

@@ -25,6 +25,8 @@ pub struct Rates {
     pub grace: Duration,
     /// Crashes of the coordinator.
     pub coordinator_crashes: f64,
+    /// Crashes of the coordinator in the middle of a change.
+    pub proposing_crashes: f64,
     /// The share of crashed processes that are started again.
     pub restarts: f64,
     /// When those are, at most.
@@ -73,6 +75,7 @@ impl Default for Rates {
             drains: 1.5,
             grace: Duration::from_secs(5),
             coordinator_crashes: 1.0,
+            proposing_crashes: 0.5,
             restarts: 0.5,
             restart_within: Duration::from_secs(4),
             pauses: 2.5,
@@ -104,6 +107,7 @@ impl Rates {
             joins: 0.0,
             drains: 0.0,
             coordinator_crashes: 0.0,
+            proposing_crashes: 0.0,
             disconnects: 0.0,
             flips: 0.0,
             long: 0.0,
@@ -174,7 +178,7 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    fn kinds(&self) -> [(f64, Make); 17] {
+    fn kinds(&self) -> [(f64, Make); 18] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
@@ -190,6 +194,9 @@ impl Draw<'_> {
             (rates.coordinator_crashes, |draw| {
                 let restart = draw.up_to(draw.rates.restart_within);
                 Fault::Crash { node: Node::Coordinator, restart: Some(restart) }
+            }),
+            (rates.proposing_crashes, |draw| Fault::CrashProposing {
+                restart: draw.up_to(draw.rates.restart_within),
             }),
             (rates.pauses, |draw| Fault::Pause { node: draw.node(), span: draw.interruption() }),
             (rates.drifts, |draw| {
@@ -332,7 +339,7 @@ mod tests {
         assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
         let all = Schedule::draw(1, 60 * MINUTE, 3, &Rates { garbles: 1.0, ..Rates::default() });
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 18);
+        assert_eq!(kinds.len(), 19);
     }
 
     #[test]

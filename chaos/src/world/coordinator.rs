@@ -191,13 +191,16 @@ impl World {
                 to.into_iter().try_for_each(|link| self.tell(link, message.clone()))
             }
             Effect::Propose(entry) => {
-                if let Command::Generation(change) = &entry.command {
-                    self.note(format_args!("proposed: {change:?}"));
-                    self.observe(Observation::Proposed(&change.record))?;
-                    // Who turns up from now on does so too late.
-                    self.coordinator.grounds = self.truly_lost();
-                }
+                let Command::Generation(change) = &entry.command else {
+                    self.append(entry);
+                    return Ok(());
+                };
+                self.note(format_args!("proposed: {change:?}"));
+                self.observe(Observation::Proposed(&change.record))?;
+                // Who turns up from now on does so too late.
+                self.coordinator.grounds = self.truly_lost();
                 self.append(entry);
+                self.proposing();
                 Ok(())
             }
             Effect::Record(lines) => {

@@ -35,6 +35,8 @@ impl Pause {
 #[derive(Debug, Default)]
 pub struct Armed {
     duplicates: Vec<Duplicate>,
+    /// The coordinator crashes at its next proposal, and comes again so much later.
+    proposing: Option<Duration>,
     /// Slots in whose memory the next reduced gradient will be garbled.
     garbles: BTreeSet<usize>,
     /// Slots in whose memory the next piece of a shard's state will be garbled.
@@ -63,6 +65,7 @@ impl World {
         let until = (now + fault.outage()).min(self.calm);
         match fault {
             Fault::Crash { node, restart } => self.crash(*node, *restart),
+            Fault::CrashProposing { restart } => self.armed.proposing = Some(*restart),
             Fault::CrashTogether { side, restart } => {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
@@ -146,6 +149,14 @@ impl World {
         let at_least = if begun { restart } else { Some(restart.unwrap_or(BEGIN).min(BEGIN)) };
         if let Some(after) = at_least {
             self.queue.put(self.now + after, Happening::Restart(machine));
+        }
+    }
+
+    /// A generation was proposed: perhaps its proposer crashes before it is durable.
+    pub(super) fn proposing(&mut self) {
+        if let Some(restart) = self.armed.proposing.take() {
+            let crash = Fault::Crash { node: Node::Coordinator, restart: Some(restart) };
+            self.queue.put(self.now, Happening::Fault(Box::new(crash)));
         }
     }
 
@@ -269,7 +280,7 @@ impl World {
         }
         let way = (self.machine(from), self.machine(to));
         if let Some(duplicate) = self.take_duplicate(way, &[Twice::Message]) {
-            let stray = Stray::Message { from, to, message: message.clone() };
+            let stray = Stray::Message { from, to, message: message.clone().into() };
             self.queue.put(self.now + duplicate.after, Happening::Stray(Box::new(stray)));
         }
     }

@@ -42,7 +42,7 @@ pub struct Peer {
 /// What is to be sent.
 #[derive(Debug)]
 enum Outgoing {
-    Message(Message),
+    Message(Box<Message>),
     Parcel(Lane, Step, Parcel),
 }
 
@@ -208,7 +208,7 @@ impl World {
         (peer.linked, peer.expected, peer.called) = (true, None, Time(0));
         for outgoing in std::mem::take(&mut peer.waiting) {
             match outgoing {
-                Outgoing::Message(message) => self.send(place, id, message),
+                Outgoing::Message(message) => self.send(place, id, *message),
                 Outgoing::Parcel(lane, step, parcel) => {
                     self.post(place, id, (lane, step, parcel))?;
                 }
@@ -225,7 +225,7 @@ impl World {
             let other = peer.place;
             self.say(Node::Worker(place), Node::Worker(other), message);
         } else {
-            peer.waiting.push(Outgoing::Message(message));
+            peer.waiting.push(Outgoing::Message(message.into()));
         }
     }
 

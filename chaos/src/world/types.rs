@@ -254,7 +254,7 @@ pub enum Stray {
         /// To whom.
         to: Node,
         /// What.
-        message: Message,
+        message: Box<Message>,
     },
     /// A parcel.
     Parcel {

@@ -159,14 +159,7 @@ fn a_promotion_that_drops_the_other_copies_is_found() {
 
 #[test]
 fn a_generation_of_a_leader_that_was_replaced_is_found() {
-    let rates = Rates {
-        worker_crashes: 40.0,
-        joins: 60.0,
-        coordinator_crashes: 60.0,
-        restart_within: Duration::from_millis(500),
-        ..Rates::none()
-    };
-    find(plant!(coordinator IgnoreTerm), rates, &[I15]);
+    find(plant!(coordinator IgnoreTerm), Rates::default(), &[I15]);
 }
 
 #[test]
