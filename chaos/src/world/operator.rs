@@ -68,7 +68,8 @@ impl World {
         }
     }
 
-    /// Lines that come with the news that the run went back may be of what is void.
+    /// Lines that come with the news that the run went back may be of what is void: it asks again,
+    /// and believes no end until then.
     fn updated(&mut self, update: Update) -> Result<(), Violation> {
         let mut back = None;
         for event in &update.events {
@@ -89,8 +90,8 @@ impl World {
                 self.observe(Observation::Written(&line))?;
                 self.operator.lines.push(line);
             }
+            self.operator.outcome = update.outcome;
         }
-        self.operator.outcome = update.outcome;
         if let Some(link) = self.links.number(Node::Operator, Node::Coordinator) {
             self.queue.put(self.now + PAUSE, Happening::Watch(link));
         }

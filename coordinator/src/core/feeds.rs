@@ -27,10 +27,6 @@ pub(super) struct Learners {
     pub(super) leaving: BTreeSet<WorkerId>,
 }
 
-/// A member that a learner cannot reach for so long is not dead: its loss would have begun another
-/// generation.
-const CUT: Duration = Duration::from_secs(4);
-
 #[derive(Debug, Default)]
 pub(super) struct Feeds {
     generation: Generation,
@@ -38,8 +34,6 @@ pub(super) struct Feeds {
     learners: Learners,
     lessons: BTreeMap<WorkerId, Vec<Shard>>,
     ready: BTreeSet<WorkerId>,
-    /// Learners that cannot reach a member, since they first said so.
-    cut: BTreeMap<WorkerId, Time>,
     /// There is nothing to learn, but the record is not yet as it should be.
     uneven: bool,
 }
@@ -94,17 +88,9 @@ impl Feeds {
         }
     }
 
-    /// A learner is gone.
+    /// A learner cannot reach everyone: it is of no use as a member.
     pub(super) fn cut_off(&mut self, worker: WorkerId) {
         self.ready.remove(&worker);
-    }
-
-    /// A learner cannot reach everyone: it is not ready, and no member can be made of it if that
-    /// goes on although all members live.
-    pub(super) fn is_useless(&mut self, now: Time, worker: WorkerId) -> bool {
-        self.ready.remove(&worker);
-        let fed = self.lessons.contains_key(&worker);
-        fed && now.since(*self.cut.entry(worker).or_insert(now)) >= CUT
     }
 
     pub(super) fn ready(&self) -> &BTreeSet<WorkerId> {

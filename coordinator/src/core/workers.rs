@@ -203,13 +203,8 @@ impl Core {
         }
         if heartbeat.ready {
             self.feeds.learned(worker, generation);
-        } else if let Some(other) = unreachable.first()
-            && self.feeds.is_useless(now, worker)
-            && !self.state.is_member(worker)
-        {
-            // It would be of no use as a member; as another worker it may reach all of them.
-            let reason = format!("it cannot reach worker {other}");
-            self.suspect(now, worker, Doubt { reason, dead: false });
+        } else if !unreachable.is_empty() {
+            self.feeds.cut_off(worker);
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {

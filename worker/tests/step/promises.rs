@@ -237,7 +237,7 @@ fn what_is_of_a_newer_generation_waits_for_its_record() {
 #[test]
 fn of_what_is_early_no_more_than_a_few_wait() {
     let mut solo = Solo::member(1);
-    for _ in 0..22 {
+    for _ in 0..10 {
         solo.peer(MEMBERS[0], Message::Go { generation: NEXT, step: Step(1) });
     }
     assert_eq!(solo.core.refused(), 6);

@@ -12,7 +12,7 @@ use super::{Core, Phase};
 use crate::step::event::Admission;
 
 /// Most messages of a newer generation that wait, for each peer.
-const MAX_EARLY: usize = 16;
+const MAX_EARLY: usize = 4;
 
 impl Core {
     /// What to do with a chunk whose header has arrived from another worker.
