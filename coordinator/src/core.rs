@@ -8,7 +8,7 @@
 //!
 //! A worker's way: Hello, Welcome once there is a run, Register, an entry, Registered; heartbeats
 //! and their answers. When enough are there, or whenever somebody is lost, comes or goes: Pause,
-//! Status, an entry with the next generation, Announce ([`change`]). In the end Finished; when all
+//! Status, an entry with the next generation, Announce (`change.rs`). In the end Finished; when all
 //! have, an entry with the outcome, Dismiss.
 //!
 //! A coordinator follows until it is elected and its own first entry has applied: until then it
