@@ -38,7 +38,7 @@ fn a_trace_has_every_event_of_every_seed_in_order() {
     };
     let first = trace();
     assert!(first.starts_with("seed 0\n") && first.contains("\nseed 1\n"));
-    assert!(first.contains(" commits Commit ") && first.contains(" fault: "));
+    assert!(first.contains(" commits Some(Commit ") && first.contains(" fault: "));
     assert!(first == trace(), "the same seeds give the same trace to the byte");
 }
 
