@@ -1,10 +1,10 @@
 //! What goes to another worker on bulk streams, in one generation.
 //!
-//! Each lane has its own queue, task and stream, so a lane whose receiver is not ready yet holds up
-//! no other. The queues to a member are bounded by the plan: a step has so many pieces, and the
-//! next step's begin only when this one has committed. A learner that is no member holds nobody up: what
-//! it is fed, and does not take in time, is not queued, and it asks again. Dropped, all of it is
-//! given up: what is queued is forgotten, and streams under way are reset.
+//! Each lane has its own queue, task and stream, so a lane whose receiver is not ready yet holds
+//! up no other. The queues to a member are bounded by the plan: a step has so many pieces, and the
+//! next step's begin only when this one has committed. A learner that is no member holds nobody
+//! up: what it is fed, and does not take in time, is not queued, and it asks again. Dropped, all
+//! of it is given up: what is queued is forgotten, and streams under way are reset.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
