@@ -9,6 +9,7 @@
 //! are answered meanwhile. What is proposed while it writes goes together into the next
 //! transaction.
 
+pub mod replica;
 mod store;
 
 use std::fs::OpenOptions;

@@ -17,7 +17,7 @@ use everstep_transport::protocol::Term;
 use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 
 /// Half of a BLAKE3 digest.
-type Digest = [u8; 16];
+pub(super) type Digest = [u8; 16];
 
 /// By index, from 1: the term, the seal, the entry.
 const ENTRIES: TableDefinition<u64, (u64, &Digest, &[u8])> = TableDefinition::new("entries");
@@ -68,6 +68,17 @@ pub enum StoreError {
         /// The layout that was found.
         found: u64,
         /// This build's.
+        ours: u64,
+    },
+    /// It was written in another cluster.
+    #[error("it is of another cluster")]
+    OtherCluster,
+    /// It was written by another replica of the cluster.
+    #[error("it is replica {found}'s, and this is replica {ours}")]
+    OtherReplica {
+        /// Whose it is.
+        found: u64,
+        /// Who asked.
         ours: u64,
     },
 }
@@ -198,11 +209,11 @@ impl<E: Into<redb::Error>> From<E> for StoreError {
     }
 }
 
-fn half(hasher: &blake3::Hasher) -> Digest {
+pub(super) fn half(hasher: &blake3::Hasher) -> Digest {
     *hasher.finalize().as_bytes().first_chunk().expect("32 bytes")
 }
 
-fn database(disk: impl StorageBackend) -> Result<Database, StoreError> {
+pub(super) fn database(disk: impl StorageBackend) -> Result<Database, StoreError> {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
     Ok(builder.create_with_backend(disk)?)
@@ -250,7 +261,9 @@ fn header(transaction: &redb::ReadTransaction) -> Result<Header, StoreError> {
 }
 
 /// redb asserts what a damaged file may not fulfil: its panics are errors of the file.
-fn guarded<T>(operation: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+pub(super) fn guarded<T>(
+    operation: impl FnOnce() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let words = |panic: Box<dyn Any + Send>| match panic.downcast::<String>() {
         Ok(words) => *words,
         Err(panic) => panic.downcast_ref::<&str>().copied().unwrap_or("without a word").into(),

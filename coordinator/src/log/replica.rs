@@ -1,0 +1,360 @@
+//! A replica's disk: what Raft must not forget, in one file; batches in, the same content out.
+//!
+//! A batch is written in one transaction with one fsync, whatever is in it, so the file always
+//! holds what one of the batches left; those that came while the disk was busy go together. As in
+//! the log of a single coordinator (`store.rs`, which tells why), every row is sealed over its
+//! place, its content and the row before; the seal of the last entry that was dropped stands in the
+//! header, where the chain goes on from it. The header proves what there is: the newest seal, the
+//! digest of the snapshot, Raft's hard state, and whose file it is.
+//!
+//! An error is the end of the process, and never tried again: what the disk holds after one, only
+//! the next opening can tell. It does not know what an entry says.
+
+use everstep_transport::protocol::Term;
+use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
+use redb::{StorageBackend, Table, TableDefinition, WriteTransaction};
+use rkyv::rancor;
+use rkyv::util::AlignedVec;
+
+use super::store::{Digest, StoreError, database, guarded, half};
+use crate::raft::{Batch, Entry, HardState, Kept, Kind, Place, ReplicaId, Snapshot};
+
+/// By index: the term, whether it changes the members, the seal, the entry.
+type Entries = TableDefinition<'static, u64, (u64, bool, &'static Digest, &'static [u8])>;
+const ENTRIES: Entries = TableDefinition::new("replica entries");
+/// The header's numbers; the cluster; the digests of base, log and snapshot; the digest of these.
+type HeaderRow = ([u64; 8], &'static [u8; 32], [Digest; 3], &'static Digest);
+const HEADER: TableDefinition<(), HeaderRow> = TableDefinition::new("replica header");
+/// One row: the snapshot, encoded.
+const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("replica snapshot");
+
+/// The layout of the rows here.
+const FORMAT: u64 = 1;
+
+/// Whose disk it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// A digest that no other cluster has: of its authority's certificate.
+    pub cluster: [u8; 32],
+    /// The replica.
+    pub replica: ReplicaId,
+}
+
+/// A replica's file, held open. After an error it is to be dropped.
+pub struct ReplicaStore {
+    database: Database,
+    header: Header,
+    /// The newest commit repeats the one before.
+    confirmed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    schema: u64,
+    owner: Owner,
+    hard_state: HardState,
+    /// The last entry that was dropped, and its seal.
+    base: Place,
+    base_seal: Digest,
+    /// The index of the last entry, and its seal; or the base's.
+    last: u64,
+    seal: Digest,
+    snapshot: Digest,
+}
+
+impl ReplicaStore {
+    /// Makes a replica's file on an empty disk, with the content of a new replica:
+    /// [`Kept::founded_by`] for the first of a cluster, the default for one that joins.
+    ///
+    /// # Errors
+    /// [`StoreError::Database`].
+    pub fn create(disk: impl StorageBackend, owner: Owner, kept: &Kept) -> Result<(), StoreError> {
+        guarded(|| {
+            let (base, none) = (kept.base, Digest::default());
+            let header = Header {
+                schema: schema(),
+                owner,
+                hard_state: kept.hard_state,
+                base,
+                base_seal: none,
+                last: base.index,
+                seal: none,
+                snapshot: none,
+            };
+            let mut store = Self { database: database(disk)?, header, confirmed: false };
+            let content = Batch {
+                number: 0,
+                hard_state: kept.hard_state,
+                snapshot: Some(kept.snapshot.clone()),
+                base,
+                entries: kept.entries.iter().cloned().collect(),
+            };
+            store.commit(&[content])
+        })
+    }
+
+    /// Opens a replica's file, and gives all that is there.
+    ///
+    /// # Errors
+    /// [`StoreError`], also where redb would panic.
+    pub fn open(disk: impl StorageBackend, owner: Owner) -> Result<(Self, Kept), StoreError> {
+        guarded(|| {
+            let mut database = database(disk)?;
+            // Also where redb thinks well of the file: pages that it mistook for free it would
+            // write over.
+            database.check_integrity()?;
+            let (header, kept) = read(&database, owner)?;
+            Ok((Self { database, header, confirmed: false }, kept))
+        })
+    }
+
+    /// Writes batches, in this order and together: when this returns they are durable.
+    ///
+    /// # Errors
+    /// [`StoreError`]. They may be there nevertheless, all of them.
+    ///
+    /// # Panics
+    /// If a batch's entries leave a gap.
+    pub fn persist(&mut self, batches: &[Batch]) -> Result<(), StoreError> {
+        guarded(|| self.commit(batches))
+    }
+
+    /// Commits what is there once more, unless that was done: then no damage to a single commit
+    /// takes anything away. To be called when nothing waits.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn confirm(&mut self) -> Result<(), StoreError> {
+        if self.confirmed {
+            return Ok(());
+        }
+        guarded(|| {
+            let transaction = self.database.begin_write()?;
+            self.header.write(&transaction)?;
+            Ok(transaction.commit()?)
+        })?;
+        self.confirmed = true;
+        Ok(())
+    }
+
+    fn commit(&mut self, batches: &[Batch]) -> Result<(), StoreError> {
+        let transaction = self.database.begin_write()?;
+        let mut header = self.header;
+        {
+            let mut log = transaction.open_table(ENTRIES)?;
+            let mut snapshots = transaction.open_table(SNAPSHOT)?;
+            for batch in batches {
+                header.hard_state = batch.hard_state;
+                header.begin_behind(&mut log, batch.base)?;
+                header.append(&mut log, &batch.entries)?;
+                if let Some(snapshot) = &batch.snapshot {
+                    let bytes = encode(snapshot);
+                    header.snapshot = half(blake3::Hasher::new().update(&bytes));
+                    snapshots.insert((), bytes.as_slice())?;
+                }
+            }
+        }
+        header.write(&transaction)?;
+        transaction.commit()?;
+        self.header = header;
+        self.confirmed = false;
+        Ok(())
+    }
+}
+
+type EntriesTable<'t> = Table<'t, u64, (u64, bool, &'static Digest, &'static [u8])>;
+
+impl Header {
+    /// Drops what is not behind a place; everything, if the entry there is not the one meant.
+    fn begin_behind(
+        &mut self,
+        table: &mut EntriesTable<'_>,
+        base: Place,
+    ) -> Result<(), StoreError> {
+        if base == self.base {
+            return Ok(());
+        }
+        let there = table.get(base.index)?.map(|row| (row.value().0, *row.value().2));
+        match there.filter(|(term, _)| Term(*term) == base.term) {
+            Some((_, seal)) => {
+                table.retain_in(..=base.index, |_, _| false)?;
+                self.base_seal = seal;
+            }
+            None => {
+                table.retain(|_, _| false)?;
+                (self.base_seal, self.seal) = (Digest::default(), Digest::default());
+                self.last = base.index;
+            }
+        }
+        self.base = base;
+        Ok(())
+    }
+
+    /// Appends entries; what stands at the first one's place and behind goes.
+    fn append(
+        &mut self,
+        table: &mut EntriesTable<'_>,
+        entries: &[Entry],
+    ) -> Result<(), StoreError> {
+        let Some(first) = entries.first() else { return Ok(()) };
+        if first.place.index <= self.last {
+            table.retain_in(first.place.index.., |_, _| false)?;
+            self.last = first.place.index - 1;
+            self.seal = match self.last == self.base.index {
+                true => self.base_seal,
+                false => *table.get(self.last)?.ok_or_else(|| lacks("an entry"))?.value().2,
+            };
+        }
+        for entry in entries {
+            assert_eq!(entry.place.index, self.last + 1, "a batch leaves a gap");
+            *self = self.followed_by(entry);
+            let row = (entry.place.term.0, changes(entry), &self.seal, entry.bytes.as_slice());
+            table.insert(self.last, row)?;
+        }
+        Ok(())
+    }
+
+    /// The header when one more entry is there, sealed.
+    fn followed_by(self, entry: &Entry) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.seal);
+        hasher.update(&entry.place.index.to_le_bytes());
+        hasher.update(&entry.place.term.0.to_le_bytes());
+        hasher.update(&[u8::from(changes(entry))]);
+        Self { last: entry.place.index, seal: half(hasher.update(&entry.bytes)), ..self }
+    }
+
+    fn write(&self, transaction: &WriteTransaction) -> Result<(), StoreError> {
+        let mut table = transaction.open_table(HEADER)?;
+        let row = (self.numbers(), &self.owner.cluster, self.seals(), &self.digest());
+        table.insert((), row)?;
+        Ok(())
+    }
+
+    fn numbers(&self) -> [u64; 8] {
+        let HardState { term, vote, commit } = self.hard_state;
+        let vote = vote.map_or(0, |id| id.0);
+        let Place { index: base, term: base_term } = self.base;
+        let replica = self.owner.replica.0;
+        [self.schema, replica, base, base_term.0, self.last, term.0, vote, commit]
+    }
+
+    fn seals(&self) -> [Digest; 3] {
+        [self.base_seal, self.seal, self.snapshot]
+    }
+
+    fn digest(&self) -> Digest {
+        let mut hasher = blake3::Hasher::new();
+        for number in self.numbers() {
+            hasher.update(&number.to_le_bytes());
+        }
+        hasher.update(&self.owner.cluster);
+        half(hasher.update(self.seals().as_flattened()))
+    }
+
+    fn read(transaction: &ReadTransaction) -> Result<Self, StoreError> {
+        let table = match transaction.open_table(HEADER) {
+            Err(redb::TableError::TableDoesNotExist(_)) => return Err(lacks("header")),
+            table => table?,
+        };
+        let row = table.get(())?.ok_or_else(|| lacks("header"))?;
+        let (numbers, cluster, seals, digest) = row.value();
+        let [schema, replica, base, base_term, last, term, vote, commit] = numbers;
+        let [base_seal, seal, snapshot] = seals;
+        let vote = (vote != 0).then_some(ReplicaId(vote));
+        let header = Self {
+            schema,
+            owner: Owner { cluster: *cluster, replica: ReplicaId(replica) },
+            hard_state: HardState { term: Term(term), vote, commit },
+            base: Place { index: base, term: Term(base_term) },
+            base_seal,
+            last,
+            seal,
+            snapshot,
+        };
+        match header.digest() == *digest {
+            true => Ok(header),
+            false => Err(StoreError::Damaged("its header is not as written".into())),
+        }
+    }
+
+    /// Whether it is the file that was asked for.
+    fn check(&self, owner: Owner) -> Result<(), StoreError> {
+        if self.schema != schema() {
+            return Err(StoreError::OtherVersion { found: self.schema, ours: schema() });
+        }
+        if self.owner.cluster != owner.cluster {
+            return Err(StoreError::OtherCluster);
+        }
+        let (found, ours) = (self.owner.replica.0, owner.replica.0);
+        if found == ours { Ok(()) } else { Err(StoreError::OtherReplica { found, ours }) }
+    }
+}
+
+/// Reads everything, and proves that it is what was written.
+fn read(database: &Database, owner: Owner) -> Result<(Header, Kept), StoreError> {
+    let transaction = database.begin_read()?;
+    let header = Header::read(&transaction)?;
+    header.check(owner)?;
+    let Header { hard_state, base, .. } = header;
+    let snapshot = snapshot(&transaction, &header)?;
+    let mut kept = Kept { hard_state, snapshot, base, entries: Default::default() };
+    let mut seen = Header { last: base.index, seal: header.base_seal, ..header };
+    let table = transaction.open_table(ENTRIES)?;
+    for row in table.iter()? {
+        let (index, row) = row?;
+        let (term, changes, seal, bytes) = row.value();
+        let place = Place { index: index.value(), term: Term(term) };
+        let kind = if changes { Kind::Members } else { Kind::Command };
+        let entry = Entry { place, kind, bytes: bytes.to_vec() };
+        let expected = seen.last.checked_add(1);
+        seen = seen.followed_by(&entry);
+        if Some(place.index) != expected || *seal != seen.seal {
+            return Err(StoreError::Damaged(format!("entry {} is not as written", place.index)));
+        }
+        kept.entries.push_back(entry);
+    }
+    if (seen.last, seen.seal) != (header.last, header.seal) {
+        let (last, found) = (header.last, seen.last);
+        return Err(StoreError::Damaged(format!(
+            "of the entries up to {last}, {found} is the last"
+        )));
+    }
+    match kept.validate() {
+        Ok(()) => Ok((header, kept)),
+        Err(problem) => Err(StoreError::Damaged(problem.to_string())),
+    }
+}
+
+fn snapshot(transaction: &ReadTransaction, header: &Header) -> Result<Snapshot, StoreError> {
+    let table = transaction.open_table(SNAPSHOT)?;
+    let row = table.get(())?.ok_or_else(|| lacks("snapshot"))?;
+    let garbled = || StoreError::Damaged("its snapshot is not as written".into());
+    if half(blake3::Hasher::new().update(row.value())) != header.snapshot {
+        return Err(garbled());
+    }
+    let mut aligned = AlignedVec::<16>::with_capacity(row.value().len());
+    aligned.extend_from_slice(row.value());
+    rkyv::from_bytes::<Snapshot, rancor::Error>(&aligned).map_err(|_| garbled())
+}
+
+fn encode(snapshot: &Snapshot) -> AlignedVec {
+    let bytes = rkyv::to_bytes::<rancor::Error>(snapshot);
+    bytes.expect("a snapshot is finite and needs no shared pointers")
+}
+
+fn changes(entry: &Entry) -> bool {
+    entry.kind == Kind::Members
+}
+
+fn lacks(what: &str) -> StoreError {
+    StoreError::Damaged(format!("it has no {what}"))
+}
+
+/// A digest of how rows are laid out, and what is in them.
+fn schema() -> u64 {
+    super::schema().rotate_left(1) ^ FORMAT
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,456 @@
+//! A replica of the log as a plain state machine: Raft, without clock, disk, sockets or chance.
+//!
+//! Inputs: the passing of time, messages of other replicas, proposals, reads, wishes about members
+//! and leadership, and the news that a batch is durable. Outputs: messages, batches to write,
+//! entries that are agreed, snapshots to install, who leads. It does not know what an entry says,
+//! how a message travels, nor what a file is.
+//!
+//! It wraps the `raft` crate, and takes care of what that leaves to its user:
+//!
+//! - **Nothing is said before it is durable.** Messages of a follower or candidate wait for the
+//!   batch that they rest on (`writes.rs`). A leader's go at once, while its entries are written
+//!   here, but only once its *term* is on the disk: a leader that elected itself would otherwise
+//!   speak in a term that it may use a second time.
+//! - **The commit is written with the entries it came with.** A follower that holds one change of
+//!   members then knows, after a restart too, that the change before is agreed, and counts votes
+//!   by no set of members that is two changes old.
+//! - **No election while a write is under way**: Raft takes for granted that the log of a candidate
+//!   is durable, and stops the process where it is not. The time-out rests meanwhile.
+//! - **A leader that is removed steps down** (`change.rs`), for Raft lets it lead on.
+//! - **What no sound peer sends is refused** (`admit.rs`), since Raft stops the process over it.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod admit;
+mod batch;
+mod change;
+mod drive;
+mod members;
+mod message;
+mod mirror;
+#[cfg(feature = "planted")]
+pub mod plant;
+mod reads;
+mod settings;
+mod writes;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ::raft::{RawNode, SnapshotStatus, StateRole};
+use everstep_transport::protocol::Term;
+use everstep_transport::time::Time;
+
+pub use self::batch::{Batch, Entry, HardState, Kept, Kind, Place, Snapshot, Unsound};
+use self::change::parse_change;
+use self::members::NOBODY;
+pub use self::members::{MAX_MEMBERS, Members, ReplicaId};
+pub use self::message::{Garbled, Message};
+use self::mirror::Mirror;
+use self::reads::Reads;
+use self::settings::{HEARTBEAT, LEASE, MAX_UNCOMMITTED};
+pub use self::settings::{MAX_ENTRY_BYTES, Profile};
+use self::writes::Writes;
+
+/// Who a replica is, and how it behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Its id.
+    pub id: ReplicaId,
+    /// Its patience follows from this, its id and the term.
+    pub seed: u64,
+    /// How fast it is.
+    pub profile: Profile,
+    /// How many entries before a snapshot's place stay, for who is a little behind.
+    pub keep: u64,
+    /// A bug on purpose.
+    #[cfg(feature = "planted")]
+    pub plant: Option<plant::Plant>,
+}
+
+/// An entry for the state machine, agreed on and durable here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Where it stands. Places that are not heard of are Raft's own entries.
+    pub place: Place,
+    /// What was proposed.
+    pub bytes: Vec<u8>,
+}
+
+/// What a replica wants done, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Say this to a replica. Messages to one replica stay in order, but for snapshots.
+    Send {
+        /// To whom.
+        to: ReplicaId,
+        /// What.
+        message: Message,
+    },
+    /// Write this, make it durable, then call [`Replica::persisted`]. An error is the end of the
+    /// process: what the disk holds then, only the next start can tell.
+    Persist(Batch),
+    /// Apply these.
+    Apply(Vec<Agreed>),
+    /// The state machine is to be what this snapshot says.
+    Install(Snapshot),
+    /// A snapshot is needed now: call [`Replica::compact`]. Somebody who is a member since the last
+    /// one has to be sent one. Said again until it is there.
+    TakeSnapshot,
+    /// This replica leads from now on.
+    Leads(Term),
+    /// This replica does not lead.
+    Follows {
+        /// Who does, if that is known.
+        leader: Option<ReplicaId>,
+        /// In which term.
+        term: Term,
+    },
+    /// A read may look at the state machine now: all that was agreed before it began is applied.
+    Read {
+        /// The read.
+        ticket: u64,
+        /// The commit that it saw.
+        index: u64,
+    },
+    /// A read was not answered: this replica does not lead.
+    ReadLost {
+        /// The read.
+        ticket: u64,
+    },
+    /// The members have changed, durably: who is none of them any more may be switched off.
+    Members(Members),
+}
+
+/// Why something was not done; it has not happened and will not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Another replica leads, or none.
+    #[error("this replica does not lead")]
+    NotLeader,
+    /// Leadership is being handed over.
+    #[error("leadership is being handed over")]
+    HandingOver,
+    /// Too much is proposed and not agreed on.
+    #[error("too much is proposed already")]
+    Full,
+    /// There cannot be such an entry, or such members.
+    #[error("it cannot be: {0}")]
+    Impossible(&'static str),
+}
+
+/// A replica of the log. What is done to it shows in its effects, which are to be polled at once.
+pub struct Replica {
+    id: ReplicaId,
+    seed: u64,
+    tick: std::time::Duration,
+    keep: u64,
+    node: RawNode<Mirror>,
+    /// Up to where ticks are counted.
+    ticked: Time,
+    /// The members since the snapshot, by the index at which they became it.
+    history: BTreeMap<u64, Members>,
+    /// The voters that this leader is to bring about, by id.
+    goal: Option<Vec<ReplicaId>>,
+    writes: Writes,
+    reads: Reads,
+    /// Who leads, as far as it was told.
+    told: Option<(Option<ReplicaId>, Term)>,
+    effects: VecDeque<Effect>,
+    refused: u64,
+    /// It was asked to lead while a write was under way.
+    summons: Option<::raft::eraftpb::Message>,
+    #[cfg(feature = "planted")]
+    plant: Option<plant::Plant>,
+}
+
+/// Inputs.
+impl Replica {
+    /// A replica as its disk left it: its first effects rebuild the state machine.
+    ///
+    /// # Errors
+    /// [`Unsound`], if the disk holds what cannot be.
+    pub fn new(now: Time, options: Options, kept: Kept) -> Result<Self, Unsound> {
+        kept.validate()?;
+        let Options { id, seed, profile, keep, .. } = options;
+        let Snapshot { place, members, .. } = kept.snapshot.clone();
+        let (snapshot, term) = (kept.snapshot.clone(), kept.hard_state.term.0);
+        let settings = settings::settings(id, place.index);
+        let silent = slog::Logger::root(slog::Discard, slog::o!());
+        let node = RawNode::new(&settings, Mirror::new(kept), &silent);
+        let mut replica = Self {
+            id,
+            seed,
+            tick: profile.tick(),
+            keep,
+            node: node.expect("what is kept is sound, and so are the settings"),
+            ticked: now,
+            history: BTreeMap::from([(place.index, members.clone())]),
+            goal: None,
+            writes: Writes::new(term),
+            reads: Reads::default(),
+            told: None,
+            effects: VecDeque::new(),
+            refused: 0,
+            summons: None,
+            #[cfg(feature = "planted")]
+            plant: options.plant,
+        };
+        if place.index > 0 {
+            replica.effects.extend([Effect::Install(snapshot), Effect::Members(members)]);
+        }
+        replica.drive();
+        // Who decides alone need not wait for anybody.
+        if replica.members().are_only(id) && !replica.is_writing() {
+            let _ = replica.node.campaign(); // refused while a change of members is not applied
+            replica.drive();
+        }
+        Ok(replica)
+    }
+
+    /// Time has passed. After a long while not all of it counts: messages that have come meanwhile
+    /// are heard before a leader is given up, or gives up.
+    pub fn tick(&mut self, now: Time) {
+        let due = now.since(self.ticked).as_nanos() / self.tick.as_nanos();
+        let due = due as usize; // a span of time has fewer ticks than that
+        let late = due > HEARTBEAT;
+        self.ticked = if late { now } else { self.ticked + self.tick * due as u32 };
+        for _ in 0..due.min(LEASE) {
+            if late && self.times_out_next() || self.must_rest() {
+                break;
+            }
+            self.node.tick();
+            self.set_patience();
+        }
+        self.drive();
+    }
+
+    /// A replica says something. `from` is who its link has proved it to be.
+    pub fn receive(&mut self, from: ReplicaId, message: &Message) {
+        if let Some(reason) = self.objection(from, message) {
+            tracing::warn!(%from, reason, ?message.kind, "a message was refused");
+            self.refused += 1;
+            return;
+        }
+        let heard = message.to_raft(from, self.id);
+        if message.is_summons() && self.is_writing() {
+            self.summons = Some(heard);
+            return;
+        }
+        self.follow_into_term(message);
+        // An error means an answer of one who is no member any more.
+        let _ = self.node.step(heard);
+        self.drive();
+    }
+
+    /// Asks for an entry. It will stand at the place that is given, or nowhere.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn propose(&mut self, bytes: Vec<u8>) -> Result<Place, Refused> {
+        self.check_leading()?;
+        if bytes.is_empty() || bytes.len() > MAX_ENTRY_BYTES {
+            return Err(Refused::Impossible("an entry that is empty, or too large"));
+        }
+        let log = &self.node.raft.raft_log;
+        if log.last_index() - log.applied() >= MAX_UNCOMMITTED {
+            return Err(Refused::Full);
+        }
+        self.node.propose(Vec::new(), bytes).map_err(|_| Refused::Full)?;
+        let raft = &self.node.raft;
+        let place = Place { index: raft.raft_log.last_index(), term: Term(raft.term) };
+        self.drive();
+        Ok(place)
+    }
+
+    /// A batch is durable, and so are all before it.
+    pub fn persisted(&mut self, number: u64) {
+        self.writes.persisted(number);
+        self.release();
+        self.drive();
+        if let Some(summons) = self.summons.take_if(|_| !self.writes.are_under_way()) {
+            let _ = self.node.step(summons); // refused where it is of an older term
+            self.drive();
+        }
+    }
+
+    /// Asks for the moment at which all that is agreed by now is applied. Answered once, by
+    /// [`Effect::Read`] or [`Effect::ReadLost`]; the ticket is the caller's.
+    pub fn read(&mut self, ticket: u64) {
+        // Before its first agreed entry a leader does not know what is agreed; Raft says nothing.
+        let knows = self.leads() && self.node.raft.commit_to_current_term();
+        #[cfg(feature = "planted")]
+        if knows && self.plant == Some(plant::Plant::ReadAtOnce) {
+            let index = self.node.raft.raft_log.applied();
+            return self.effects.push_back(Effect::Read { ticket, index });
+        }
+        match knows.then(|| self.reads.ask(ticket)).flatten() {
+            Some(context) => self.node.read_index(context),
+            None => self.effects.push_back(Effect::ReadLost { ticket }),
+        }
+        self.drive();
+    }
+
+    /// Asks for these voters and no other members. Who joins learns the log first, however long
+    /// that takes; another wish replaces this one. It is lost with leadership.
+    ///
+    /// # Errors
+    /// [`Refused::NotLeader`], [`Refused::Impossible`].
+    pub fn change(&mut self, mut voters: Vec<ReplicaId>) -> Result<(), Refused> {
+        self.check_leading()?;
+        voters.sort_unstable();
+        let members = Members { voters, ..Members::default() };
+        if !members.is_sound() {
+            return Err(Refused::Impossible("nobody, somebody twice, or too many"));
+        }
+        self.goal = Some(members.voters);
+        self.drive();
+        Ok(())
+    }
+
+    /// Asks to hand leadership over. Proposals are refused until that is done, or given up after
+    /// some heartbeats.
+    ///
+    /// # Errors
+    /// [`Refused::NotLeader`], [`Refused::Impossible`].
+    pub fn transfer(&mut self, to: ReplicaId) -> Result<(), Refused> {
+        self.check_leading_or_handing_over()?;
+        if !self.members().voters.contains(&to) || to == self.id {
+            return Err(Refused::Impossible("it cannot lead, or does"));
+        }
+        self.node.transfer_leader(to.0);
+        self.drive();
+        Ok(())
+    }
+
+    /// The state machine has been encoded when it had applied an index: entries before may go.
+    ///
+    /// # Panics
+    /// If nothing at that index was handed out to be applied.
+    pub fn compact(&mut self, index: u64, bytes: Vec<u8>) {
+        assert!(index <= self.node.raft.raft_log.applied(), "{index} is not applied");
+        let kept = self.node.store().kept();
+        let index = self.stands_for(index.max(kept.snapshot.place.index));
+        if index <= kept.snapshot.place.index {
+            return;
+        }
+        let place_of = |index| Place { index, term: kept.term(index).expect("it is in the log") };
+        let base = kept.base.index.max(index.saturating_sub(self.keep));
+        let (place, base) = (place_of(index), place_of(base));
+        let (_, members) = self.history.range(..=index).next_back().expect("since the snapshot");
+        let members = members.clone();
+        self.history = self.history.split_off(&(index + 1));
+        self.history.insert(index, members.clone());
+        #[cfg(feature = "planted")]
+        let members = match self.plant {
+            Some(plant::Plant::ForgetMembers) => Members::default(),
+            _ => members,
+        };
+        self.write_snapshot(Snapshot { place, members, bytes }, base);
+        self.drive();
+    }
+
+    /// Up to where the state machine is the same as at an index: over entries that are Raft's own.
+    fn stands_for(&self, index: u64) -> u64 {
+        let kept = self.node.store().kept();
+        let behind = kept.entries.range(kept.position(index + 1)..);
+        let applied = self.node.raft.raft_log.applied();
+        let same = behind.take_while(|it| it.place.index <= applied && !it.is_command());
+        same.last().map_or(index, |entry| entry.place.index)
+    }
+
+    /// The link to a replica is gone, and what was under way on it.
+    pub fn link_lost(&mut self, peer: ReplicaId) {
+        self.node.report_unreachable(peer.0);
+        self.snapshot_done(peer, false);
+    }
+
+    /// A snapshot has reached a replica, or will not.
+    pub fn snapshot_done(&mut self, peer: ReplicaId, reached: bool) {
+        let status = if reached { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+        self.node.report_snapshot(peer.0, status);
+        self.drive();
+    }
+}
+
+/// Outputs.
+impl Replica {
+    /// The next thing to do; none when there is nothing more.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// The members, as far as changes of them are applied here.
+    pub fn members(&self) -> &Members {
+        self.history.values().next_back().expect("never empty")
+    }
+
+    /// How many messages were refused.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+}
+
+impl Replica {
+    /// Whether this replica is elected. Its term may not be on its disk yet.
+    fn is_elected(&self) -> bool {
+        self.node.raft.state == StateRole::Leader
+    }
+
+    /// Whether this replica leads, and never will again in this term if it forgets.
+    fn leads(&self) -> bool {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(plant::Plant::LeadEarly) {
+            return self.is_elected();
+        }
+        self.is_elected() && self.writes.durable_term() == self.node.raft.term
+    }
+
+    /// Goes to the term of one who asks whether it would be elected, unless a leader is heard. A
+    /// refusal says what is agreed on, which the asker may need to know: if it does not know that a
+    /// change of members is agreed, it may ask those who were removed, with longer logs, for ever.
+    /// But Raft ignores a refusal in an older term, and being asked takes nobody to a newer one.
+    fn follow_into_term(&mut self, message: &Message) {
+        let raft = &mut self.node.raft;
+        let hears = raft.leader_id != NOBODY.0 && raft.election_elapsed < LEASE;
+        if let Some(term) = message.term_of_asker().filter(|term| *term > raft.term && !hears) {
+            raft.become_follower(term, NOBODY.0);
+        }
+    }
+
+    fn check_leading_or_handing_over(&self) -> Result<(), Refused> {
+        if self.leads() { Ok(()) } else { Err(Refused::NotLeader) }
+    }
+
+    fn check_leading(&self) -> Result<(), Refused> {
+        self.check_leading_or_handing_over()?;
+        match self.node.raft.lead_transferee {
+            Some(_) => Err(Refused::HandingOver),
+            None => Ok(()),
+        }
+    }
+
+    fn is_writing(&self) -> bool {
+        self.writes.are_under_way()
+    }
+
+    /// Whether the time-out of an election rests.
+    fn must_rest(&self) -> bool {
+        !self.is_elected() && self.is_writing()
+    }
+
+    /// Whether the next tick makes a follower give its leader up, or a leader itself.
+    fn times_out_next(&self) -> bool {
+        let raft = &self.node.raft;
+        let patience = if self.is_elected() { LEASE } else { raft.randomized_election_timeout() };
+        raft.election_elapsed + 1 >= patience
+    }
+
+    /// After every step: Raft draws a time-out from the system's generator whenever it begins anew.
+    fn set_patience(&mut self) {
+        let ticks = settings::election_ticks(self.seed, self.id, self.node.raft.term);
+        self.node.raft.set_randomized_election_timeout(ticks);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Which messages of peers reach Raft: those that a sound peer could have sent.
+//!
+//! Raft stops the process over what cannot be, such as a commit of what is not in the log. A peer
+//! can say such things all the same: its disk was lost or damaged, or its program is another one.
+//! So each message is held against what this replica knows, and refused if Raft could trip over it.
+
+use everstep_transport::protocol::Term;
+
+use super::batch::{Entry, Kind as EntryKind, MAX_NUMBER, Place, Snapshot};
+use super::members::{NOBODY, ReplicaId};
+use super::message::{Kind, Message};
+use super::settings::{MAX_CHANGE_BYTES, MAX_ENTRY_BYTES, MAX_MESSAGE_BYTES};
+use super::{Replica, parse_change};
+
+/// The longest context: Raft's own words, and numbers of reads.
+const MAX_CONTEXT_BYTES: usize = 32;
+
+impl Replica {
+    /// Why a message is refused, if it is.
+    pub(super) fn objection(&self, from: ReplicaId, message: &Message) -> Option<&'static str> {
+        let numbers = [message.term, message.index, message.commit, message.reject_hint];
+        if from == self.id || from == NOBODY {
+            return Some("it is from nobody else");
+        }
+        if message.term == 0 || numbers.iter().any(|number| *number > MAX_NUMBER) {
+            return Some("a number that cannot be");
+        }
+        if message.context.len() > MAX_CONTEXT_BYTES {
+            return Some("a context that nobody gives");
+        }
+        match message.kind {
+            Kind::Append => objection_to_entries(message),
+            Kind::Snapshot => self.objection_to_snapshot(message),
+            _ if !message.entries.is_empty() || message.snapshot.is_some() => {
+                Some("it carries what its kind does not")
+            }
+            Kind::Heartbeat => self.objection_to_heartbeat(message),
+            Kind::AppendResponse => self.objection_to_response(message),
+            Kind::TimeoutNow
+            | Kind::Vote
+            | Kind::VoteResponse
+            | Kind::PreVote
+            | Kind::PreVoteResponse
+            | Kind::HeartbeatResponse => None,
+        }
+    }
+
+    /// A leader knows that this replica holds what it is told to commit; unless it has lost it.
+    fn objection_to_heartbeat(&self, message: &Message) -> Option<&'static str> {
+        let raft = &self.node.raft;
+        let lost = message.term >= raft.term && message.commit > raft.raft_log.last_index();
+        lost.then_some("a commit of what this replica has not")
+    }
+
+    fn objection_to_response(&self, message: &Message) -> Option<&'static str> {
+        let raft = &self.node.raft;
+        let ahead = !message.reject
+            && message.term == raft.term
+            && message.index > raft.raft_log.last_index();
+        ahead.then_some("it holds what it was not sent")
+    }
+
+    fn objection_to_snapshot(&self, message: &Message) -> Option<&'static str> {
+        let Some(Snapshot { place, members, .. }) = &message.snapshot else {
+            return Some("a snapshot without one");
+        };
+        if !message.entries.is_empty() {
+            return Some("it carries what its kind does not");
+        }
+        if !exists(*place) || place.index > MAX_NUMBER || place.term.0 > message.term {
+            return Some("a place that cannot be");
+        }
+        if !members.is_sound() || !members.contain(self.id) {
+            return Some("members that cannot be, or not this one");
+        }
+        let log = &self.node.raft.raft_log;
+        let known = place.index <= log.committed && place.index >= log.first_index();
+        (known && !log.match_term(place.index, place.term.0)).then_some("agreed on otherwise")
+    }
+}
+
+/// Whether entries follow each other, and the place that they are said to follow.
+fn objection_to_entries(message: &Message) -> Option<&'static str> {
+    if message.snapshot.is_some() {
+        return Some("it carries what its kind does not");
+    }
+    let before = Place { index: message.index, term: Term(message.log_term) };
+    if !exists(before) || before.term.0 > message.term {
+        return Some("a place that cannot be");
+    }
+    let (mut previous, mut bytes) = (before, 0);
+    for Entry { place, kind, bytes: content } in &message.entries {
+        let follows = place.index == previous.index + 1 && place.term >= previous.term;
+        if !follows || place.term.0 > message.term {
+            return Some("entries that do not follow each other");
+        }
+        bytes += content.len();
+        if content.len() > MAX_ENTRY_BYTES || bytes > MAX_MESSAGE_BYTES + MAX_ENTRY_BYTES {
+            return Some("more than a message may carry");
+        }
+        let changes = *kind == EntryKind::Members;
+        if changes && (content.len() > MAX_CHANGE_BYTES || parse_change(content).is_none()) {
+            return Some("a change of members that is none");
+        }
+        previous = *place;
+    }
+    None
+}
+
+/// Whether an entry can stand there.
+fn exists(place: Place) -> bool {
+    place.index > 0 && place.term > Term(0)
+}

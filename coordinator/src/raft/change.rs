@@ -1,0 +1,132 @@
+//! From one set of members to another, while the log goes on.
+//!
+//! Who joins is a learner first, until it has the log: a voter that has nothing would be missing at
+//! every agreement. Then the voters change at once, through a joint configuration in which a
+//! majority of the old and one of the new agree. Only one change is in the log at a time. The wish
+//! is the leader's own and goes with it; but a joint configuration is left by whoever leads.
+
+use ::raft::StateRole;
+use ::raft::eraftpb::{ConfChangeTransition, ConfChangeType, ConfChangeV2};
+use protobuf::Message as _;
+
+use super::batch::{Entry, HardState};
+use super::members::{Members, NOBODY, ReplicaId};
+use super::writes::Waiting;
+use super::{Effect, Replica};
+
+/// A learner that lacks so many entries, or fewer, has the log: the rest comes while it is made a
+/// voter.
+const NEARLY: u64 = 64;
+
+impl Replica {
+    /// Proposes the next step of a change, if one is due.
+    pub(super) fn pursue_change(&mut self) {
+        if !self.is_elected() {
+            self.goal = None;
+        }
+        if !self.leads() || self.node.raft.has_pending_conf() {
+            return;
+        }
+        let members = self.members().clone();
+        let Some(change) = self.next_change(&members) else { return };
+        // While leadership is being handed over it is refused; and asked for again later.
+        let _ = self.node.propose_conf_change(Vec::new(), change);
+    }
+
+    fn next_change(&mut self, members: &Members) -> Option<ConfChangeV2> {
+        if members.is_joint() {
+            #[cfg(feature = "planted")]
+            if self.plant == Some(super::plant::Plant::StayJoint) {
+                return None;
+            }
+            return Some(ConfChangeV2::default());
+        }
+        let goal = self.goal.as_ref()?;
+        let only = |change, id: &ReplicaId| Some(changes([(change, *id)], false));
+        if let Some(id) = goal.iter().find(|id| !members.contain(**id)) {
+            return only(ConfChangeType::AddLearnerNode, id);
+        }
+        if let Some(id) = members.learners.iter().find(|id| !goal.contains(id)) {
+            return only(ConfChangeType::RemoveNode, id);
+        }
+        if *goal == members.voters {
+            self.goal = None;
+            return None;
+        }
+        if !members.learners.iter().all(|id| self.has_the_log(*id)) {
+            return None;
+        }
+        let join = members.learners.iter().map(|id| (ConfChangeType::AddNode, *id));
+        let leave = members.voters.iter().filter(|id| !goal.contains(id));
+        let leave = leave.map(|id| (ConfChangeType::RemoveNode, *id));
+        Some(changes(join.chain(leave), true))
+    }
+
+    fn has_the_log(&self, id: ReplicaId) -> bool {
+        let raft = &self.node.raft;
+        let progress = raft.prs().get(id.0);
+        progress.is_some_and(|it| it.matched > 0 && it.matched + NEARLY >= raft.raft_log.committed)
+    }
+
+    /// A change of members is agreed on. What Raft finds impossible changes nothing, here as on
+    /// every other replica.
+    pub(super) fn apply_change(&mut self, entry: &Entry) {
+        let Some(change) = parse_change(&entry.bytes) else { return };
+        let Ok(state) = self.node.apply_conf_change(&change) else { return };
+        let members = Members::from_raft(&state);
+        self.history.insert(entry.place.index, members.clone());
+        self.step_down_if_removed();
+        // Whoever was removed may be switched off when this is said. Then the agreement has to be
+        // on this disk: started again, this replica would ask them for their vote.
+        let hard_state = HardState::from_raft(&self.node.raft.hard_state());
+        if self.node.store().kept().hard_state.commit < entry.place.index {
+            self.write(hard_state, None, Vec::new());
+        }
+        self.writes.wait(Waiting {
+            batch: self.writes.given(),
+            ready: None,
+            term: hard_state.term.0,
+            installed: None,
+            effects: vec![Effect::Members(members)],
+        });
+        self.release();
+    }
+
+    /// Raft goes on leading when it is no member any more, and then trips over itself.
+    fn step_down_if_removed(&mut self) {
+        let raft = &mut self.node.raft;
+        if raft.state != StateRole::Leader || raft.promotable() {
+            return;
+        }
+        let matched = |id: &ReplicaId| raft.prs().get(id.0).map(|it| (it.matched, id.0));
+        let voters = Members::from_raft(&raft.prs().conf().to_conf_state()).voters;
+        if let Some((_, heir)) = voters.iter().filter_map(matched).max() {
+            raft.send_timeout_now(heir);
+        }
+        raft.become_follower(raft.term, NOBODY.0);
+    }
+}
+
+fn changes(
+    list: impl IntoIterator<Item = (ConfChangeType, ReplicaId)>,
+    joint: bool,
+) -> ConfChangeV2 {
+    let single = |(kind, id): (_, ReplicaId)| {
+        let mut single = ::raft::eraftpb::ConfChangeSingle::default();
+        single.set_change_type(kind);
+        single.node_id = id.0;
+        single
+    };
+    // Raft would leave a joint configuration by itself, but not if the leader changes meanwhile.
+    let transition = match joint {
+        true => ConfChangeTransition::Explicit,
+        false => ConfChangeTransition::Auto,
+    };
+    let changes = list.into_iter().map(single).collect();
+    ConfChangeV2 { changes, transition, ..ConfChangeV2::default() }
+}
+
+/// A change of members as Raft has encoded it.
+pub(super) fn parse_change(bytes: &[u8]) -> Option<ConfChangeV2> {
+    ConfChangeV2::parse_from_bytes(bytes).ok()
+}

@@ -1,0 +1,185 @@
+//! What Raft has to say, carried out: its Ready loop.
+//!
+//! Raft hands out what is to be written, said and applied in one piece (a `Ready`), and must not be
+//! touched until that is taken. All of it becomes effects here: some at once, some when the batch
+//! that they rest on is durable.
+
+use ::raft::eraftpb;
+use everstep_transport::protocol::Term;
+
+use super::batch::{Batch, Entry, HardState, Kind, Place, Snapshot};
+use super::members::{NOBODY, ReplicaId};
+use super::message::Message;
+use super::writes::Waiting;
+use super::{Agreed, Effect, Replica};
+
+impl Replica {
+    /// Takes everything that Raft has ready, and what follows from it.
+    pub(super) fn drive(&mut self) {
+        loop {
+            self.set_patience();
+            self.pursue_change();
+            if !self.node.has_ready() {
+                break;
+            }
+            self.take_ready();
+        }
+        self.answer_reads();
+        self.tell_who_leads();
+        if self.node.store().lacks_a_snapshot() {
+            self.effects.push_back(Effect::TakeSnapshot);
+        }
+    }
+
+    fn take_ready(&mut self) {
+        let mut ready = self.node.ready();
+        let at_once = self.may_speak_at_once();
+        let messages = [ready.take_messages(), ready.take_persisted_messages()].concat();
+        let mut effects: Vec<_> = messages.into_iter().filter_map(to_be_sent).collect();
+        if at_once {
+            self.effects.extend(effects.drain(..));
+        }
+        let hard_state = HardState::from_raft(&self.node.raft.hard_state());
+        let snapshot =
+            (!ready.snapshot().is_empty()).then(|| Snapshot::from_raft(ready.snapshot()));
+        let entries: Vec<_> = ready.take_entries().iter().map(Entry::from_raft).collect();
+        let installed = snapshot.as_ref().map(|snapshot| snapshot.place.index);
+        #[cfg(feature = "planted")]
+        if self.plant == Some(super::plant::Plant::ApplyEarly) {
+            self.effects.push_back(Effect::Apply(commands(&entries)));
+        }
+        if ready.must_sync() {
+            self.write(hard_state, snapshot.clone(), entries);
+        }
+        ready.take_read_states().iter().for_each(|state| self.reads.confirm(state));
+        let committed: Vec<_> =
+            ready.take_committed_entries().iter().map(Entry::from_raft).collect();
+        let number = ready.number();
+        self.node.advance_append_async(ready);
+        if let Some(Snapshot { place, members, .. }) = &snapshot {
+            self.history = [(place.index, members.clone())].into();
+        }
+        if let Some(snapshot) = snapshot {
+            let members = snapshot.members.clone();
+            effects.splice(0..0, [Effect::Install(snapshot), Effect::Members(members)]);
+        }
+        self.writes.wait(Waiting {
+            batch: self.writes.given(),
+            ready: Some(number),
+            term: hard_state.term.0,
+            installed,
+            effects,
+        });
+        self.release();
+        self.apply(&committed);
+    }
+
+    /// Whether what is said now rests on nothing that is not durable: a leader's entries count here
+    /// only when they are, but its term has to be on the disk already.
+    fn may_speak_at_once(&self) -> bool {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(super::plant::Plant::SayEarly) {
+            return true;
+        }
+        self.leads()
+    }
+
+    /// Writes what Raft must not forget.
+    pub(super) fn write(
+        &mut self,
+        hard_state: HardState,
+        snapshot: Option<Snapshot>,
+        entries: Vec<Entry>,
+    ) {
+        #[cfg(feature = "planted")]
+        let hard_state = match self.plant {
+            Some(super::plant::Plant::ForgetVote) => HardState { vote: None, ..hard_state },
+            _ => hard_state,
+        };
+        // A snapshot from another replica stands for the whole log.
+        let base = snapshot.as_ref().map_or(self.node.store().kept().base, |it| it.place);
+        let number = self.writes.next();
+        self.persist(Batch { number, hard_state, snapshot, base, entries });
+    }
+
+    /// Writes this replica's own snapshot, and lets the log begin behind `base`.
+    pub(super) fn write_snapshot(&mut self, snapshot: Snapshot, base: Place) {
+        let hard_state = HardState::from_raft(&self.node.raft.hard_state());
+        let (number, snapshot) = (self.writes.next(), Some(snapshot));
+        self.persist(Batch { number, hard_state, snapshot, base, entries: Vec::new() });
+    }
+
+    fn persist(&mut self, batch: Batch) {
+        self.node.mut_store().absorb(&batch);
+        self.effects.push_back(Effect::Persist(batch));
+    }
+
+    /// Does what has waited for what is durable now.
+    pub(super) fn release(&mut self) {
+        while let Some(waiting) = self.writes.released() {
+            if let Some(ready) = waiting.ready {
+                self.node.on_persist_ready(ready);
+            }
+            if let Some(index) = waiting.installed {
+                self.node.advance_apply_to(index);
+            }
+            self.effects.extend(waiting.effects);
+        }
+    }
+
+    fn apply(&mut self, committed: &[Entry]) {
+        let Some(last) = committed.last() else { return };
+        let commands = commands(committed);
+        #[cfg(feature = "planted")]
+        let commands = match self.plant {
+            Some(super::plant::Plant::ApplyEarly) => Vec::new(),
+            _ => commands,
+        };
+        if !commands.is_empty() {
+            self.effects.push_back(Effect::Apply(commands));
+        }
+        for entry in committed.iter().filter(|entry| entry.kind == Kind::Members) {
+            self.apply_change(entry);
+        }
+        self.node.advance_apply_to(last.place.index);
+    }
+
+    fn answer_reads(&mut self) {
+        if !self.is_elected() {
+            let lost = self.reads.lose().into_iter();
+            self.effects.extend(lost.map(|ticket| Effect::ReadLost { ticket }));
+        }
+        let answered = self.reads.answered(self.node.raft.raft_log.applied());
+        let answers = answered.into_iter().map(|(index, ticket)| Effect::Read { ticket, index });
+        self.effects.extend(answers);
+    }
+
+    fn tell_who_leads(&mut self) {
+        let raft = &self.node.raft;
+        if self.is_elected() && !self.leads() {
+            return; // it might be elected a second time in this term, and not know
+        }
+        let leader = ReplicaId(raft.leader_id);
+        let standing = ((leader != NOBODY).then_some(leader), Term(raft.term));
+        if self.told == Some(standing) {
+            return;
+        }
+        self.told = Some(standing);
+        let (leader, term) = standing;
+        self.effects.push_back(match self.leads() {
+            true => Effect::Leads(term),
+            false => Effect::Follows { leader, term },
+        });
+    }
+}
+
+fn to_be_sent(message: eraftpb::Message) -> Option<Effect> {
+    let (to, message) = Message::from_raft(message)?;
+    Some(Effect::Send { to, message })
+}
+
+/// What is for the state machine.
+fn commands(entries: &[Entry]) -> Vec<Agreed> {
+    let agreed = |entry: &Entry| Agreed { place: entry.place, bytes: entry.bytes.clone() };
+    entries.iter().filter(|entry| entry.is_command()).map(agreed).collect()
+}

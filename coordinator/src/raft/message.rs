@@ -1,0 +1,160 @@
+//! What replicas say to one another: Raft's messages, without what no peer may say.
+//!
+//! Who speaks and who is spoken to is not in a message: the link knows, and it has proved it. Local
+//! events, forwarded proposals and forwarded reads have no word here. Bytes from a peer are
+//! validated and bounded; whether what they say can be is asked in `admit.rs`.
+
+// The derive does not carry the docs of fields over to the archived types.
+#![allow(missing_docs)]
+
+use ::raft::eraftpb::{self, MessageType};
+use rkyv::rancor::Error as Failure;
+use rkyv::util::AlignedVec;
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::batch::{Entry, Snapshot};
+use super::members::ReplicaId;
+
+/// A message from one replica to another. All of them but snapshots go over one stream, in order;
+/// a snapshot is large, and goes by itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Message {
+    pub(super) kind: Kind,
+    pub(super) term: u64,
+    pub(super) log_term: u64,
+    pub(super) index: u64,
+    pub(super) commit: u64,
+    pub(super) commit_term: u64,
+    pub(super) reject: bool,
+    pub(super) reject_hint: u64,
+    pub(super) context: Vec<u8>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) snapshot: Option<Snapshot>,
+}
+
+/// What a message is.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Append,
+    AppendResponse,
+    Vote,
+    VoteResponse,
+    PreVote,
+    PreVoteResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    Snapshot,
+    TimeoutNow,
+}
+
+/// Bytes that are no message.
+#[derive(Debug, thiserror::Error)]
+#[error("bytes that are not a message between replicas: {0}")]
+pub struct Garbled(Failure);
+
+impl Message {
+    /// Whether it carries a snapshot.
+    pub fn is_snapshot(&self) -> bool {
+        self.kind == Kind::Snapshot
+    }
+
+    /// Whether a leader asks with it to be succeeded at once.
+    pub(super) fn is_summons(&self) -> bool {
+        self.kind == Kind::TimeoutNow
+    }
+
+    /// The term of one who asks whether it would be elected in the next.
+    pub(super) fn term_of_asker(&self) -> Option<u64> {
+        (self.kind == Kind::PreVote).then(|| self.term - 1)
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> AlignedVec {
+        rkyv::to_bytes::<Failure>(self).expect("a message is finite and needs no shared pointers")
+    }
+
+    /// Reads a message. The caller has bounded `bytes`; whatever is inside cannot be larger.
+    ///
+    /// # Errors
+    /// [`Garbled`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Garbled> {
+        let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
+        aligned.extend_from_slice(bytes);
+        rkyv::from_bytes::<Self, Failure>(&aligned).map_err(Garbled)
+    }
+
+    /// What this replica says, and to whom; none for what does not go to peers.
+    pub(super) fn from_raft(mut message: eraftpb::Message) -> Option<(ReplicaId, Self)> {
+        let kind = Kind::from_raft(message.get_msg_type())?;
+        let snapshot =
+            (kind == Kind::Snapshot).then(|| Snapshot::from_raft(message.get_snapshot()));
+        let said = Self {
+            kind,
+            term: message.term,
+            log_term: message.log_term,
+            index: message.index,
+            commit: message.commit,
+            commit_term: message.commit_term,
+            reject: message.reject,
+            reject_hint: message.reject_hint,
+            context: message.take_context().to_vec(),
+            entries: message.get_entries().iter().map(Entry::from_raft).collect(),
+            snapshot,
+        };
+        Some((ReplicaId(message.to), said))
+    }
+
+    /// As Raft hears it.
+    pub(super) fn to_raft(&self, from: ReplicaId, to: ReplicaId) -> eraftpb::Message {
+        let mut message = eraftpb::Message::default();
+        message.set_msg_type(self.kind.to_raft());
+        message.from = from.0;
+        message.to = to.0;
+        message.term = self.term;
+        message.log_term = self.log_term;
+        message.index = self.index;
+        message.commit = self.commit;
+        message.commit_term = self.commit_term;
+        message.reject = self.reject;
+        message.reject_hint = self.reject_hint;
+        message.context = self.context.clone().into();
+        message.set_entries(self.entries.iter().map(Entry::to_raft).collect());
+        if let Some(snapshot) = &self.snapshot {
+            message.set_snapshot(snapshot.to_raft());
+        }
+        message
+    }
+}
+
+impl Kind {
+    fn from_raft(kind: MessageType) -> Option<Self> {
+        Some(match kind {
+            MessageType::MsgAppend => Self::Append,
+            MessageType::MsgAppendResponse => Self::AppendResponse,
+            MessageType::MsgRequestVote => Self::Vote,
+            MessageType::MsgRequestVoteResponse => Self::VoteResponse,
+            MessageType::MsgRequestPreVote => Self::PreVote,
+            MessageType::MsgRequestPreVoteResponse => Self::PreVoteResponse,
+            MessageType::MsgHeartbeat => Self::Heartbeat,
+            MessageType::MsgHeartbeatResponse => Self::HeartbeatResponse,
+            MessageType::MsgSnapshot => Self::Snapshot,
+            MessageType::MsgTimeoutNow => Self::TimeoutNow,
+            _ => return None,
+        })
+    }
+
+    fn to_raft(self) -> MessageType {
+        match self {
+            Self::Append => MessageType::MsgAppend,
+            Self::AppendResponse => MessageType::MsgAppendResponse,
+            Self::Vote => MessageType::MsgRequestVote,
+            Self::VoteResponse => MessageType::MsgRequestVoteResponse,
+            Self::PreVote => MessageType::MsgRequestPreVote,
+            Self::PreVoteResponse => MessageType::MsgRequestPreVoteResponse,
+            Self::Heartbeat => MessageType::MsgHeartbeat,
+            Self::HeartbeatResponse => MessageType::MsgHeartbeatResponse,
+            Self::Snapshot => MessageType::MsgSnapshot,
+            Self::TimeoutNow => MessageType::MsgTimeoutNow,
+        }
+    }
+}

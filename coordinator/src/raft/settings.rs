@@ -1,0 +1,79 @@
+//! How Raft is set, and why.
+
+use std::time::Duration;
+
+use super::members::ReplicaId;
+
+/// How fast replicas notice that their leader is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Replicas within a millisecond or two of each other: a heartbeat each 25 ms, an election
+    /// after 125 to 205 ms of silence.
+    Lan,
+    /// Replicas in several places: five times that.
+    Wan,
+}
+
+impl Profile {
+    /// What Raft counts time in.
+    pub fn tick(self) -> Duration {
+        match self {
+            Self::Lan => Duration::from_millis(5),
+            Self::Wan => Duration::from_millis(25),
+        }
+    }
+}
+
+/// Ticks between a leader's heartbeats.
+pub(super) const HEARTBEAT: usize = 5;
+/// Ticks for which who has heard a leader elects no other, and within which a leader has to hear a
+/// majority. Below the shortest time-out, so that whoever runs out of patience does not find the
+/// others bound by a heartbeat that came to them a moment later.
+pub(super) const LEASE: usize = 20;
+/// The shortest and, exclusively, the longest time-out of an election, in ticks.
+const TIMEOUT: std::ops::Range<usize> = 25..42;
+
+/// Most bytes of entries in a message, unless a single entry is larger.
+pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// Most bytes of an entry.
+pub const MAX_ENTRY_BYTES: usize = 4 << 20;
+/// Most bytes of a change of members.
+pub(super) const MAX_CHANGE_BYTES: usize = 1 << 10;
+/// Messages with entries that are under way to a follower.
+const MAX_INFLIGHT: usize = 64;
+/// Most bytes that a leader has proposed and not seen agreed.
+const MAX_UNCOMMITTED_BYTES: u64 = 16 << 20;
+/// Most entries that a leader has proposed and not seen applied.
+pub(super) const MAX_UNCOMMITTED: u64 = 16 << 10;
+
+/// The settings of a replica whose state machine is at an index.
+pub(super) fn settings(id: ReplicaId, applied: u64) -> ::raft::Config {
+    ::raft::Config {
+        id: id.0,
+        applied,
+        election_tick: LEASE,
+        heartbeat_tick: HEARTBEAT,
+        min_election_tick: TIMEOUT.start,
+        max_election_tick: TIMEOUT.end,
+        // Who was cut off comes back without disturbing anybody, and who is removed never can.
+        pre_vote: true,
+        // A leader without a majority steps down, and does not go on promising.
+        check_quorum: true,
+        max_size_per_msg: MAX_MESSAGE_BYTES as u64,
+        max_inflight_msgs: MAX_INFLIGHT,
+        max_uncommitted_size: MAX_UNCOMMITTED_BYTES,
+        max_committed_size_per_ready: 4 * MAX_ENTRY_BYTES as u64,
+        ..::raft::Config::default()
+    }
+}
+
+/// How many ticks a replica waits for a leader in a term: other replicas wait longer or shorter,
+/// and in another term it is another number. Raft would draw it from the system's generator.
+pub(super) fn election_ticks(seed: u64, id: ReplicaId, term: u64) -> usize {
+    let mut mixed = seed ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ term.rotate_left(32);
+    // The finaliser of SplitMix64 (Steele, Lea, Flood, 2014): neighbours become strangers.
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^= mixed >> 31;
+    TIMEOUT.start + (mixed % TIMEOUT.len() as u64) as usize
+}

@@ -1,0 +1,14 @@
+//! Replicas of the log in a small world of their own: a network, disks and clocks that fail, on
+//! virtual time, all of it following from a seed. What is promised is judged at every event.
+
+mod agreement;
+mod dice;
+mod judge;
+mod leadership;
+mod machine;
+mod members;
+mod node;
+#[cfg(feature = "planted")]
+mod planted;
+mod snapshots;
+mod world;

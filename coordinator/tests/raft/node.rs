@@ -1,0 +1,97 @@
+//! A replica with its disk, and what a crash leaves of both.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use everstep_coordinator::raft::{
+    Batch, Kept, Members, Options, Profile, Replica, ReplicaId, Unsound,
+};
+use everstep_transport::protocol::Term;
+use everstep_transport::time::Time;
+
+use super::dice::Dice;
+use super::machine::Machine;
+
+pub struct Node {
+    pub id: ReplicaId,
+    /// What is durable.
+    pub disk: Kept,
+    /// None while it is down.
+    pub process: Option<Process>,
+    /// How often it was started.
+    pub incarnation: u64,
+    /// Until then it does nothing.
+    pub paused_until: Time,
+    /// When the disk has done what it was given.
+    pub disk_free: Time,
+    /// Its disk was lost: it must not come back.
+    pub lost: bool,
+}
+
+pub struct Process {
+    pub replica: Replica,
+    pub machine: Machine,
+    /// Batches that are given to the disk, and not durable.
+    pub unwritten: VecDeque<Batch>,
+    /// What the disk will hold.
+    pub view: Kept,
+    pub leads: Option<Term>,
+    /// As it has said.
+    pub members: Members,
+}
+
+impl Node {
+    pub fn new(id: ReplicaId, disk: Kept) -> Self {
+        Self {
+            id,
+            disk,
+            process: None,
+            incarnation: 0,
+            paused_until: Time(0),
+            disk_free: Time(0),
+            lost: false,
+        }
+    }
+
+    pub fn start(
+        &mut self,
+        now: Time,
+        keep: u64,
+        prepare: fn(&mut Options),
+    ) -> Result<(), Unsound> {
+        let mut options = Options {
+            id: self.id,
+            seed: 1,
+            profile: Profile::Lan,
+            keep,
+            #[cfg(feature = "planted")]
+            plant: None,
+        };
+        prepare(&mut options);
+        let replica = Replica::new(now, options, self.disk.clone())?;
+        self.incarnation += 1;
+        self.disk_free = now;
+        self.process = Some(Process {
+            replica,
+            machine: Machine::default(),
+            unwritten: VecDeque::new(),
+            view: self.disk.clone(),
+            leads: None,
+            members: Members::default(),
+        });
+        Ok(())
+    }
+
+    /// The process dies. Of what was given to the disk some first batches are there.
+    pub fn crash(&mut self, dice: &mut Dice) {
+        let Some(process) = self.process.take() else { return };
+        let survive = dice.below(process.unwritten.len() as u64 + 1) as usize;
+        process.unwritten.iter().take(survive).for_each(|batch| self.disk.absorb(batch));
+    }
+
+    /// When a batch that is given to the disk now will be durable.
+    pub fn time_to_write(&mut self, now: Time, longest: Duration, dice: &mut Dice) -> Time {
+        self.disk_free = self.disk_free.max(now) + dice.span(longest);
+        self.disk_free
+    }
+}
