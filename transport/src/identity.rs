@@ -3,33 +3,45 @@
 //! A cluster has one certificate [`Authority`]. A node's certificate carries its [`Identity`] as a
 //! URI, `everstep://<role>/<name>`; with its private key and the authority's certificate it makes
 //! the node's [`Credentials`]. A node that has none yet holds a [`JoinToken`] and exchanges it for
-//! credentials by [`Enrolment`].
+//! credentials by [`Enrolment`]; one that has some exchanges them for new ones before they expire.
 //!
-//! This module knows no sockets and no cluster: [`crate::quic`] carries these proofs, and whether
-//! an identity may take part in a run is the coordinator's to decide.
+//! This module knows no sockets, no clock and no cluster: [`crate::quic`] carries these proofs and
+//! says what time it is, a [`Gatekeeper`] decides who may be a node, and whether an identity may
+//! take part in a run is the coordinator's to decide.
 
+mod applying;
 mod authority;
 mod credentials;
 mod enrolment;
+mod refusal;
 mod token;
+mod tokens;
 
 use std::fmt;
 use std::path::PathBuf;
 
 use aws_lc_rs::digest;
+use rcgen::PublicKeyData;
+use rkyv::{Archive, Deserialize, Serialize};
 use rustls::pki_types::CertificateDer;
+pub use rustls::pki_types::UnixTime;
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
+pub(crate) use applying::{Application, renewed};
 pub use authority::{Authority, NODE_LIFETIME};
 pub use credentials::Credentials;
-pub(crate) use enrolment::{Application, MAX_ENROLMENT};
-pub use enrolment::{Enrolment, EnrolmentError};
-pub use token::{AcceptedToken, JoinToken, TokenError};
+pub use enrolment::{Applicant, Enrolment, Gatekeeper, Verdict};
+pub(crate) use enrolment::{Granted, MAX_ENROLMENT, answer};
+pub use refusal::{EnrolmentError, Refusal};
+pub use token::{AcceptedToken, JoinToken, Terms, TokenError, TokenId};
+pub use tokens::Tokens;
 
 use crate::protocol::NodeName;
 
 /// What a node is allowed to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
 pub enum Role {
     /// One of the three or five that replicate the cluster's state.
     Coordinator,
@@ -94,6 +106,15 @@ impl Identity {
         let (role, name) = uri.strip_prefix(SCHEME)?.split_once('/')?;
         let role = Role::ALL.into_iter().find(|known| known.as_str() == role)?;
         Some(Self { role, name: NodeName::parse(name)? })
+    }
+
+    /// The node of this role that has this key: its name is the role and the first 64 bits of the
+    /// SHA-256 of its SubjectPublicKeyInfo. Nobody else can have it without the key.
+    fn with_key(role: Role, key: &impl PublicKeyData) -> Self {
+        let digest = sha256(&key.subject_public_key_info());
+        let number = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
+        let name = NodeName::parse(&format!("{role}-{number:016x}"));
+        Self { role, name: name.expect("a role, a dash and hex are a name") }
     }
 }
 

@@ -4,8 +4,8 @@
 //! [`Link`]: a QUIC connection with mutual TLS 1.3, on which
 //!
 //! - *bidirectional* streams carry control messages. The acceptor opens the first one, the lane;
-//!   every further one carries a single message too large for the lane, announced there, so that
-//!   messages arrive in the order in which they were sent;
+//!   every further one is announced there, and carries a single message too large for the lane, so
+//!   that messages arrive in the order in which they were sent, or a new certificate;
 //! - *unidirectional* streams carry chunks ([`BulkSender`], [`BulkReceiver`]): header, body,
 //!   header, body, to the end of the stream.
 //!
@@ -21,8 +21,12 @@ mod enrol;
 mod error;
 mod link;
 mod links;
+mod presented;
 mod probe;
+mod renewal;
+mod roster;
 mod settings;
+mod site;
 mod socket;
 mod tls;
 mod wire;
@@ -37,4 +41,4 @@ pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 
 /// The protocol of a node that has no certificate yet, on the same port.
-const ENROL_ALPN: &[u8] = b"everstep-enrol/1";
+const ENROL_ALPN: &[u8] = b"everstep-enrol/2";

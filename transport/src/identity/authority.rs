@@ -1,28 +1,28 @@
 //! The cluster's certificate authority: it signs what its nodes are.
 //!
-//! In: identities and public keys. Out: certificates. It keeps no list of what it has signed, and
-//! does not know who deserves a certificate: [`super::Enrolment`] decides that.
+//! In: identities, public keys, what time it is. Out: certificates. It keeps no list of what it has
+//! signed, and does not know who deserves a certificate: a [`super::Gatekeeper`] decides that.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData, SanType,
 };
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 
 use super::credentials::{read_certificate, read_key, write_certificates, write_key};
 use super::{Credentials, Identity, IdentityError, parse, public_key_digest};
 
-/// How long a node's certificate is valid: a stolen one is worth little, and a day's run needs no
-/// renewal.
+/// How long a node's certificate is valid: a stolen one is worth little. A node that runs renews
+/// its own when a third of that is left.
 pub const NODE_LIFETIME: Duration = Duration::from_secs(26 * 3600);
 /// How long an authority is valid: longer than any cluster lives.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Certificates are valid from a little before they were made: clocks differ.
-const CLOCK_SKEW: Duration = Duration::from_secs(600);
+pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(600);
 
 const CERTIFICATE_FILE: &str = "authority.pem";
 const KEY_FILE: &str = "authority.key";
@@ -41,7 +41,7 @@ impl Authority {
     /// [`IdentityError::Certificate`] when no key can be made.
     pub fn create() -> Result<Self, IdentityError> {
         let key = KeyPair::generate()?;
-        let mut params = valid_for(AUTHORITY_LIFETIME);
+        let mut params = valid_for(AUTHORITY_LIFETIME, UnixTime::now());
         // A name of its own: a certificate of another authority is then seen to be foreign, instead
         // of merely having a bad signature.
         let digest = super::sha256(key.public_key_raw());
@@ -53,7 +53,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
 
-    /// Credentials for a node whose key is made here.
+    /// Credentials for a node whose key is made here, valid from now on.
     ///
     /// # Errors
     /// [`IdentityError::Certificate`] when no key can be made.
@@ -62,23 +62,37 @@ impl Authority {
         identity: &Identity,
         lifetime: Duration,
     ) -> Result<Credentials, IdentityError> {
+        self.issue_at(UnixTime::now(), identity, lifetime)
+    }
+
+    /// As [`Authority::issue`], at another time than now.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn issue_at(
+        &self,
+        now: UnixTime,
+        identity: &Identity,
+        lifetime: Duration,
+    ) -> Result<Credentials, IdentityError> {
         let key = KeyPair::generate()?;
-        let certificate = self.certify(identity, &key, lifetime)?;
+        let certificate = self.certify(now, identity, &key, lifetime)?;
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         Credentials::new(self.certificate.clone(), vec![certificate], key)
     }
 
-    /// A certificate that says that whoever has this key is this node.
+    /// A certificate that says that whoever has this key is this node, from this time on.
     ///
     /// # Errors
     /// [`IdentityError::Certificate`] when it cannot be signed.
     pub(super) fn certify(
         &self,
+        now: UnixTime,
         identity: &Identity,
         key: &impl PublicKeyData,
         lifetime: Duration,
     ) -> Result<CertificateDer<'static>, IdentityError> {
-        let mut params = valid_for(lifetime);
+        let mut params = valid_for(lifetime, now);
         params.distinguished_name.push(DnType::CommonName, identity.name.as_str());
         let uri = Ia5String::try_from(identity.to_string())?;
         params.subject_alt_names = vec![SanType::URI(uri)];
@@ -125,8 +139,8 @@ impl Authority {
     }
 }
 
-fn valid_for(lifetime: Duration) -> CertificateParams {
-    let now = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is past 1970");
+fn valid_for(lifetime: Duration, now: UnixTime) -> CertificateParams {
+    let now = Duration::from_secs(now.as_secs());
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();

@@ -1,18 +1,21 @@
 //! What a node shows and signs with: the authority's certificate, its own, its key.
 //!
-//! In: certificates and a key, made by an authority or read from files. Out: the same, for TLS. It
-//! does not check signatures or expiry: TLS does, at every handshake.
+//! In: certificates and a key, made by an authority or read from files. Out: the same, for TLS, and
+//! when they should be renewed. It does not check signatures or expiry: TLS does, at every
+//! handshake.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use pem::Pem;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 
-use super::{Identity, IdentityError};
+use super::authority::CLOCK_SKEW;
+use super::{Identity, IdentityError, parse};
 
 const AUTHORITY_FILE: &str = "authority.pem";
 const CHAIN_FILE: &str = "node.pem";
@@ -25,6 +28,8 @@ pub struct Credentials {
     chain: Vec<CertificateDer<'static>>,
     key: PrivatePkcs8KeyDer<'static>,
     identity: Identity,
+    /// When its certificate was issued and when it expires, seconds since 1970.
+    life: (u64, u64),
 }
 
 impl Credentials {
@@ -40,7 +45,8 @@ impl Credentials {
         let leaf =
             chain.first().ok_or_else(|| IdentityError::Malformed("no certificate".into()))?;
         let identity = Identity::of(leaf)?;
-        Ok(Self { authority, chain, key, identity })
+        let life = life_of(leaf)?;
+        Ok(Self { authority, chain, key, identity, life })
     }
 
     /// Who these credentials make a node.
@@ -64,6 +70,18 @@ impl Credentials {
         self.key.clone_key()
     }
 
+    /// When the node's certificate expires.
+    pub fn expires(&self) -> UnixTime {
+        UnixTime::since_unix_epoch(Duration::from_secs(self.life.1))
+    }
+
+    /// Whether less than a third of the certificate's life is left: time to renew it, and time
+    /// enough to try again until that works.
+    pub fn are_due(&self, now: UnixTime) -> bool {
+        let (issued, expires) = self.life;
+        expires.saturating_sub(now.as_secs()) < expires.saturating_sub(issued) / 3
+    }
+
     /// Writes `authority.pem`, `node.pem` and, with mode 0600, `node.key`.
     ///
     /// # Errors
@@ -83,6 +101,28 @@ impl Credentials {
         let chain = read_certificates(&dir.join(CHAIN_FILE))?;
         Self::new(authority, chain, read_key(&dir.join(KEY_FILE))?)
     }
+}
+
+impl Clone for Credentials {
+    fn clone(&self) -> Self {
+        let Self { authority, chain, key, identity, life } = self;
+        Self {
+            authority: authority.clone(),
+            chain: chain.clone(),
+            key: key.clone_key(), // libraries make one say it
+            identity: identity.clone(),
+            life: *life,
+        }
+    }
+}
+
+/// When a certificate was issued and when it expires, seconds since 1970.
+fn life_of(certificate: &CertificateDer<'_>) -> Result<(u64, u64), IdentityError> {
+    let parsed = parse(certificate)?;
+    let validity = parsed.validity();
+    let [begins, ends] =
+        [&validity.not_before, &validity.not_after].map(|time| time.timestamp().max(0) as u64);
+    Ok((begins + CLOCK_SKEW.as_secs(), ends))
 }
 
 pub(super) fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, IdentityError> {

@@ -1,180 +1,193 @@
-//! Enrolment: a join token is exchanged for a worker's credentials.
+//! Enrolment, the issuing side: who proves a join token, or who it already is, gets a certificate.
 //!
-//! The joiner has checked the server's certificate against the token's pin; it then sends one
-//! [`Request`] and reads one [`Answer`]. Its proof is an HMAC, keyed by the SHA-256 of the token's
-//! secret, over keying material exported from this very TLS session and the request: neither the
-//! secret nor anything that could be replayed crosses the wire.
+//! A joiner has checked the server's certificate against the token's pin; it then sends one
+//! [`Request`] and reads one [`Answer`]. Its proof is a signature by the token's key over keying
+//! material exported from this very TLS session, and the request: neither the secret nor anything
+//! that could be replayed crosses the wire. A new node's name follows from its key, so a token's
+//! holder cannot take the name of another node.
 //!
-//! A worker's name follows from its key, so a token's holder cannot take the name of another node.
+//! A *renewal* needs no request at all: the node's certificate was proved when its link came up,
+//! and the new one is for the same node and the same key. The link is proof enough also when that
+//! certificate has expired since. Who has stolen a node's key can therefore remain that node until
+//! it is removed; expiry ends what a key is worth without a link.
 //!
-//! Pure: `quic::enrol` carries the bytes. Expiry and use counts of tokens are not known here; the
-//! owner of the accepted tokens leaves out those that are spent.
+//! Pure: `quic` carries the bytes, and a [`Gatekeeper`] decides.
 
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 
-use rcgen::{CertificateParams, CertificateSigningRequestParams, KeyPair, PublicKeyData};
+use rcgen::{CertificateSigningRequestParams, PublicKey, SubjectPublicKeyInfo};
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::CertificateDer;
 
-use super::token::TokenId;
+use super::token::{Proof, TokenId};
 use super::{
-    AcceptedToken, Authority, Credentials, Identity, IdentityError, JoinToken, NODE_LIFETIME, Role,
-    public_key_digest, sha256,
+    AcceptedToken, Authority, Identity, NODE_LIFETIME, Refusal, Role, Tokens, UnixTime, parse,
 };
-use crate::protocol::NodeName;
 
 /// Most bytes of a request or an answer.
 pub(crate) const MAX_ENROLMENT: usize = 16 << 10;
 
-const PROOF_BYTES: usize = 32;
-
-/// The issuing side: an authority and the tokens that it accepts.
-#[derive(Debug)]
+/// The issuing side: an authority, and who decides whom it certifies.
 pub struct Enrolment {
     authority: Arc<Authority>,
-    accepted: Vec<AcceptedToken>,
+    gatekeeper: Box<dyn Gatekeeper>,
+}
+
+/// Decides who gets a certificate, at once or when others have agreed. A verdict that takes too
+/// long is not waited for: the node is told to ask again.
+pub trait Gatekeeper: Send + Sync {
+    /// Whether this node may join; a use of its token is spent if so.
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict;
+
+    /// Whether this node, which has proved who it is, may stay.
+    fn renew(&self, node: Identity, now: UnixTime) -> Verdict;
+}
+
+/// A decision to come.
+pub type Verdict = Pin<Box<dyn Future<Output = Result<(), Refusal>> + Send>>;
+
+/// A node that wants to join, with its proof.
+#[derive(Clone, Debug)]
+pub struct Applicant {
+    /// Who it will be: the role that it asks for, and the name that follows from its key.
+    pub identity: Identity,
+    /// The token that it says it has. [`Tokens::judge`] tells whether that is true.
+    pub token: TokenId,
+    statement: Vec<u8>,
+    proof: Proof,
+}
+
+/// What was granted.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) identity: Identity,
+    certificate: CertificateDer<'static>,
+    authority: CertificateDer<'static>,
 }
 
 impl Enrolment {
-    /// Workers that prove one of these tokens get a certificate of this authority.
+    /// Who proves one of these tokens, on its terms, gets a certificate of this authority; uses
+    /// are counted in this process only.
     pub fn new(authority: Arc<Authority>, accepted: Vec<AcceptedToken>) -> Self {
-        Self { authority, accepted }
+        let mut tokens = Tokens::default();
+        accepted.into_iter().for_each(|token| tokens.accept(token));
+        Self::decided_by(authority, Mutex::new(tokens))
+    }
+
+    /// Whom the gatekeeper lets in gets a certificate of this authority.
+    pub fn decided_by(authority: Arc<Authority>, gatekeeper: impl Gatekeeper + 'static) -> Self {
+        Self { authority, gatekeeper: Box::new(gatekeeper) }
     }
 
     /// Judges a request that arrived in the TLS session with this exported keying material.
-    /// Returns the answer's bytes and who was admitted, if anyone was.
-    pub(crate) fn answer(&self, session: &[u8; 32], bytes: &[u8]) -> (Vec<u8>, Option<Identity>) {
-        let (answer, admitted) = match self.grant(session, bytes) {
-            Ok((answer, identity)) => (answer, Some(identity)),
-            Err(reason) => (Answer::Refused { reason }, None),
-        };
-        let bytes = rkyv::to_bytes::<Failure>(&answer).expect("an answer is plain data");
-        (bytes.into_vec(), admitted)
+    pub(crate) async fn admit(
+        &self,
+        session: &[u8; 32],
+        request: &[u8],
+        now: UnixTime,
+    ) -> Result<Granted, Refusal> {
+        let (applicant, key) = Applicant::read(session, request).ok_or(Refusal::Garbled)?;
+        let identity = applicant.identity.clone();
+        self.gatekeeper.admit(applicant, now).await?;
+        self.grant(now, identity, &key)
     }
 
-    fn grant(&self, session: &[u8; 32], bytes: &[u8]) -> Result<(Answer, Identity), String> {
-        let (proof, bytes) =
-            bytes.split_at_checked(PROOF_BYTES).ok_or("the request is too short")?;
-        let request: Request = {
-            let aligned = aligned(bytes);
-            rkyv::from_bytes::<_, Failure>(&aligned).map_err(|_| "the request is garbled")?
-        };
-        let token = self.accepted.iter().find(|token| token.id == request.token);
-        if !token.is_some_and(|token| token.verify(&statement(session, bytes), proof)) {
-            return Err("the join token is not valid here; ask for a new one".into());
-        }
-        // Of the signing request only the key counts, which must have signed it.
-        let invalid = |error| format!("the signing request is not valid: {error}");
+    /// Judges whether the node that has proved this certificate gets a newer one.
+    pub(crate) async fn renew(
+        &self,
+        certificate: &CertificateDer<'_>,
+        now: UnixTime,
+    ) -> Result<Granted, Refusal> {
+        let identity = Identity::of(certificate).map_err(|_| Refusal::Garbled)?;
+        let key = parse(certificate).map_err(|_| Refusal::Garbled)?;
+        let key = SubjectPublicKeyInfo::from_der(key.tbs_certificate.subject_pki.raw);
+        let key = key.map_err(|_| Refusal::Garbled)?;
+        self.gatekeeper.renew(identity.clone(), now).await?;
+        self.grant(now, identity, &key)
+    }
+
+    fn grant(
+        &self,
+        now: UnixTime,
+        identity: Identity,
+        key: &impl rcgen::PublicKeyData,
+    ) -> Result<Granted, Refusal> {
+        let certificate = self.authority.certify(now, &identity, key, NODE_LIFETIME);
+        let certificate = certificate.map_err(|_| Refusal::Garbled)?;
+        Ok(Granted { identity, certificate, authority: self.authority.certificate().clone() })
+    }
+}
+
+/// Decides by the tokens alone, at once; who is a node stays one.
+impl Gatekeeper for Mutex<Tokens> {
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
+        let mut tokens = self.lock().expect("judging and spending do not panic");
+        let judged = tokens.judge(&applicant, now);
+        let spent =
+            judged.and_then(|()| tokens.spend(&applicant.token, &applicant.identity.name, now));
+        Box::pin(std::future::ready(spent))
+    }
+
+    fn renew(&self, _node: Identity, _now: UnixTime) -> Verdict {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+impl Applicant {
+    /// Of the signing request only the key counts, which must have signed it.
+    fn read(session: &[u8; 32], bytes: &[u8]) -> Option<(Self, PublicKey)> {
+        let (proof, request) = bytes.split_first_chunk()?;
+        let statement = statement(session, request);
+        let request = rkyv::from_bytes::<Request, Failure>(&aligned(request)).ok()?;
         let signing_request = request.signing_request.into();
-        let key = CertificateSigningRequestParams::from_der(&signing_request).map_err(invalid)?;
-        let identity = worker_with(&key.public_key);
-        let certificate = self.authority.certify(&identity, &key.public_key, NODE_LIFETIME);
-        let certificate = certificate.map_err(|error| error.to_string())?;
-        let authority = self.authority.certificate().to_vec();
-        Ok((Answer::Granted { certificate: certificate.to_vec(), authority }, identity))
+        let key = CertificateSigningRequestParams::from_der(&signing_request).ok()?.public_key;
+        let identity = Identity::with_key(request.role, &key);
+        Some((Self { identity, token: request.token, statement, proof: *proof }, key))
+    }
+
+    pub(super) fn has_secret_of(&self, token: &AcceptedToken) -> bool {
+        token.verify(&self.statement, &self.proof)
     }
 }
 
-/// The joining side: a token, and a key that never leaves this process.
-pub(crate) struct Application<'a> {
-    token: &'a JoinToken,
-    key: KeyPair,
-}
-
-impl<'a> Application<'a> {
-    pub(crate) fn new(token: &'a JoinToken) -> Result<Self, EnrolmentError> {
-        Ok(Self { token, key: KeyPair::generate().map_err(IdentityError::from)? })
-    }
-
-    /// For a node that has a key, and with it a name.
-    pub(crate) fn renewing(
-        token: &'a JoinToken,
-        held: &Credentials,
-    ) -> Result<Self, EnrolmentError> {
-        Ok(Self { token, key: KeyPair::try_from(&held.key()).map_err(IdentityError::from)? })
-    }
-
-    /// The request's bytes, for the TLS session with this exported keying material.
-    pub(crate) fn request(&self, session: &[u8; 32]) -> Result<Vec<u8>, EnrolmentError> {
-        let signing_request = CertificateParams::default()
-            .serialize_request(&self.key)
-            .map_err(IdentityError::from)?
-            .der()
-            .to_vec();
-        let request = Request { token: self.token.id(), signing_request };
-        let bytes = rkyv::to_bytes::<Failure>(&request).expect("a request is plain data");
-        let proof = self.token.prove(&statement(session, &bytes));
-        Ok([&proof[..], &bytes].concat())
-    }
-
-    /// Reads the answer.
-    pub(crate) fn credentials(self, answer: &[u8]) -> Result<Credentials, EnrolmentError> {
-        let answer: Answer = rkyv::from_bytes::<_, Failure>(&aligned(answer))
-            .map_err(|_| EnrolmentError::Garbled("it is not an answer"))?;
-        let (certificate, authority) = match answer {
-            Answer::Granted { certificate, authority } => (certificate, authority),
-            Answer::Refused { reason } => return Err(EnrolmentError::Refused { reason }),
-        };
-        let authority = CertificateDer::from(authority);
-        if public_key_digest(&authority)? != self.token.authority() {
-            return Err(EnrolmentError::Garbled("its authority is not the token's"));
+/// The bytes that tell a node what was decided.
+pub(crate) fn answer(decision: &Result<Granted, Refusal>) -> Vec<u8> {
+    let answer = match decision {
+        Ok(Granted { certificate, authority, .. }) => {
+            Answer::Granted { certificate: certificate.to_vec(), authority: authority.to_vec() }
         }
-        let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
-        let credentials = Credentials::new(authority, vec![certificate.into()], key)?;
-        if *credentials.identity() != worker_with(&self.key) {
-            return Err(EnrolmentError::Garbled("its certificate is for another node"));
-        }
-        Ok(credentials)
-    }
+        Err(refusal) => Answer::Refused(refusal.clone()),
+    };
+    rkyv::to_bytes::<Failure>(&answer).expect("an answer is plain data").into_vec()
 }
 
-/// Why a node has no credentials yet.
-#[derive(Debug, thiserror::Error)]
-pub enum EnrolmentError {
-    /// The coordinator does not admit it.
-    #[error("the coordinator refused this node: {reason}")]
-    Refused {
-        /// Why, in words for the user.
-        reason: String,
-    },
-    /// The coordinator's answer makes no sense.
-    #[error("the coordinator's answer cannot be used: {0}")]
-    Garbled(&'static str),
-    /// Keys or certificates could not be made or read.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
+/// What a joiner asks; its proof goes in front.
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct Request {
+    pub(super) token: TokenId,
+    pub(super) role: Role,
+    pub(super) signing_request: Vec<u8>,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
-struct Request {
-    token: TokenId,
-    signing_request: Vec<u8>,
-}
-
-#[derive(Archive, Serialize, Deserialize)]
-enum Answer {
+pub(super) enum Answer {
     Granted { certificate: Vec<u8>, authority: Vec<u8> },
-    Refused { reason: String },
-}
-
-/// The worker that has this key: `worker-` and the first 64 bits of the SHA-256 of its
-/// SubjectPublicKeyInfo.
-fn worker_with(key: &impl PublicKeyData) -> Identity {
-    let digest = sha256(&key.subject_public_key_info());
-    let number = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
-    let name = NodeName::parse(&format!("worker-{number:016x}")).expect("hex is a name");
-    Identity { role: Role::Worker, name }
+    Refused(Refusal),
 }
 
 /// What a proof is over. The session's part has a fixed length, so the two cannot be confused.
-fn statement(session: &[u8; 32], request: &[u8]) -> Vec<u8> {
+pub(super) fn statement(session: &[u8; 32], request: &[u8]) -> Vec<u8> {
     [session, request].concat()
 }
 
-fn aligned(bytes: &[u8]) -> AlignedVec {
+pub(super) fn aligned(bytes: &[u8]) -> AlignedVec {
     let mut aligned = AlignedVec::with_capacity(bytes.len());
     aligned.extend_from_slice(bytes);
     aligned
 }
+
+#[cfg(test)]
+mod tests;

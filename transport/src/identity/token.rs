@@ -2,22 +2,35 @@
 //!
 //! `es1.<id>.<secret>.<pin>`, each part base64url: the id names the token to its issuer, the secret
 //! is proved but never sent, the pin is the SHA-256 of the authority's public key and tells the
-//! joiner whom to trust. The issuer keeps an [`AcceptedToken`], not the secret.
+//! joiner whom to trust. What a token is good for, its [`Terms`], only its issuer knows.
+//!
+//! The secret is the seed of an Ed25519 key pair (RFC 8032). The joiner signs with it; the issuer
+//! keeps an [`AcceptedToken`] with the public key. So who steals what an issuer keeps, from its
+//! memory, its disk or the replicated log, can check proofs but make none, and has nothing to
+//! guess: the seed is 256 random bits. (A mere hash of the secret would not do: whatever a proof is
+//! checked with by means of HMAC makes proofs as well.) Who can *change* what an issuer keeps can
+//! admit himself; who has the token can join until it is used up or expires.
 
 use std::fmt;
 use std::str::FromStr;
 
-use aws_lc_rs::{hmac, rand};
+use aws_lc_rs::rand;
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{Authority, sha256};
+use super::{Authority, Role};
 
 const VERSION: &str = "es1";
 
-pub(super) type TokenId = [u8; 9];
+/// What names a token to its issuer; no secret.
+pub type TokenId = [u8; 9];
 
-/// A secret that admits new workers to one cluster. Its `Display` form is the token itself.
+/// A signature by the token's key.
+pub(super) type Proof = [u8; 64];
+
+/// A secret that admits new nodes to one cluster. Its `Display` form is the token itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
     id: TokenId,
@@ -25,11 +38,24 @@ pub struct JoinToken {
     authority: [u8; 32],
 }
 
-/// What the issuer keeps of a token: enough to check a proof, not enough to print the token.
-#[derive(Clone)]
+/// What the issuer keeps of a token: enough to check a proof, not enough to make one.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq)]
 pub struct AcceptedToken {
     pub(super) id: TokenId,
-    key: [u8; 32],
+    /// The public key whose seed is the secret.
+    verifier: [u8; 32],
+    pub(super) terms: Terms,
+}
+
+/// What a token is good for.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// What whoever joins with it becomes.
+    pub role: Role,
+    /// How many nodes it admits; None: any number.
+    pub uses: Option<u32>,
+    /// From when on it admits nobody, in seconds since 1970; None: it never expires.
+    pub expires_unix_s: Option<u64>,
 }
 
 /// Text that is no token.
@@ -53,8 +79,9 @@ impl JoinToken {
     }
 
     /// What the issuer keeps.
-    pub fn accepted(&self) -> AcceptedToken {
-        AcceptedToken { id: self.id, key: sha256(&self.secret) }
+    pub fn accepted(&self, terms: Terms) -> AcceptedToken {
+        let verifier = self.key().public_key().as_ref().try_into();
+        AcceptedToken { id: self.id, verifier: verifier.expect("Ed25519 has 32 bytes"), terms }
     }
 
     pub(super) fn id(&self) -> TokenId {
@@ -67,15 +94,25 @@ impl JoinToken {
     }
 
     /// Proves the secret to one who holds the accepted token, for this statement only.
-    pub(super) fn prove(&self, statement: &[u8]) -> [u8; 32] {
-        let tag = hmac::sign(&mac(&sha256(&self.secret)), statement);
-        tag.as_ref().try_into().expect("an HMAC-SHA256 has 32 bytes")
+    pub(super) fn prove(&self, statement: &[u8]) -> Proof {
+        self.key().sign(statement).as_ref().try_into().expect("an Ed25519 signature has 64 bytes")
+    }
+
+    fn key(&self) -> Ed25519KeyPair {
+        Ed25519KeyPair::from_seed_unchecked(&self.secret).expect("any 32 bytes are a seed")
     }
 }
 
 impl AcceptedToken {
-    pub(super) fn verify(&self, statement: &[u8], proof: &[u8]) -> bool {
-        hmac::verify(&mac(&self.key), statement, proof).is_ok()
+    pub(super) fn verify(&self, statement: &[u8], proof: &Proof) -> bool {
+        UnparsedPublicKey::new(&ED25519, &self.verifier).verify(statement, proof).is_ok()
+    }
+}
+
+impl Terms {
+    /// Any number of nodes of this role, for ever.
+    pub fn unlimited(role: Role) -> Self {
+        Self { role, uses: None, expires_unix_s: None }
     }
 }
 
@@ -112,12 +149,8 @@ impl fmt::Debug for JoinToken {
 
 impl fmt::Debug for AcceptedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AcceptedToken({})", BASE64.encode(self.id))
+        write!(f, "AcceptedToken({}, {:?})", BASE64.encode(self.id), self.terms)
     }
-}
-
-fn mac(key: &[u8; 32]) -> hmac::Key {
-    hmac::Key::new(hmac::HMAC_SHA256, key)
 }
 
 fn bytes<const N: usize>(part: &'static str, text: &str) -> Result<[u8; N], TokenError> {

@@ -1,16 +1,20 @@
 //! The control lane: messages in order, each with its length in front.
 //!
-//! A frame is a length (u32, little-endian) and that many bytes of message. Two lengths are
-//! special: [`EMPTY`] and [`ELSEWHERE`]. By ending the stream at the boundary of a frame a node
-//! says goodbye: it has nothing more to say and leaves; whoever reads that closes the connection,
-//! for only the reader knows that all has arrived.
+//! A frame is a length (u32, little-endian) and that many bytes of message. Three lengths are
+//! special: [`EMPTY`], [`ELSEWHERE`] and [`RENEWAL`]. By ending the stream at the boundary of a
+//! frame a node says goodbye: it has nothing more to say and leaves; whoever reads that closes the
+//! connection, for only the reader knows that all has arrived.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use quinn::{ReadExactError, RecvStream, SendStream};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::bulk::{BulkReceiver, BulkSender};
 use super::error::LinkError;
+use super::renewal;
+use super::site::Site;
 use super::wire::Wire;
 use crate::protocol::codec::{self, MAX_CONTROL};
 use crate::protocol::{Chunk, ChunkKind, Generation, Message, Step};
@@ -21,6 +25,9 @@ pub(super) const EMPTY: u32 = 0;
 /// The next message is too large for the lane and follows on a bidirectional stream of its own, as
 /// one message chunk.
 const ELSEWHERE: u32 = u32::MAX;
+/// The sender wants a new certificate: it opens a bidirectional stream, on which it says nothing
+/// and awaits the answer. Messages go on meanwhile.
+const RENEWAL: u32 = u32::MAX - 1;
 
 /// Control messages leave before bulk data that waits.
 pub(super) const PRIORITY: i32 = 1;
@@ -29,6 +36,8 @@ pub(super) const PRIORITY: i32 = 1;
 pub(super) enum Outgoing {
     /// An encoded message, and the room that it takes in the queue until it is written.
     Message(Bytes, OwnedSemaphorePermit),
+    /// The wish for a new certificate, and who is told where the answer will come.
+    Renewal(oneshot::Sender<RecvStream>),
     /// Nothing comes after this.
     End,
 }
@@ -39,18 +48,40 @@ pub(super) async fn write(
     mut lane: SendStream,
     mut queue: mpsc::Receiver<Outgoing>,
 ) -> Result<(), LinkError> {
-    while let Some(Outgoing::Message(message, _room)) = queue.recv().await {
-        let inline = message.len() <= MAX_CONTROL;
-        let length = if inline { message.len() as u32 } else { ELSEWHERE };
-        let length = Bytes::copy_from_slice(&length.to_le_bytes());
-        let body = if inline { message.clone() } else { Bytes::new() };
-        let written = lane.write_all_chunks(&mut [length, body]).await;
-        written.map_err(|error| wire.write_failure(error))?;
-        if !inline {
-            write_elsewhere(&wire, message).await?;
+    loop {
+        match queue.recv().await {
+            Some(Outgoing::Message(message, _room)) => {
+                write_message(&wire, &mut lane, message).await?;
+            }
+            Some(Outgoing::Renewal(tell)) => {
+                let written = lane.write_all(&RENEWAL.to_le_bytes()).await;
+                written.map_err(|error| wire.write_failure(error))?;
+                let opened = wire.connection.open_bi().await;
+                let (mut question, answer) = opened.map_err(|_| wire.failure())?;
+                let _ = question.finish(); // an error means that the link is gone
+                let _ = tell.send(answer); // who does not wait any more needs none
+            }
+            Some(Outgoing::End) | None => break,
         }
     }
     let _ = lane.finish(); // an error means that the link is gone
+    Ok(())
+}
+
+async fn write_message(
+    wire: &Wire,
+    lane: &mut SendStream,
+    message: Bytes,
+) -> Result<(), LinkError> {
+    let inline = message.len() <= MAX_CONTROL;
+    let length = if inline { message.len() as u32 } else { ELSEWHERE };
+    let length = Bytes::copy_from_slice(&length.to_le_bytes());
+    let body = if inline { message.clone() } else { Bytes::new() };
+    let written = lane.write_all_chunks(&mut [length, body]).await;
+    written.map_err(|error| wire.write_failure(error))?;
+    if !inline {
+        write_elsewhere(wire, message).await?;
+    }
     Ok(())
 }
 
@@ -64,6 +95,7 @@ async fn write_elsewhere(wire: &Wire, message: Bytes) -> Result<(), LinkError> {
 
 /// Reads messages until the link ends; what no honest node sends ends it.
 pub(super) async fn read(
+    site: Arc<Site>,
     wire: Wire,
     mut lane: RecvStream,
     arrivals: mpsc::Sender<Message>,
@@ -72,6 +104,12 @@ pub(super) async fn read(
         let message = match length {
             EMPTY => continue,
             ELSEWHERE => read_elsewhere(&wire).await?,
+            RENEWAL => {
+                let (answer, _) = wire.connection.accept_bi().await.map_err(|_| wire.failure())?;
+                // At most as many at once as a peer may open streams.
+                tokio::spawn(renewal::serve(site.clone(), wire.clone(), answer));
+                continue;
+            }
             _ if length as usize <= MAX_CONTROL => {
                 let mut bytes = vec![0; length as usize];
                 let read = lane.read_exact(&mut bytes).await;

@@ -1,29 +1,30 @@
 //! An endpoint: one UDP port that listens and connects.
 //!
-//! In: credentials, and peers from outside. Out: [`Link`]s whose handshake is done and whose peer
-//! is known. A handshake that fails costs nobody else anything: it is counted and logged.
+//! In: credentials, a roster, and peers from outside. Out: [`Link`]s whose handshake is done and
+//! whose peer is known and wanted. A handshake that fails costs nobody else anything: it is counted
+//! and logged.
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::crypto::rustls::HandshakeData;
-use quinn::{
-    ClientConfig, Connection, Incoming, RecvStream, SendStream, ServerConfig, TokioRuntime,
-};
+use quinn::{ClientConfig, Connection, Incoming, ServerConfig, TokioRuntime};
 use rustls::pki_types::CertificateDer;
+use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::error::{ConnectError, GOODBYE, NO_CERTIFICATE, NOT_ADMITTED};
 use super::link::Link;
-use super::links::{EndpointStats, Links};
+use super::links::EndpointStats;
+use super::presented::Presented;
+use super::roster::NOT_LISTED;
 use super::settings::{Settings, SettingsError};
+use super::site::Site;
 use super::socket::{self, SocketBuffers};
-use super::wire::Wire;
-use super::{ENROL_ALPN, control, enrol, probe, tls};
+use super::{ENROL_ALPN, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
 
@@ -37,10 +38,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// One UDP port of this process. Dropped, it closes all its links: to their peers it is gone.
 pub struct Endpoint {
     quinn: quinn::Endpoint,
-    /// As of the newest credentials.
-    client: RwLock<ClientConfig>,
-    site: Site,
-    enrols: bool,
+    client: ClientConfig,
+    site: Arc<Site>,
     buffers: SocketBuffers,
     local_address: SocketAddr,
     arrivals: Mutex<mpsc::Receiver<Link>>,
@@ -78,7 +77,7 @@ pub enum BindError {
 
 impl Endpoint {
     /// Listens on `listen` (port 0: any free port). With an `enrolment`, nodes without a
-    /// certificate may connect to enrol, and for nothing else.
+    /// certificate may connect to enrol, and for nothing else, and nodes with one may renew it.
     ///
     /// # Errors
     /// [`BindError`].
@@ -91,34 +90,64 @@ impl Endpoint {
         settings: Settings,
         enrolment: Option<Enrolment>,
     ) -> Result<Self, BindError> {
+        let clock = Arc::new(DefaultTimeProvider);
+        Self::bind_with_clock(listen, credentials, settings, enrolment, clock)
+    }
+
+    /// As [`Endpoint::bind`], with another clock to measure the lives of certificates by.
+    ///
+    /// # Errors
+    /// As [`Endpoint::bind`].
+    ///
+    /// # Panics
+    /// As [`Endpoint::bind`].
+    pub fn bind_with_clock(
+        listen: SocketAddr,
+        credentials: &Credentials,
+        settings: Settings,
+        enrolment: Option<Enrolment>,
+        clock: Arc<dyn TimeProvider>,
+    ) -> Result<Self, BindError> {
         settings.validate()?;
-        let enrols = enrolment.is_some();
-        let (client, server) = configurations(credentials, &settings, enrols)?;
         let failed = |source| BindError::Socket { address: listen, source };
         let (socket, buffers) = socket::open(listen, settings.socket_buffer).map_err(failed)?;
         let local_address = socket.local_addr().map_err(failed)?;
-        let runtime = Arc::new(TokioRuntime);
-        let quinn = quinn::Endpoint::new(settings.endpoint(), Some(server), socket, runtime)
-            .map_err(failed)?;
+        let presented = Arc::new(Presented::new(credentials)?);
+        let (links, roster, renewing) = Default::default();
+        let site =
+            Arc::new(Site { settings, links, roster, presented, enrolment, clock, renewing });
+        let (client, server) = configurations(&site)?;
+        let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint());
+        let quinn = quinn::Endpoint::new(config, Some(server), socket, runtime).map_err(failed)?;
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
-        let role = credentials.identity().role;
-        let site = Site { role, settings, links: Arc::default() };
-        let door = Door { site: site.clone(), enrolment, deliver };
-        tokio::spawn(Arc::new(door).attend(quinn.clone()));
-        let (client, arrivals) = (RwLock::new(client), Mutex::new(arrivals));
-        Ok(Self { quinn, client, site, enrols, buffers, local_address, arrivals })
+        tokio::spawn(Arc::new(Door { site: site.clone(), deliver }).attend(quinn.clone()));
+        let arrivals = Mutex::new(arrivals);
+        Ok(Self { quinn, client, site, buffers, local_address, arrivals })
     }
 
-    /// Shows these credentials from now on: they are the node's own, renewed. Links that are up
-    /// stay up.
+    /// Presents these credentials from now on: they are the node's own, renewed. Links that are up
+    /// stay up, also those that outlive their certificates. An endpoint that has a link to a
+    /// coordinator renews its credentials by itself.
     ///
     /// # Errors
-    /// [`BindError::Credentials`].
+    /// [`BindError::Credentials`]; what was presented before stays.
     pub fn renew(&self, credentials: &Credentials) -> Result<(), BindError> {
-        let (client, server) = configurations(credentials, &self.site.settings, self.enrols)?;
-        self.quinn.set_server_config(Some(server));
-        *self.client.write().expect("cloning and replacing do not panic") = client;
-        Ok(())
+        Ok(self.site.presented.replace(credentials)?)
+    }
+
+    /// The newest credentials.
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.site.presented.credentials()
+    }
+
+    /// Has links from now on only with the nodes that this predicate, the roster, admits: asked at
+    /// the end of every handshake, and now of every peer, which loses its link at once if it is not
+    /// admitted. It must not use the endpoint. Until this is called, every node of the cluster is
+    /// let in.
+    pub fn admit_only(&self, roster: impl Fn(&Identity) -> bool + Send + Sync + 'static) {
+        self.site.roster.replace(roster);
+        // Whose handshake ends now is asked again once its link is in the table.
+        self.site.links.expel(|peer| self.site.roster.admits(peer));
     }
 
     /// Connects to a node; returns when both have let each other in.
@@ -142,14 +171,17 @@ impl Endpoint {
     ) -> Result<Link, ConnectError> {
         let failed = |reason| ConnectError::Failed { address, reason };
         let handshake = |error| ConnectError::handshake(address, ALPN, error);
-        let client = self.client.read().expect("cloning and replacing do not panic").clone();
-        let connecting = self.quinn.connect_with(client, address, SERVER_NAME);
+        let connecting = self.quinn.connect_with(self.client.clone(), address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(error.to_string()))?;
         let connection = connecting.await.map_err(handshake)?;
         let met = identity_of(&connection).map_err(failed)?;
         if !expected.admits(&met) {
             connection.close(NOT_ADMITTED, b"another node was expected at this address");
             return Err(ConnectError::Stranger { address, expected: expected.to_string(), met });
+        }
+        if !self.site.roster.admits(&met) {
+            connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
+            return Err(ConnectError::NotListed { address, met });
         }
         // In TLS 1.3 a client is done before the server has seen its certificate: only the lane,
         // which the server opens, tells that it was let in.
@@ -212,44 +244,22 @@ impl fmt::Display for Expected {
 }
 
 /// How both sides of an endpoint present and conduct themselves.
-fn configurations(
-    credentials: &Credentials,
-    settings: &Settings,
-    enrols: bool,
-) -> Result<(ClientConfig, ServerConfig), rustls::Error> {
-    let transport = settings.transport();
-    let mut client = ClientConfig::new(Arc::new(tls::client(credentials)?));
+fn configurations(site: &Site) -> Result<(ClientConfig, ServerConfig), rustls::Error> {
+    let (presented, clock) = (&site.presented, &site.clock);
+    let transport = site.settings.transport();
+    let client = tls::client(presented.clone(), clock.clone())?;
+    let mut client = ClientConfig::new(Arc::new(client));
     client.transport_config(transport.clone());
-    let mut server = ServerConfig::with_crypto(Arc::new(tls::server(credentials, enrols)?));
-    server.transport_config(transport).migration(false).max_incoming(settings.max_handshakes);
+    let server = tls::server(presented.clone(), clock.clone(), site.enrolment.is_some())?;
+    let mut server = ServerConfig::with_crypto(Arc::new(server));
+    let most = site.settings.max_handshakes;
+    server.transport_config(transport).migration(false).max_incoming(most);
     Ok((client, server))
-}
-
-/// What all links of an endpoint share, whoever called.
-#[derive(Clone)]
-struct Site {
-    role: Role,
-    settings: Settings,
-    links: Arc<Links>,
-}
-
-impl Site {
-    /// The link on a connection whose peer is known and has its control lane.
-    fn link(&self, connection: Connection, met: Identity, lane: (SendStream, RecvStream)) -> Link {
-        let wire = Wire::new(connection, self.links.clone());
-        // Workers hear of each other's deaths from the coordinators.
-        let watched = [self.role, met.role].contains(&Role::Coordinator);
-        if let Some(interval) = self.settings.probe.filter(|_| watched) {
-            tokio::spawn(probe::watch(wire.clone(), interval));
-        }
-        Link::start(wire, met, lane, self.settings.control_queue)
-    }
 }
 
 /// The listening side: lets in whom it may.
 struct Door {
-    site: Site,
-    enrolment: Option<Enrolment>,
+    site: Arc<Site>,
     deliver: mpsc::Sender<Link>,
 }
 
@@ -260,7 +270,7 @@ impl Door {
         while let Some(incoming) = quinn.accept().await {
             let Ok(slot) = slots.clone().try_acquire_owned() else {
                 incoming.refuse();
-                self.failed("too many handshakes are in progress");
+                self.site.handshake_failed("too many handshakes are in progress");
                 continue;
             };
             let crowded = slots.available_permits() < most / 2;
@@ -284,34 +294,33 @@ impl Door {
             // Waits, in its slot, while the backlog is full.
             Ok(Some(link)) => drop(self.deliver.send(link).await),
             Ok(None) => {}
-            Err(reason) => self.failed(&format!("{address}: {reason}")),
+            Err(reason) => self.site.handshake_failed(&format!("{address}: {reason}")),
         }
     }
 
     /// A link to a node with a certificate; none for a node that has enrolled.
     async fn welcome(&self, incoming: Incoming) -> Result<Option<Link>, String> {
         let connection = incoming.await.map_err(|error| error.to_string())?;
-        if let Some(enrolment) = &self.enrolment
+        if let Some(enrolment) = &self.site.enrolment
             && protocol_of(&connection).as_deref() == Some(ENROL_ALPN)
         {
-            let admitted = enrol::serve(enrolment, &connection).await?;
-            let admitted = admitted.ok_or("an enrolment was refused")?;
-            tracing::info!(node = %admitted, "enrolled");
+            let node = enrol::serve(&self.site, enrolment, &connection).await?;
+            let node = node.map_err(|refusal| format!("an enrolment was refused: {refusal}"))?;
+            tracing::info!(%node, "enrolled");
             return Ok(None);
         }
         let identity = identity_of(&connection).inspect_err(|_| {
             connection.close(NOT_ADMITTED, NO_CERTIFICATE.as_bytes());
         })?;
+        if !self.site.roster.admits(&identity) {
+            connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
+            return Err(format!("{identity} is not in the roster"));
+        }
         let (mut sender, receiver) =
             connection.open_bi().await.map_err(|error| error.to_string())?;
         let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
         written.map_err(|error| error.to_string())?;
         Ok(Some(self.site.link(connection, identity, (sender, receiver))))
-    }
-
-    fn failed(&self, reason: &str) {
-        self.site.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(reason, "a handshake failed");
     }
 }
 
@@ -321,9 +330,13 @@ fn protocol_of(connection: &Connection) -> Option<Vec<u8>> {
 
 /// Who the peer's certificate says it is; TLS has verified the certificate.
 pub(super) fn identity_of(connection: &Connection) -> Result<Identity, String> {
+    Identity::of(&certificate_of(connection)?).map_err(|error| error.to_string())
+}
+
+/// The certificate that the peer has proved to be its own.
+pub(super) fn certificate_of(connection: &Connection) -> Result<CertificateDer<'static>, String> {
     let chain = connection.peer_identity();
     let chain = chain.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
-    let chain = chain.ok_or("the peer has no certificate")?;
-    let leaf = chain.first().ok_or("the peer has no certificate")?;
-    Identity::of(leaf).map_err(|error| error.to_string())
+    let leaf = chain.and_then(|chain| chain.into_iter().next());
+    leaf.ok_or("the peer has no certificate".into())
 }

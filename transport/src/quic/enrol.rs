@@ -4,32 +4,39 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{ClientConfig, Connection, TokioRuntime};
+use quinn::{ClientConfig, Connection, SendStream, TokioRuntime, WriteError};
 use tokio::time::timeout;
 
 use super::endpoint::{SERVER_NAME, identity_of};
-use super::error::{CLOSED, ConnectError, NOT_ADMITTED};
+use super::error::{CLOSED, ConnectError, LinkError, NOT_ADMITTED};
 use super::settings::Settings;
+use super::site::Site;
 use super::{ENROL_ALPN, socket, tls};
 use crate::identity::{
-    Application, Credentials, Enrolment, EnrolmentError, Identity, JoinToken, MAX_ENROLMENT, Role,
+    Application, Credentials, Enrolment, EnrolmentError, Granted, Identity, JoinToken,
+    MAX_ENROLMENT, Refusal, Role, answer,
 };
 
 /// Binds the proof to one TLS session (RFC 8446, section 7.5).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
 
-/// Exchanges a join token for the credentials of a worker, at the coordinator that listens on
-/// `address`. The worker's key is made here; its name follows from the key, and the credentials'
-/// identity says it.
+/// Exchanges a join token for the credentials of a node of this role, which must be the token's, at
+/// the coordinator that listens on `address`. The node's key is made here; its name follows from
+/// the key, and the credentials' identity says it. Each try is another node: where the token's uses
+/// are counted, one whose answer is lost has cost a use.
 ///
 /// # Errors
 /// [`EnrolError`], in words for the user.
-pub async fn enrol(address: SocketAddr, token: &JoinToken) -> Result<Credentials, EnrolError> {
-    apply(address, token, Application::new(token)?).await
+pub async fn enrol(
+    address: SocketAddr,
+    token: &JoinToken,
+    role: Role,
+) -> Result<Credentials, EnrolError> {
+    apply(address, token, Application::new(token, role)?).await
 }
 
-/// Enrols a worker anew, whose certificate has expired or is about to: the key, and so the name,
-/// stay what they are.
+/// Enrols a node anew, whose certificate has expired while it had no link to renew it over: the
+/// key, and so the name, stay what they are, and no use of the token is spent.
 ///
 /// # Errors
 /// As [`enrol`].
@@ -38,7 +45,7 @@ pub async fn renew(
     token: &JoinToken,
     held: &Credentials,
 ) -> Result<Credentials, EnrolError> {
-    apply(address, token, Application::renewing(token, held)?).await
+    apply(address, token, Application::again(token, held)?).await
 }
 
 async fn apply(
@@ -74,22 +81,37 @@ async fn apply(
 
 /// Answers the request on a connection without a certificate. Returns whom it admitted.
 pub(super) async fn serve(
+    site: &Site,
     enrolment: &Enrolment,
     connection: &Connection,
-) -> Result<Option<Identity>, String> {
+) -> Result<Result<Identity, Refusal>, String> {
     let exchange = async {
         let (mut send, mut receive) = connection.accept_bi().await?;
         let request = receive.read_to_end(MAX_ENROLMENT).await?;
-        let (answer, admitted) = enrolment.answer(&session(connection), &request);
-        send.write_all(&answer).await?;
-        send.finish()?;
+        let session = session(connection);
+        let decision = enrolment.admit(&session, &request, site.now());
+        let decided = decide(site, decision, &mut send).await?;
         connection.closed().await; // only the joiner knows that it has the answer
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(admitted)
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(decided)
     };
     exchange.await.map_err(|error| {
         connection.close(NOT_ADMITTED, b"no enrolment request was understood");
         format!("enrolment failed: {error}")
     })
+}
+
+/// Waits for a decision, tells the peer, and returns whom it is about. The peer waits as long as
+/// for a handshake: half of that is for the decision, so that it hears when there is none.
+pub(super) async fn decide(
+    site: &Site,
+    decision: impl Future<Output = Result<Granted, Refusal>>,
+    peer: &mut SendStream,
+) -> Result<Result<Identity, Refusal>, WriteError> {
+    let decision = timeout(site.settings.handshake_timeout / 2, decision).await;
+    let decision = decision.unwrap_or(Err(Refusal::Undecided));
+    peer.write_all(&answer(&decision)).await?;
+    let _ = peer.finish(); // an error means that the peer has gone
+    Ok(decision.map(|granted| granted.identity))
 }
 
 async fn ask(
@@ -135,12 +157,15 @@ fn failed(address: SocketAddr, error: impl ToString) -> ConnectError {
     ConnectError::Failed { address, reason: error.to_string() }
 }
 
-/// Why a node has no credentials yet.
+/// Why a node has no new credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError {
     /// The coordinator could not be reached, or is not of the token's cluster.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The link over which it asked has ended.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// The coordinator refused, or its answer is of no use.
     #[error(transparent)]
     Enrolment(#[from] EnrolmentError),

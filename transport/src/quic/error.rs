@@ -159,6 +159,14 @@ pub enum ConnectError {
         /// Who is.
         met: Identity,
     },
+    /// The peer is a node of the cluster that this one has no links with.
+    #[error("{address} is {met}, which is not in the roster here")]
+    NotListed {
+        /// Where.
+        address: SocketAddr,
+        /// Who is there.
+        met: Identity,
+    },
     /// The peer does not let this node in.
     #[error("{address} does not admit this node: {reason}")]
     NotAdmitted {

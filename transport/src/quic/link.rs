@@ -12,9 +12,12 @@ use tokio::time::timeout;
 
 use super::bulk::{BulkReceiver, BulkSender};
 use super::control::{self, Outgoing};
+use super::enrol::EnrolError;
 use super::error::LinkError;
+use super::renewal::Asker;
+use super::site::Site;
 use super::wire::Wire;
-use crate::identity::Identity;
+use crate::identity::{Credentials, Identity};
 use crate::protocol::chunk::MAX_MESSAGE_CHUNK;
 use crate::protocol::{Message, codec};
 
@@ -70,18 +73,18 @@ pub struct LinkStats {
 impl Link {
     /// Starts a link's tasks on the current runtime; `lane` is its control stream.
     pub(super) fn start(
+        site: &Arc<Site>,
         wire: Wire,
         identity: Identity,
         lane: (SendStream, RecvStream),
-        queue: usize,
     ) -> Self {
         let (sender, receiver) = lane;
         let _ = sender.set_priority(control::PRIORITY); // an error means that the link is gone
-        let (queue, outgoing) = mpsc::channel(queue);
+        let (queue, outgoing) = mpsc::channel(site.settings.control_queue);
         let (deliver, arrivals) = mpsc::channel(ARRIVALS);
         // Their errors are the connection's, which whoever uses the link next will meet.
         tokio::spawn(control::write(wire.clone(), sender, outgoing));
-        tokio::spawn(control::read(wire.clone(), receiver, deliver));
+        tokio::spawn(control::read(site.clone(), wire.clone(), receiver, deliver));
         let (room, arrivals) = (Arc::new(Semaphore::new(QUEUE_BYTES)), Mutex::new(arrivals));
         Self { inner: Arc::new(Inner { wire, identity, queue, room, arrivals }) }
     }
@@ -151,6 +154,19 @@ impl Link {
         let wire = self.inner.wire.clone();
         let stream = wire.connection.accept_uni().await.map_err(|_| wire.failure())?;
         Ok(BulkReceiver::new(wire, stream))
+    }
+
+    /// Asks the peer, a coordinator, for newer credentials of the node that holds these. An
+    /// endpoint does so by itself when its own are due (`Settings::renewal_check`).
+    ///
+    /// # Errors
+    /// [`EnrolError`]: the peer refuses, or the link is gone.
+    pub async fn renew(&self, held: &Credentials) -> Result<Credentials, EnrolError> {
+        self.asker().ask(held).await
+    }
+
+    pub(super) fn asker(&self) -> Asker {
+        Asker { wire: self.inner.wire.clone(), queue: self.inner.queue.clone() }
     }
 
     /// Closes at once; what is still queued or on its way may be lost. The peer is told the reason,

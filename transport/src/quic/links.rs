@@ -1,17 +1,20 @@
 //! The table of an endpoint's links, and what all of them have counted together.
 //!
-//! In: each link's connection, when the link comes up. Out: [`EndpointStats`]. The table holds
-//! connections and not links, and only until they have ended: it neither keeps a link alive nor
-//! ends one. Who the peers are is not known here.
+//! In: each link's connection and peer, when the link comes up. Out: [`EndpointStats`], and the end
+//! of links whose peers are not wanted any more. The table holds connections and not links, and
+//! only until they have ended: it does not keep a link alive.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
 use quinn::Connection;
 
+use super::error::LinkError;
 use super::link::LinkStats;
+use super::wire;
+use crate::identity::Identity;
 
 /// What an endpoint and all its links, also those that have ended, have counted since it was bound.
 /// Handshakes and enrolments are not among the packets and bytes, except those of links.
@@ -39,6 +42,14 @@ pub struct EndpointStats {
     pub black_holes: u64,
 }
 
+/// A link that lives.
+struct Live {
+    connection: Connection,
+    peer: Identity,
+    /// Why this side ended it, once it has.
+    ended: Arc<OnceLock<LinkError>>,
+}
+
 /// The table; shared by the endpoint, its door and its links.
 #[derive(Default)]
 pub(super) struct Links {
@@ -47,23 +58,39 @@ pub(super) struct Links {
     /// Links whose peers are asked whether they still live.
     pub(super) watched: AtomicU32,
     /// By the connection's stable id, which is its own while the table holds it.
-    live: DashMap<usize, Connection>,
+    live: DashMap<usize, Live>,
     /// The sums of links that have left the table. Locked while a link moves from there to here, so
     /// that none is counted twice or not at all.
     ended: Mutex<EndpointStats>,
 }
 
 impl Links {
-    /// Enters a link's connection; takes it out when it has ended, and keeps what it has counted.
-    pub(super) fn enter(self: &Arc<Self>, connection: &Connection) {
-        self.live.insert(connection.stable_id(), connection.clone());
-        let (links, connection) = (self.clone(), connection.clone());
+    /// Enters a link; takes it out when it has ended, and keeps what it has counted.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        connection: &Connection,
+        peer: &Identity,
+        ended: &Arc<OnceLock<LinkError>>,
+    ) {
+        let connection = connection.clone();
+        let (peer, ended) = (peer.clone(), ended.clone());
+        let live = Live { connection: connection.clone(), peer, ended };
+        self.live.insert(connection.stable_id(), live);
+        let links = self.clone();
         tokio::spawn(async move {
             connection.closed().await;
             let mut ended = links.ended.lock().expect(NO_PANIC);
             ended.add(&LinkStats::of(&connection));
             links.live.remove(&connection.stable_id());
         });
+    }
+
+    /// Closes the links of all peers that are not admitted.
+    pub(super) fn expel(&self, admits: impl Fn(&Identity) -> bool) {
+        for link in self.live.iter().filter(|link| !admits(&link.peer)) {
+            tracing::info!(peer = %link.peer, "link closed: the peer is not in the roster");
+            wire::expel(&link.connection, &link.ended);
+        }
     }
 
     pub(super) fn stats(&self) -> EndpointStats {
@@ -73,14 +100,14 @@ impl Links {
             refused_peers: self.refused_peers.load(Ordering::Relaxed),
             ..*ended
         };
-        for connection in &self.live {
-            let link = LinkStats::of(&connection);
-            stats.add(&link);
+        for link in &self.live {
+            let counted = LinkStats::of(&link.connection);
+            stats.add(&counted);
             // One that has just ended may not have been taken out yet.
-            if connection.close_reason().is_none() {
+            if link.connection.close_reason().is_none() {
                 let smallest = if stats.links == 0 { u16::MAX } else { stats.path_mtu };
-                stats.path_mtu = smallest.min(link.path_mtu);
-                stats.rtt = stats.rtt.max(link.rtt);
+                stats.path_mtu = smallest.min(counted.path_mtu);
+                stats.rtt = stats.rtt.max(counted.rtt);
                 stats.links += 1;
             }
         }

@@ -68,6 +68,9 @@ pub struct Settings {
     pub max_handshakes: usize,
     /// A handshake or an enrolment that takes longer has failed.
     pub handshake_timeout: Duration,
+    /// How often a node looks whether its certificate should be renewed, over its links to
+    /// coordinators; also how soon it asks again when it got no new one.
+    pub renewal_check: Duration,
     /// Control messages that may wait for one peer, of 64 MiB together at most; one more, and
     /// `send` fails.
     pub control_queue: usize,
@@ -102,6 +105,7 @@ impl Default for Settings {
             socket_buffer: 16 << 20,
             max_handshakes: 64,
             handshake_timeout: Duration::from_secs(3),
+            renewal_check: Duration::from_secs(60),
             control_queue: 1024,
         }
     }
@@ -133,6 +137,9 @@ impl Settings {
         }
         if self.probe.is_some_and(|interval| interval.is_zero()) {
             return refuse("probe", "must be longer than nothing");
+        }
+        if self.renewal_check.is_zero() {
+            return refuse("renewal_check", "must be longer than nothing");
         }
         if self.peers == 0 || !(1..=1024).contains(&self.bulk_streams) {
             return refuse("peers, bulk_streams", "must be at least 1; bulk_streams at most 1024");

@@ -12,6 +12,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use rustls::version::TLS13;
 use rustls::{
     CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, Error, RootCertStore,
@@ -19,18 +20,24 @@ use rustls::{
 };
 
 use super::ENROL_ALPN;
-use crate::identity::{Credentials, public_key_digest};
+use super::presented::Presented;
+use crate::identity::public_key_digest;
 use crate::protocol::ALPN;
 
 /// For links that others open. With `enrols`, also for nodes without a certificate: they are told
 /// apart by their ALPN, and the endpoint lets them do nothing but enrol.
-pub(super) fn server(credentials: &Credentials, enrols: bool) -> Result<QuicServerConfig, Error> {
+pub(super) fn server(
+    presented: Arc<Presented>,
+    clock: Arc<dyn TimeProvider>,
+    enrols: bool,
+) -> Result<QuicServerConfig, Error> {
     let provider = provider();
-    let verifier = client_verifier(&provider, credentials, enrols)?;
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let authority = presented.credentials().authority().clone();
+    let verifier = client_verifier(&provider, &authority, enrols)?;
+    let mut config = ServerConfig::builder_with_details(provider, clock)
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(credentials.chain(), credentials.key().into())?;
+        .with_cert_resolver(presented);
     config.alpn_protocols = vec![ALPN.to_vec()];
     if enrols {
         config.alpn_protocols.push(ENROL_ALPN.to_vec());
@@ -42,25 +49,29 @@ pub(super) fn server(credentials: &Credentials, enrols: bool) -> Result<QuicServ
 }
 
 /// For links to nodes of the same authority.
-pub(super) fn client(credentials: &Credentials) -> Result<QuicClientConfig, Error> {
-    let trust = Trust::Authority(roots(credentials.authority())?);
-    let config = client_builder(trust)?
-        .with_client_auth_cert(credentials.chain(), credentials.key().into())?;
+pub(super) fn client(
+    presented: Arc<Presented>,
+    clock: Arc<dyn TimeProvider>,
+) -> Result<QuicClientConfig, Error> {
+    let trust = Trust::Authority(roots(presented.credentials().authority())?);
+    let config = client_builder(trust, clock)?.with_client_cert_resolver(presented);
     Ok(finish(config, ALPN))
 }
 
 /// For enrolling with whoever the authority of this public key has certified.
 pub(super) fn enrolling(pin: [u8; 32]) -> Result<QuicClientConfig, Error> {
-    Ok(finish(client_builder(Trust::Pin(pin))?.with_no_client_auth(), ENROL_ALPN))
+    let builder = client_builder(Trust::Pin(pin), Arc::new(DefaultTimeProvider))?;
+    Ok(finish(builder.with_no_client_auth(), ENROL_ALPN))
 }
 
 fn client_builder(
     trust: Trust,
+    clock: Arc<dyn TimeProvider>,
 ) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>, Error> {
     let provider = provider();
     let verifier = Arc::new(NodeVerifier { trust, provider: provider.clone() });
     let builder =
-        ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13])?;
+        ClientConfig::builder_with_details(provider, clock).with_protocol_versions(&[&TLS13])?;
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier))
 }
 
@@ -73,7 +84,7 @@ fn finish(mut config: ClientConfig, alpn: &[u8]) -> QuicClientConfig {
 }
 
 /// AES-128-GCM first: the fastest by far with the instructions that every server CPU has.
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     let first = CipherSuite::TLS13_AES_128_GCM_SHA256;
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != first);
@@ -82,10 +93,10 @@ fn provider() -> Arc<CryptoProvider> {
 
 fn client_verifier(
     provider: &Arc<CryptoProvider>,
-    credentials: &Credentials,
+    authority: &CertificateDer<'_>,
     enrols: bool,
 ) -> Result<Arc<dyn ClientCertVerifier>, Error> {
-    let roots = Arc::new(roots(credentials.authority())?);
+    let roots = Arc::new(roots(authority)?);
     let builder = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
     let builder = if enrols { builder.allow_unauthenticated() } else { builder };
     builder.build().map_err(|error| Error::General(error.to_string()))

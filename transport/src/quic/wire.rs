@@ -5,8 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use quinn::{Connection, ConnectionError, ReadError, VarInt, WriteError};
 
-use super::error::{ABANDONED, CLOSED, GOODBYE, LinkError, REFUSED};
+use super::error::{ABANDONED, CLOSED, GOODBYE, LinkError, NOT_ADMITTED, REFUSED};
 use super::links::Links;
+use super::roster::NOT_LISTED;
+use crate::identity::Identity;
 
 /// A handle on one connection.
 #[derive(Clone)]
@@ -19,9 +21,10 @@ pub(super) struct Wire {
 
 impl Wire {
     /// For the connection of a link that has come up: it enters the endpoint's table here.
-    pub(super) fn new(connection: Connection, links: Arc<Links>) -> Self {
-        links.enter(&connection);
-        Self { connection, ended: Arc::default(), links }
+    pub(super) fn new(connection: Connection, peer: &Identity, links: Arc<Links>) -> Self {
+        let wire = Self { connection, ended: Arc::default(), links };
+        wire.links.enter(&wire.connection, peer, &wire.ended);
+        wire
     }
 
     /// Closes because this side has no more use for it.
@@ -55,6 +58,11 @@ impl Wire {
         error
     }
 
+    /// Closes because the peer is not wanted here.
+    pub(super) fn expel(&self) {
+        expel(&self.connection, &self.ended);
+    }
+
     fn end(&self, code: VarInt, reason: &str, error: LinkError) -> bool {
         let first = self.ended.set(error).is_ok();
         self.connection.close(code, reason.as_bytes());
@@ -86,4 +94,10 @@ impl Wire {
             error => LinkError::Broken { what: error.to_string() },
         }
     }
+}
+
+/// What [`Wire::expel`] does, for the table, which holds no wires: they hold the table.
+pub(super) fn expel(connection: &Connection, ended: &OnceLock<LinkError>) {
+    let _ = ended.set(LinkError::Ended { reason: NOT_LISTED.into() }); // or it has ended already
+    connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
 }

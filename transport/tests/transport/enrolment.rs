@@ -1,18 +1,29 @@
-//! A node without a certificate becomes a worker of the cluster, if its token is good.
+//! A node without a certificate becomes one of the cluster, if its token is good.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use everstep_transport::identity::{Authority, Enrolment, EnrolmentError, JoinToken, Role};
+use everstep_transport::identity::{
+    Applicant, Authority, Enrolment, EnrolmentError, Gatekeeper, Identity, JoinToken, Refusal,
+    Role, Terms, Tokens, UnixTime, Verdict,
+};
 use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol, renew};
 
 use crate::support::{RawPeer, World, link, loopback, settings};
 
-/// A coordinator that admits whoever has the token.
+/// A coordinator that admits workers that have the token.
 fn coordinator(world: &World, token: &JoinToken) -> Endpoint {
-    let enrolment = Enrolment::new(world.authority.clone(), vec![token.accepted()]);
+    coordinator_of(world, accepting(world.authority.clone(), token))
+}
+
+fn coordinator_of(world: &World, enrolment: Enrolment) -> Endpoint {
     let credentials = world.credentials(Role::Coordinator, "coordinator-1");
     Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap()
+}
+
+fn accepting(authority: Arc<Authority>, token: &JoinToken) -> Enrolment {
+    Enrolment::new(authority, vec![token.accepted(Terms::unlimited(Role::Worker))])
 }
 
 #[tokio::test]
@@ -23,7 +34,7 @@ async fn a_good_token_makes_a_worker_that_others_let_in() {
     let address = coordinator.local_address();
     let token = token.to_string().parse().unwrap();
 
-    let credentials = enrol(address, &token).await.unwrap();
+    let credentials = enrol(address, &token, Role::Worker).await.unwrap();
     let identity = credentials.identity().clone();
     assert_eq!(identity.role, Role::Worker);
 
@@ -42,7 +53,7 @@ async fn a_name_follows_from_the_key_and_cannot_be_chosen() {
     let coordinator = coordinator(&world, &token);
     let mut names = BTreeSet::new();
     for _ in 0..3 {
-        let credentials = enrol(coordinator.local_address(), &token).await.unwrap();
+        let credentials = enrol(coordinator.local_address(), &token, Role::Worker).await.unwrap();
         let chain = credentials.chain();
         let (_, certificate) = x509_parser::parse_x509_certificate(&chain[0]).unwrap();
         let key = certificate.public_key().raw;
@@ -60,7 +71,7 @@ async fn a_renewed_certificate_is_for_the_same_node_and_serves_both_ways() {
     let token = JoinToken::create(&world.authority);
     let coordinator = coordinator(&world, &token);
     let address = coordinator.local_address();
-    let first = enrol(address, &token).await.unwrap();
+    let first = enrol(address, &token, Role::Worker).await.unwrap();
     let node = Endpoint::bind(loopback(), &first, settings(), None).unwrap();
     let (before, _met) = link(&node, &coordinator).await;
 
@@ -76,7 +87,94 @@ async fn a_renewed_certificate_is_for_the_same_node_and_serves_both_ways() {
 
 /// Why a coordinator that knows one token does not admit a node with another.
 async fn refusal(coordinator: &Endpoint, token: &JoinToken) -> EnrolError {
-    enrol(coordinator.local_address(), token).await.unwrap_err()
+    enrol(coordinator.local_address(), token, Role::Worker).await.unwrap_err()
+}
+
+fn is_refused(error: &EnrolError, why: &Refusal) -> bool {
+    matches!(error, EnrolError::Enrolment(EnrolmentError::Refused(refusal)) if refusal == why)
+}
+
+#[tokio::test]
+async fn a_token_makes_nodes_of_its_role() {
+    let world = World::new();
+    for role in [Role::Coordinator, Role::Operator] {
+        let token = JoinToken::create(&world.authority);
+        let accepted = vec![token.accepted(Terms::unlimited(role))];
+        let coordinator = coordinator_of(&world, Enrolment::new(world.authority.clone(), accepted));
+        let address = coordinator.local_address();
+        let credentials = enrol(address, &token, role).await.unwrap();
+        assert_eq!(credentials.identity().role, role);
+        let error = refusal(&coordinator, &token).await;
+        let why = Refusal::WrongRole { admits: role, asked: Role::Worker };
+        assert!(is_refused(&error, &why), "{error}");
+        let words = format!("for a node with the role {role}, not worker");
+        assert!(error.to_string().contains(&words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_has_expired_or_is_used_up_is_refused_in_words() {
+    let world = World::new();
+    let unlimited = Terms::unlimited(Role::Worker);
+    let spent = Terms { uses: Some(0), ..unlimited.clone() };
+    let expired = Terms { expires_unix_s: Some(1_800_000_000 / 2), ..unlimited };
+    let table = [
+        (spent, Refusal::UsedUp { uses: 0 }, "used up"),
+        (expired, Refusal::Expired { unix_s: 900_000_000 }, "expired on Jul  9 16:00:00 1998"),
+    ];
+    for (terms, why, words) in table {
+        let token = JoinToken::create(&world.authority);
+        let accepted = vec![token.accepted(terms)];
+        let coordinator = coordinator_of(&world, Enrolment::new(world.authority.clone(), accepted));
+        let error = refusal(&coordinator, &token).await;
+        assert!(is_refused(&error, &why), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(coordinator.stats().failed_handshakes, 1);
+    }
+}
+
+/// Decides when others have agreed.
+struct Slow {
+    tokens: Mutex<Tokens>,
+    takes: Duration,
+}
+
+impl Slow {
+    fn accepting(token: &JoinToken, takes: Duration) -> Self {
+        let mut tokens = Tokens::default();
+        tokens.accept(token.accepted(Terms::unlimited(Role::Worker)));
+        Self { tokens: Mutex::new(tokens), takes }
+    }
+}
+
+impl Gatekeeper for Slow {
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
+        let judged = self.tokens.lock().unwrap().judge(&applicant, now);
+        let agreed = tokio::time::sleep(self.takes);
+        Box::pin(async {
+            agreed.await;
+            judged
+        })
+    }
+
+    fn renew(&self, _node: Identity, _now: UnixTime) -> Verdict {
+        unreachable!("no link here is old enough")
+    }
+}
+
+#[tokio::test]
+async fn a_decision_may_take_its_time_but_not_for_ever() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let decided_after = |takes| {
+        let gatekeeper = Slow::accepting(&token, takes);
+        coordinator_of(&world, Enrolment::decided_by(world.authority.clone(), gatekeeper))
+    };
+    let soon = decided_after(Duration::from_millis(300));
+    enrol(soon.local_address(), &token, Role::Worker).await.unwrap();
+    let error = refusal(&decided_after(Duration::from_secs(600)), &token).await;
+    assert!(is_refused(&error, &Refusal::Undecided), "{error}");
+    assert!(error.to_string().contains("try again"), "{error}");
 }
 
 #[tokio::test]
@@ -84,8 +182,8 @@ async fn a_token_that_is_not_known_here_is_refused() {
     let world = World::new();
     let coordinator = coordinator(&world, &JoinToken::create(&world.authority));
     let error = refusal(&coordinator, &JoinToken::create(&world.authority)).await;
-    assert!(matches!(error, EnrolError::Enrolment(EnrolmentError::Refused { .. })), "{error}");
-    assert!(error.to_string().contains("join token is not valid here"), "{error}");
+    assert!(is_refused(&error, &Refusal::UnknownToken), "{error}");
+    assert!(error.to_string().contains("the join token is not known to this cluster"), "{error}");
 }
 
 #[tokio::test]
@@ -97,7 +195,7 @@ async fn a_token_with_another_secret_is_refused() {
     let mut parts: Vec<_> = token.split('.').collect();
     parts[2] = other.split('.').nth(2).unwrap();
     let error = refusal(&coordinator, &parts.join(".").parse().unwrap()).await;
-    assert!(matches!(error, EnrolError::Enrolment(EnrolmentError::Refused { .. })), "{error}");
+    assert!(is_refused(&error, &Refusal::WrongSecret), "{error}");
 }
 
 #[tokio::test]
@@ -114,7 +212,7 @@ async fn a_worker_cannot_pass_for_a_coordinator() {
     let world = World::new();
     let token = JoinToken::create(&world.authority);
     let own = Arc::new(Authority::create().unwrap());
-    let enrolment = Enrolment::new(own, vec![token.accepted()]);
+    let enrolment = accepting(own, &token);
     let credentials = world.credentials(Role::Worker, "impostor");
     let impostor = Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap();
     let error = refusal(&impostor, &token).await;
@@ -126,9 +224,7 @@ async fn a_certificate_of_another_authority_than_the_tokens_is_not_taken() {
     let world = World::new();
     let token = JoinToken::create(&world.authority);
     let other = Arc::new(Authority::create().unwrap());
-    let enrolment = Enrolment::new(other, vec![token.accepted()]);
-    let credentials = world.credentials(Role::Coordinator, "coordinator-1");
-    let endpoint = Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap();
+    let endpoint = coordinator_of(&world, accepting(other, &token));
     let error = refusal(&endpoint, &token).await;
     assert!(matches!(error, EnrolError::Enrolment(EnrolmentError::Garbled(_))), "{error}");
 }
@@ -147,7 +243,7 @@ async fn a_garbled_request_is_refused_and_a_good_one_still_served() {
     let token = JoinToken::create(&world.authority);
     let coordinator = coordinator(&world, &token);
     for bytes in [vec![], vec![7; 31], vec![7; 4096], vec![7; 1 << 20]] {
-        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/1".to_vec() };
+        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/2".to_vec() };
         let raw = peer.connect(coordinator.local_address()).await;
         let connection = raw.connection.as_ref().unwrap();
         let (mut send, mut receive) = connection.open_bi().await.unwrap();
@@ -158,5 +254,5 @@ async fn a_garbled_request_is_refused_and_a_good_one_still_served() {
         let refused = answer.is_ok_and(|answer| !answer.is_empty());
         assert!(refused || connection.closed().await.to_string().contains("request"));
     }
-    enrol(coordinator.local_address(), &token).await.unwrap();
+    enrol(coordinator.local_address(), &token, Role::Worker).await.unwrap();
 }

@@ -193,7 +193,7 @@ async fn handshakes_that_stall_are_bounded_and_give_way() {
     let victim = Endpoint::bind(loopback(), &credentials, few, Some(enrolment)).unwrap();
     let mut silent = Vec::new();
     for _ in 0..2 {
-        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/1".to_vec() };
+        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/2".to_vec() };
         silent.push(peer.connect(victim.local_address()).await);
     }
     let honest = world.worker("worker-1");

@@ -7,4 +7,6 @@ mod hostile;
 mod identity;
 mod links;
 mod probe;
+mod renewal;
+mod roster;
 mod support;

@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use everstep_transport::identity::{Authority, Credentials, Identity, NODE_LIFETIME, Role};
 use everstep_transport::protocol::{ALPN, NodeName};
@@ -9,6 +11,7 @@ use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
 use quinn::crypto::rustls::QuicClientConfig;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::time_provider::TimeProvider;
 
 pub struct World {
     pub authority: Arc<Authority>,
@@ -140,5 +143,27 @@ impl ServerCertVerifier for Credulous {
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
         let provider = rustls::crypto::aws_lc_rs::default_provider();
         provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A clock that stands still until it is put forward: certificates' lives pass in no time.
+#[derive(Debug)]
+pub struct Clock(AtomicU64);
+
+impl Clock {
+    /// It begins now, as the machine's does.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self(UnixTime::now().as_secs().into()))
+    }
+
+    pub fn forward(&self, hours: u64) {
+        self.0.fetch_add(hours * 3600, Ordering::Relaxed);
+    }
+}
+
+impl TimeProvider for Clock {
+    fn current_time(&self) -> Option<UnixTime> {
+        let seconds = Duration::from_secs(self.0.load(Ordering::Relaxed));
+        Some(UnixTime::since_unix_epoch(seconds))
     }
 }

@@ -1,0 +1,90 @@
+//! Enrolment, the asking side: makes requests, and credentials of the answers.
+//!
+//! In: a token and perhaps a key, or the credentials that a node has; an issuer's answer. Out: what
+//! to send, and new credentials. The issuer proved to be of the token's or the node's own cluster
+//! before anything is sent, yet its answer is checked: it must be what was asked for.
+
+use rcgen::{CertificateParams, KeyPair};
+use rkyv::rancor::Error as Failure;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+
+use super::enrolment::{Answer, Request, aligned, statement};
+use super::{
+    Credentials, EnrolmentError, Identity, IdentityError, JoinToken, Role, public_key_digest,
+};
+
+/// A node that has a token, and a key that never leaves this process.
+pub(crate) struct Application<'a> {
+    token: &'a JoinToken,
+    role: Role,
+    key: KeyPair,
+}
+
+impl<'a> Application<'a> {
+    pub(crate) fn new(token: &'a JoinToken, role: Role) -> Result<Self, EnrolmentError> {
+        Ok(Self { token, role, key: KeyPair::generate().map_err(IdentityError::from)? })
+    }
+
+    /// For a node that has a key, and with it a name.
+    pub(crate) fn again(token: &'a JoinToken, held: &Credentials) -> Result<Self, EnrolmentError> {
+        let key = KeyPair::try_from(&held.key()).map_err(IdentityError::from)?;
+        Ok(Self { token, role: held.identity().role, key })
+    }
+
+    /// The request's bytes, for the TLS session with this exported keying material.
+    pub(crate) fn request(&self, session: &[u8; 32]) -> Result<Vec<u8>, EnrolmentError> {
+        let signing_request = CertificateParams::default()
+            .serialize_request(&self.key)
+            .map_err(IdentityError::from)?
+            .der()
+            .to_vec();
+        let request = Request { token: self.token.id(), role: self.role, signing_request };
+        let bytes = rkyv::to_bytes::<Failure>(&request).expect("a request is plain data");
+        let proof = self.token.prove(&statement(session, &bytes));
+        Ok([&proof[..], &bytes].concat())
+    }
+
+    /// Reads the answer.
+    pub(crate) fn credentials(self, answer: &[u8]) -> Result<Credentials, EnrolmentError> {
+        let (certificate, authority) = granted(answer)?;
+        if public_key_digest(&authority)? != self.token.authority() {
+            return Err(EnrolmentError::Garbled("its authority is not the token's"));
+        }
+        let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
+        let credentials = Credentials::new(authority, vec![certificate], key)?;
+        if *credentials.identity() != Identity::with_key(self.role, &self.key) {
+            return Err(EnrolmentError::Garbled("its certificate is for another node"));
+        }
+        Ok(credentials)
+    }
+}
+
+/// What a node holds after this answer to its wish for a renewal.
+pub(crate) fn renewed(held: &Credentials, answer: &[u8]) -> Result<Credentials, EnrolmentError> {
+    let (certificate, authority) = granted(answer)?;
+    if authority != *held.authority() {
+        return Err(EnrolmentError::Garbled("its authority is not this node's"));
+    }
+    let same_key = public_key_digest(&certificate)? == public_key_digest(&held.chain()[0])?;
+    let renewed = Credentials::new(authority, vec![certificate], held.key())?;
+    if renewed.identity() != held.identity() || !same_key {
+        return Err(EnrolmentError::Garbled("its certificate is for another node"));
+    }
+    if renewed.expires() <= held.expires() {
+        return Err(EnrolmentError::Garbled("its certificate is no newer"));
+    }
+    Ok(renewed)
+}
+
+/// The node's certificate and its authority's, if the answer has them.
+fn granted(
+    answer: &[u8],
+) -> Result<(CertificateDer<'static>, CertificateDer<'static>), EnrolmentError> {
+    match rkyv::from_bytes::<Answer, Failure>(&aligned(answer)) {
+        Ok(Answer::Granted { certificate, authority }) => {
+            Ok((certificate.into(), authority.into()))
+        }
+        Ok(Answer::Refused(refusal)) => Err(refusal.into()),
+        Err(_) => Err(EnrolmentError::Garbled("it is not an answer")),
+    }
+}

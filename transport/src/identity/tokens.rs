@@ -1,0 +1,73 @@
+//! The tokens that a cluster accepts, and whom each has admitted.
+//!
+//! Pure, and without a clock: who decides with several others [judges](Tokens::judge) an applicant
+//! by what it knows, records the use where all of them see it, and [spends](Tokens::spend) it when
+//! the record is applied, as of the record's time. Equal records leave equal tokens.
+//!
+//! A use is a node, not a request: a node that asks again with its key spends nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{AcceptedToken, Applicant, Refusal, TokenId, UnixTime};
+use crate::protocol::NodeName;
+
+/// Accepted tokens and their uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    accepted: BTreeMap<TokenId, (AcceptedToken, BTreeSet<NodeName>)>,
+}
+
+impl Tokens {
+    /// Accepts a token from now on. One that is accepted already keeps its terms and its uses.
+    pub fn accept(&mut self, token: AcceptedToken) {
+        self.accepted.entry(token.id).or_insert((token, BTreeSet::new()));
+    }
+
+    /// Whether the applicant has the secret of a token by which it could be admitted now. Only one
+    /// who has the secret is told more of a token than that it is there.
+    ///
+    /// # Errors
+    /// [`Refusal`], for the applicant.
+    pub fn judge(&self, applicant: &Applicant, now: UnixTime) -> Result<(), Refusal> {
+        let (token, _) = self.accepted.get(&applicant.token).ok_or(Refusal::UnknownToken)?;
+        if !applicant.has_secret_of(token) {
+            return Err(Refusal::WrongSecret);
+        }
+        let (admits, asked) = (token.terms.role, applicant.identity.role);
+        if admits != asked {
+            return Err(Refusal::WrongRole { admits, asked });
+        }
+        self.check(&applicant.token, &applicant.identity.name, now)
+    }
+
+    /// Admits a node that was judged: one use of its token is spent.
+    ///
+    /// # Errors
+    /// [`Refusal::UnknownToken`], [`Refusal::Expired`], [`Refusal::UsedUp`]: what may have become
+    /// of the token since the node was judged.
+    pub fn spend(
+        &mut self,
+        token: &TokenId,
+        node: &NodeName,
+        now: UnixTime,
+    ) -> Result<(), Refusal> {
+        self.check(token, node, now)?;
+        let entry = self.accepted.get_mut(token);
+        // Who is admitted without a limit is not remembered: that would grow without one.
+        if let Some((_, admitted)) = entry.filter(|(token, _)| token.terms.uses.is_some()) {
+            admitted.insert(node.clone());
+        }
+        Ok(())
+    }
+
+    fn check(&self, token: &TokenId, node: &NodeName, now: UnixTime) -> Result<(), Refusal> {
+        let (token, admitted) = self.accepted.get(token).ok_or(Refusal::UnknownToken)?;
+        match (token.terms.expires_unix_s, token.terms.uses) {
+            (Some(unix_s), _) if now.as_secs() >= unix_s => Err(Refusal::Expired { unix_s }),
+            (_, Some(uses)) if admitted.len() >= uses as usize && !admitted.contains(node) => {
+                Err(Refusal::UsedUp { uses })
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Certificates are renewed over links: a node asks the coordinator that it is linked to.
+//!
+//! What is asked and granted is [`crate::identity`]'s to know. Here: when to ask, and how the
+//! question travels. It is a frame of the control lane that announces a bidirectional stream; on
+//! that stream the answer comes back. Who asks is known, so there is nothing else to say.
+//!
+//! A link lives on when the certificates of its ends have expired: its session proves who the
+//! ends are as well as ever, and to close it would make a change of generation out of nothing. Who
+//! is to have no link any more is taken from the roster, which closes it at once.
+
+use std::sync::Arc;
+
+use quinn::{ReadToEndError, RecvStream, SendStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+use super::control::Outgoing;
+use super::endpoint::certificate_of;
+use super::enrol::{EnrolError, decide};
+use super::site::Site;
+use super::wire::Wire;
+use crate::identity::{Credentials, EnrolmentError, MAX_ENROLMENT, Refusal, renewed};
+
+/// Asks over one link, without keeping it alive.
+pub(super) struct Asker {
+    pub(super) wire: Wire,
+    pub(super) queue: mpsc::Sender<Outgoing>,
+}
+
+impl Asker {
+    pub(super) async fn ask(&self, held: &Credentials) -> Result<Credentials, EnrolError> {
+        let (tell, opened) = oneshot::channel();
+        let failed = || EnrolError::Link(self.wire.failure());
+        self.queue.send(Outgoing::Renewal(tell)).await.map_err(|_| failed())?;
+        let mut answer: RecvStream = opened.await.map_err(|_| failed())?;
+        let answer = answer.read_to_end(MAX_ENROLMENT).await.map_err(|error| match error {
+            ReadToEndError::Read(error) => EnrolError::Link(self.wire.read_failure(error)),
+            ReadToEndError::TooLong => EnrolmentError::Garbled("it is too long").into(),
+        })?;
+        Ok(renewed(held, &answer)?)
+    }
+}
+
+/// Looks now and then whether the endpoint's credentials are due, as long as the link lives.
+pub(super) async fn attend(site: Arc<Site>, asker: Asker) {
+    loop {
+        tokio::select! {
+            _ = asker.wire.connection.closed() => return,
+            () = sleep(site.settings.renewal_check) => {}
+        }
+        let _alone = site.renewing.lock().await;
+        let held = site.presented.credentials();
+        if !held.are_due(site.now()) {
+            continue;
+        }
+        match timeout(site.settings.handshake_timeout, asker.ask(&held)).await {
+            Ok(Ok(newer)) => match site.presented.replace(&newer) {
+                Ok(()) => tracing::info!("the node's certificate is renewed"),
+                Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
+            },
+            Ok(Err(error)) => tracing::warn!(%error, "no new certificate"),
+            Err(_) => tracing::warn!("no answer to the wish for a new certificate"),
+        }
+    }
+}
+
+/// Answers the peer that asked.
+pub(super) async fn serve(site: Arc<Site>, wire: Wire, mut answer: SendStream) {
+    let decision = async {
+        let enrolment = site.enrolment.as_ref().ok_or(Refusal::NotHere)?;
+        let certificate = certificate_of(&wire.connection).map_err(|_| Refusal::Garbled)?;
+        enrolment.renew(&certificate, site.now()).await
+    };
+    match decide(&site, decision, &mut answer).await {
+        Ok(Ok(node)) => tracing::info!(%node, "renewed a certificate"),
+        Ok(Err(refusal)) => {
+            let peer = wire.connection.remote_address();
+            tracing::warn!(%peer, %refusal, "did not renew a certificate");
+        }
+        Err(_) => {} // the link has ended, and with it the question
+    }
+}

@@ -1,0 +1,36 @@
+//! Whom an endpoint lets in, of those who have a certificate of the cluster.
+//!
+//! A certificate says who a node is, for a day; whether it is wanted, the owner of the endpoint
+//! says, here and now, by a predicate.
+
+use std::sync::{Arc, RwLock};
+
+use crate::identity::Identity;
+
+type Predicate = Arc<dyn Fn(&Identity) -> bool + Send + Sync>;
+
+/// The predicate, replaced while the endpoint runs; at first everyone is let in.
+pub(super) struct Roster(RwLock<Predicate>);
+
+/// Said to a node that the roster does not admit.
+pub(super) const NOT_LISTED: &str =
+    "the node is not in the roster here: it was removed, or is not known yet";
+
+impl Roster {
+    pub(super) fn replace(&self, admits: impl Fn(&Identity) -> bool + Send + Sync + 'static) {
+        *self.0.write().expect(NO_PANIC) = Arc::new(admits);
+    }
+
+    pub(super) fn admits(&self, node: &Identity) -> bool {
+        let admits = self.0.read().expect(NO_PANIC).clone();
+        admits(node)
+    }
+}
+
+const NO_PANIC: &str = "cloning and replacing do not panic";
+
+impl Default for Roster {
+    fn default() -> Self {
+        Self(RwLock::new(Arc::new(|_: &Identity| true)))
+    }
+}
