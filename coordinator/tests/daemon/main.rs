@@ -1,5 +1,7 @@
 //! A coordinator in a process of its own, and workers and operators on real links.
 
+mod client;
+mod http;
 mod restart;
 mod run;
 mod support;

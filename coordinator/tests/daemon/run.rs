@@ -12,7 +12,7 @@ use everstep_transport::protocol::{Generation, Message, Step};
 use crate::support::{Cluster, anywhere, lines};
 
 fn options(dir: &Path, bootstrap: bool) -> Options {
-    Options { dir: dir.to_path_buf(), listen: anywhere(), bootstrap }
+    Options { dir: dir.to_path_buf(), listen: anywhere(), bootstrap, http: None }
 }
 
 #[tokio::test]

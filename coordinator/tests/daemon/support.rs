@@ -3,11 +3,12 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use everstep_coordinator::daemon::{Options, run};
+use everstep_coordinator::daemon::{Addresses, Options, run};
+use everstep_coordinator::http;
 use everstep_transport::identity::{Credentials, JoinToken, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Update, WorkerResult};
@@ -20,7 +21,8 @@ use everstep_transport::quic::{Endpoint, Expected, Link, Settings, enrol};
 const DIR: &str = "EVERSTEP_TEST_DIR";
 const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
 const BOOTSTRAP: &str = "EVERSTEP_TEST_BOOTSTRAP";
-/// What the process says before its address.
+const HTTP_TOKEN: &str = "EVERSTEP_TEST_HTTP_TOKEN";
+/// What the process says before its addresses.
 const LISTENS: &str = "it listens on ";
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,29 +37,38 @@ pub fn be_a_coordinator() {
     let (Some(dir), Ok(listen)) = (std::env::var_os(DIR), std::env::var(LISTEN)) else { return };
     let listen = listen.parse().expect("an address");
     let bootstrap = std::env::var_os(BOOTSTRAP).is_some();
-    let options = Options { dir: dir.into(), listen, bootstrap };
-    run(options, |address| println!("{LISTENS}{address}")).expect("it is killed before it ends");
+    let token = std::env::var_os(HTTP_TOKEN).map(Into::into);
+    let http = Some(http::Options { listen: anywhere(), token });
+    let options = Options { dir: dir.into(), listen, bootstrap, http };
+    let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
+    run(options, ready).expect("it is killed before it ends");
 }
 
 /// A coordinator's process.
 struct Process {
     child: Child,
     address: SocketAddr,
+    api: SocketAddr,
 }
 
 impl Process {
-    fn start(dir: &Path, listen: SocketAddr, bootstrap: bool) -> Self {
+    fn start(dir: &Path, listen: SocketAddr, bootstrap: bool, token: Option<&Path>) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["a_coordinator_runs_where_another_test_wants_one", "--nocapture"]);
         command.env(DIR, dir).env(LISTEN, listen.to_string());
         if bootstrap {
             command.env(BOOTSTRAP, OsStr::new("yes"));
         }
+        command.envs(token.map(|path| (HTTP_TOKEN, path)));
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut lines = lines.map(|line| line.expect("text"));
-        let address = lines.find_map(|line| line.split_once(LISTENS)?.1.parse().ok());
-        Self { child, address: address.expect("the coordinator listens") }
+        let addresses = lines.find_map(|line| {
+            let (links, api) = line.split_once(LISTENS)?.1.split_once(' ')?;
+            Some((links.parse().ok()?, api.parse().ok()?))
+        });
+        let (address, api) = addresses.expect("the coordinator listens");
+        Self { child, address, api }
     }
 }
 
@@ -69,28 +80,48 @@ impl Drop for Process {
     }
 }
 
-/// A coordinator, and an operator who has submitted the run of the examples.
+/// A coordinator, and an operator.
 pub struct Cluster {
     pub address: SocketAddr,
+    pub api: SocketAddr,
     operator: Node,
     process: Option<Process>,
     dir: tempfile::TempDir,
 }
 
 impl Cluster {
+    /// With the run of the examples.
     pub async fn start() -> Self {
+        let cluster = Self::idle(None).await;
+        cluster.operator.say(Message::Submit(exemplars::run()));
+        cluster
+    }
+
+    /// Without a run. With a token, its API answers nobody else.
+    pub async fn idle(token: Option<&Path>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let process = Process::start(dir.path(), anywhere(), true);
-        let address = process.address;
+        let process = Process::start(dir.path(), anywhere(), true, token);
+        let (address, api) = (process.address, process.api);
         let operator = operator(dir.path(), address).await;
-        operator.say(Message::Submit(exemplars::run()));
-        Self { address, operator, process: Some(process), dir }
+        Self { address, api, operator, process: Some(process), dir }
+    }
+
+    /// The token that changes need.
+    pub fn api_token(&self) -> String {
+        std::fs::read_to_string(self.path("api.token")).expect("a token")
+    }
+
+    /// A file of the coordinator.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     /// Kills the coordinator, and starts it again in its directory, at its address.
     pub async fn restart(&mut self) {
         self.process = None;
-        self.process = Some(Process::start(self.dir.path(), self.address, false));
+        let process = Process::start(self.dir.path(), self.address, false, None);
+        self.api = process.api;
+        self.process = Some(process);
         self.operator = operator(self.dir.path(), self.address).await;
     }
 
@@ -102,8 +133,8 @@ impl Cluster {
         assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run() });
         let fingerprint =
             Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
-        let (incarnation, address, probe) = (1, anywhere(), 7);
-        let registration = Registration { incarnation, address, fingerprint, probe };
+        let (incarnation, address, probe, zone) = (1, anywhere(), 7, None);
+        let registration = Registration { incarnation, address, fingerprint, probe, zone };
         node.say(Message::Register(registration));
         match node.hear().await {
             Message::Registered { worker } => Worker { node, id: worker, credentials },
@@ -115,7 +146,7 @@ impl Cluster {
     pub async fn enrol(&self) -> Credentials {
         let token = std::fs::read_to_string(self.dir.path().join("join.token")).expect("a token");
         let token: JoinToken = token.parse().expect("a token");
-        enrol(self.address, &token).await.expect("enrolled")
+        enrol(self.address, &token, Role::Worker).await.expect("enrolled")
     }
 
     /// Everything that a watcher is told.

@@ -1,0 +1,101 @@
+//! Which parameter shards have fewer owners than the run asks for, and since when.
+//!
+//! In: the runs of such shards that each generation names, with its time. Out: runs of neighbours
+//! with one history each. Who owns what is not known here.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::Shard;
+
+/// The shards that lack owners now, and those that did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Protection {
+    /// Since when each shard lacks owners: wall clock, milliseconds of Unix time.
+    since: BTreeMap<Shard, u64>,
+    over: Vec<Lapse>,
+}
+
+/// A time in which a run of neighbouring parameter shards lacked owners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Lapse {
+    /// The first of the shards.
+    pub first: Shard,
+    /// How many.
+    pub count: u32,
+    /// When it began: wall clock of the coordinator, milliseconds of Unix time.
+    #[serde(rename = "since_unix_ms")]
+    pub from_unix_ms: u64,
+    /// When it was over, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_unix_ms: Option<u64>,
+}
+
+impl Protection {
+    /// A generation began at `unix_ms` in which these runs, each a first shard and a count, lack
+    /// owners.
+    pub fn begin(&mut self, runs: &[(Shard, u32)], unix_ms: u64) {
+        let lacking = runs
+            .iter()
+            .flat_map(|(first, count)| first.0..first.0.saturating_add(*count))
+            .map(Shard);
+        let since = |shard: Shard| (shard, *self.since.get(&shard).unwrap_or(&unix_ms));
+        let now: BTreeMap<_, _> = lacking.map(since).collect();
+        let before = std::mem::take(&mut self.since);
+        let ended = before.into_iter().filter(|(shard, _)| !now.contains_key(shard));
+        self.over.extend(neighbours(ended, Some(unix_ms)));
+        self.since = now;
+    }
+
+    /// What lacks owners now.
+    pub fn open(&self) -> Vec<Lapse> {
+        neighbours(self.since.iter().map(|(shard, since)| (*shard, *since)), None)
+    }
+
+    /// All lapses, those that are over first.
+    pub fn lapses(&self) -> Vec<Lapse> {
+        self.over.iter().copied().chain(self.open()).collect()
+    }
+}
+
+/// Joins shards, given in ascending order, that follow each other and began together.
+fn neighbours(shards: impl Iterator<Item = (Shard, u64)>, until: Option<u64>) -> Vec<Lapse> {
+    let mut lapses: Vec<Lapse> = Vec::new();
+    for (shard, since) in shards {
+        match lapses.last_mut() {
+            Some(last) if last.from_unix_ms == since && last.first.0 + last.count == shard.0 => {
+                last.count += 1;
+            }
+            _ => lapses.push(Lapse {
+                first: shard,
+                count: 1,
+                from_unix_ms: since,
+                until_unix_ms: until,
+            }),
+        }
+    }
+    lapses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lapse(first: u32, count: u32, from_unix_ms: u64, until_unix_ms: Option<u64>) -> Lapse {
+        Lapse { first: Shard(first), count, from_unix_ms, until_unix_ms }
+    }
+
+    #[test]
+    fn each_shard_keeps_the_time_since_which_it_lacks_owners() {
+        let mut protection = Protection::default();
+        protection.begin(&[(Shard(0), 4)], 10);
+        assert_eq!(protection.open(), [lapse(0, 4, 10, None)]);
+        protection.begin(&[(Shard(2), 4), (Shard(9), 1)], 20);
+        let open = [lapse(2, 2, 10, None), lapse(4, 2, 20, None), lapse(9, 1, 20, None)];
+        assert_eq!(protection.open(), open);
+        protection.begin(&[], 30);
+        assert_eq!(protection.open(), []);
+        let over = [lapse(0, 2, 10, Some(20)), lapse(2, 2, 10, Some(30))];
+        let later = [lapse(4, 2, 20, Some(30)), lapse(9, 1, 20, Some(30))];
+        assert_eq!(protection.lapses(), [over, later].concat());
+    }
+}

@@ -1,0 +1,140 @@
+//! How often what happened, in figures that only grow.
+//!
+//! Whatever events tell is counted from the log's beginning, so those counts outlive a coordinator;
+//! what lines and entries tell is one process's own.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::step::Decision;
+use everstep_transport::protocol::{Cause, MetricsLine};
+
+use super::Histogram;
+
+/// The causes of a generation, as events name them.
+const CAUSES: [&str; 6] = ["start", "lost", "join", "leave", "rebalance", "rollback"];
+
+/// The classes of what a worker was lost by, each with how its reason begins. What fits none is
+/// `other`.
+const REASONS: [(&str, &[&str]); 7] = [
+    ("link", &["its link closed"]),
+    ("process", &["its process "]),
+    ("silence", &["no heartbeat", "it did not answer"]),
+    ("failure", &["it failed"]),
+    ("replaced", &["it registered anew"]),
+    ("unreachable", &["it and worker "]),
+    ("other", &[""]),
+];
+
+/// Seconds that a write of the log may take: an fsync takes milliseconds, on a bad day seconds.
+const WRITES: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+/// Seconds that training may stand still.
+const STALLS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// How often what happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tally {
+    /// Workers that registered.
+    pub registrations: u64,
+    /// Workers that were refused.
+    pub refusals: u64,
+    /// Workers that became members of a run under way.
+    pub joins: u64,
+    /// Workers that have left in good order.
+    pub leaves: u64,
+    /// Workers that were lost, by the class of the reason; every class is there.
+    pub losses: BTreeMap<&'static str, u64>,
+    /// Generations by their cause; every cause is there.
+    pub generations: BTreeMap<&'static str, u64>,
+    /// Generations that did a step again.
+    pub redone: u64,
+    /// Times at which the run went back.
+    pub rollbacks: u64,
+    /// Settled steps, those that a rollback took back included.
+    pub steps: u64,
+    /// Those of them that changed nothing, since the gradient was not finite.
+    pub skipped: u64,
+    /// Targets that they trained on.
+    pub tokens: u64,
+    /// Lines that were written since the coordinator began.
+    pub written: u64,
+    /// Entries that were proposed.
+    pub proposed: u64,
+    /// Proposed entries that came back, durable.
+    pub applied: u64,
+    /// From an entry's proposal until it was durable and applied.
+    pub log_write: Histogram,
+    /// How long training stood still at a change of generation, beyond the time of a step.
+    pub stalls: Histogram,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            registrations: 0,
+            refusals: 0,
+            joins: 0,
+            leaves: 0,
+            losses: REASONS.iter().map(|(class, _)| (*class, 0)).collect(),
+            generations: CAUSES.iter().map(|cause| (*cause, 0)).collect(),
+            redone: 0,
+            rollbacks: 0,
+            steps: 0,
+            skipped: 0,
+            tokens: 0,
+            written: 0,
+            proposed: 0,
+            applied: 0,
+            log_write: Histogram::new(WRITES),
+            stalls: Histogram::new(STALLS),
+        }
+    }
+}
+
+impl Tally {
+    pub(super) fn event(&mut self, kind: &EventKind) {
+        match kind {
+            EventKind::Registered { .. } => self.registrations += 1,
+            EventKind::Refused { .. } => self.refusals += 1,
+            EventKind::Joined { .. } => self.joins += 1,
+            EventKind::Left { .. } => self.leaves += 1,
+            EventKind::Lost { reason, .. } => {
+                *self.losses.entry(class(reason)).or_default() += 1;
+            }
+            EventKind::Generation { cause, redone, .. } => {
+                *self.generations.entry(name(*cause)).or_default() += 1;
+                self.redone += u64::from(*redone);
+            }
+            EventKind::Rollback { .. } => self.rollbacks += 1,
+            _ => {}
+        }
+    }
+
+    /// Takes a new line, and how long training stood still before it where it is a generation's
+    /// first, milliseconds.
+    pub(super) fn line(&mut self, line: &MetricsLine, stall_ms: Option<f64>) {
+        self.steps += 1;
+        self.skipped += u64::from(line.decision == Decision::Skip);
+        self.tokens = self.tokens.saturating_add(line.tokens);
+        if let Some(milliseconds) = stall_ms {
+            self.stalls.observe(milliseconds / 1e3);
+        }
+    }
+}
+
+/// The class of the reason of a loss.
+fn class(reason: &str) -> &'static str {
+    let fits = |(_, words): &&(_, &[&str])| words.iter().any(|word| reason.starts_with(word));
+    REASONS.iter().find(fits).map_or("other", |(class, _)| class)
+}
+
+fn name(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Start => "start",
+        Cause::Lost => "lost",
+        Cause::Join => "join",
+        Cause::Leave => "leave",
+        Cause::Rebalance => "rebalance",
+        Cause::Rollback => "rollback",
+    }
+}

@@ -1,0 +1,123 @@
+//! What events and lines come to.
+
+use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::{Cause, NodeName, Shard, WorkerId};
+
+use super::*;
+
+fn event(number: u64, kind: EventKind) -> Event {
+    Event { number, unix_ms: 1_000 * number, kind }
+}
+
+fn began(generation: u64, cause: Cause, workers: &[u64]) -> EventKind {
+    EventKind::Generation {
+        generation: Generation(generation),
+        cause,
+        workers: workers.iter().copied().map(WorkerId).collect(),
+        at_step: Step(0),
+        redone: cause == Cause::Lost,
+        waiting: false,
+        under_protected: vec![(Shard(3), workers.len() as u32)],
+    }
+}
+
+fn lost(worker: u64, reason: &str) -> EventKind {
+    let reason = reason.to_string();
+    EventKind::Lost { worker: WorkerId(worker), reason, detect_ms: 60, pause_ms: 1 }
+}
+
+fn line(step: u64, generation: u64, unix_ms: u64) -> MetricsLine {
+    let (step, generation) = (Step(step), Generation(generation));
+    MetricsLine { step, generation, unix_ms, seconds: 0.010, tokens: 7, ..MetricsLine::default() }
+}
+
+fn history(kinds: impl IntoIterator<Item = EventKind>) -> History {
+    let mut history = History::default();
+    (1..).zip(kinds).for_each(|(number, kind)| history.event(&event(number, kind)));
+    history
+}
+
+#[test]
+fn whatever_happens_is_counted_once() {
+    let name = NodeName::parse("worker-1").expect("a name");
+    let registered = |id| EventKind::Registered { worker: WorkerId(id), name: name.clone() };
+    let mut history = history([
+        registered(2),
+        registered(3),
+        began(1, Cause::Start, &[2, 3]),
+        lost(3, "its link closed: timed out"),
+        began(2, Cause::Lost, &[2]),
+        EventKind::Rollback { from: Step(9), to: Step(0), reason: "all owners gone".into() },
+    ]);
+    history.lines(&[line(1, 1, 1_000), line(2, 1, 1_010)]);
+    history.lines(&[line(2, 1, 1_010), line(3, 1, 1_020)]);
+    history.lines(&[line(1, 2, 1_200)]);
+    let tally = history.tally();
+    assert_eq!((tally.registrations, tally.rollbacks, tally.redone), (2, 1, 1));
+    assert_eq!((tally.steps, tally.tokens), (4, 28), "a repeat is none, a step done again is one");
+    assert_eq!((tally.losses["link"], tally.losses["other"]), (1, 0));
+    assert_eq!((tally.generations["start"], tally.generations["lost"]), (1, 1));
+    assert_eq!(tally.stalls.count(), 1);
+    assert!((tally.stalls.sum() - 0.170).abs() < 1e-9, "{}", tally.stalls.sum());
+    let [lapse] = history.under_protected()[..] else { panic!("one lapse") };
+    assert_eq!((lapse.first, lapse.count, lapse.from_unix_ms), (Shard(3), 1, 3_000));
+}
+
+#[test]
+fn a_loss_is_classed_by_its_reason() {
+    for (reason, class) in [
+        ("its link closed: the peer said goodbye", "link"),
+        ("its process was killed (signal 9)", "process"),
+        ("no heartbeat for 2.2s", "silence"),
+        ("it did not answer a Pause", "silence"),
+        ("it failed: no space left on device", "failure"),
+        ("it registered anew", "replaced"),
+        ("it and worker 3 cannot reach each other", "unreachable"),
+        ("a reason that nobody has thought of", "other"),
+    ] {
+        assert_eq!(history([lost(3, reason)]).tally().losses[class], 1, "{reason}");
+    }
+}
+
+#[test]
+fn a_generation_tells_whom_it_is_about_and_how_long_training_stood_still() {
+    let mut history = history([
+        began(1, Cause::Start, &[2, 3, 4]),
+        lost(3, "no heartbeat for 2.2s"),
+        began(2, Cause::Lost, &[2, 4]),
+        lost(9, "no heartbeat for 2.2s"),
+        began(3, Cause::Join, &[2, 4, 7]),
+        began(4, Cause::Leave, &[4, 7]),
+    ]);
+    history.lines(&[line(1, 1, 1_000), line(2, 1, 1_010), line(3, 2, 1_150)]);
+    history.lines(&[line(4, 2, 1_160), line(5, 4, 1_175)]);
+    let reports = history.generations();
+    let about: Vec<Vec<u64>> =
+        reports.iter().map(|report| report.workers.iter().map(|id| id.0).collect()).collect();
+    assert_eq!(about, [vec![2, 3, 4], vec![3], vec![7], vec![2]]);
+    let detected: Vec<_> = reports.iter().map(|report| report.detect_ms).collect();
+    assert_eq!(detected, [None, Some(60.0), None, None], "a lost learner is no lost member");
+    let stalls: Vec<_> = reports.iter().map(|report| report.stall_ms).collect();
+    assert_eq!(stalls, [None, Some(130.0), None, Some(5.0)], "generation 3 committed nothing");
+}
+
+#[test]
+fn a_histogram_counts_a_time_at_every_bound_that_it_does_not_exceed() {
+    let mut histogram = Histogram::new(&[0.1, 1.0]);
+    [0.1, 0.5, 7.0].into_iter().for_each(|seconds| histogram.observe(seconds));
+    assert_eq!(histogram.buckets().collect::<Vec<_>>(), [(0.1, 1), (1.0, 2)]);
+    assert_eq!((histogram.count(), histogram.sum()), (3, 7.6));
+}
+
+#[test]
+fn the_time_of_a_write_is_that_from_proposal_to_application() {
+    let mut history = History::default();
+    let at = |milliseconds: u64| Time(milliseconds * 1_000_000);
+    history.proposed(at(10));
+    history.proposed(at(12));
+    history.applied(at(14));
+    history.applied(at(14));
+    let tally = history.tally();
+    assert_eq!((tally.proposed, tally.applied, tally.log_write.count()), (2, 2, 2));
+    assert!((tally.log_write.sum() - 0.006).abs() < 1e-9);
+}

@@ -1,0 +1,92 @@
+//! Answers as JSON, with the keys of `cluster.json`, `events.jsonl` and `metrics.jsonl`. Pure.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::standing::standing;
+use super::{Overview, Place};
+
+/// Most things in one answer of those that are numbered.
+const PAGE: usize = 200;
+
+/// Some of what is numbered, from somewhere on.
+pub(super) struct Page<T> {
+    items: Vec<T>,
+    /// The number of the last of them, for the next question.
+    after: u64,
+    /// There are more already.
+    more: bool,
+}
+
+impl<T: Clone> Page<T> {
+    /// Takes the first of these, which follow what has the number `after`.
+    pub(super) fn of(rest: &[T], after: u64, number: impl Fn(&T) -> u64) -> Self {
+        let items = &rest[..rest.len().min(PAGE)];
+        let after = items.last().map_or(after, number);
+        Self { items: items.to_vec(), after, more: rest.len() > PAGE }
+    }
+}
+
+/// A page, under the name of what is on it.
+pub(super) fn page<T: Serialize>(name: &str, page: &Page<T>) -> Value {
+    json!({ name: page.items, "after": page.after, "more": page.more })
+}
+
+/// How everything stands.
+pub(super) fn status(overview: &Overview) -> Value {
+    let view = &overview.cluster;
+    let (state, words) = standing(view);
+    json!({
+        "status": words,
+        "state": state,
+        "leader": view.leads.is_some(),
+        "term": view.leads,
+        "run": view.run.as_ref().map(|run| &run.name),
+        "step": view.step(),
+        "steps": view.run.as_ref().map(|run| run.steps),
+        "loss": view.line.as_ref().map(|line| line.loss),
+        "generation": view.generation,
+        "world_size": view.world_size,
+        "bitwise": view.bitwise,
+        "waiting": view.waiting,
+        "unreachable": view.unreachable,
+        "under_protected": overview.under_protected,
+    })
+}
+
+/// The coordinators.
+pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
+    let leads = overview.cluster.leads;
+    json!({ "coordinators": [{
+        "id": 1, "pid": std::process::id(), "address": place.links,
+        "api": place.url(), "leader": leads.is_some(), "term": leads,
+    }] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::tests::overview;
+
+    #[test]
+    fn a_page_says_what_to_ask_for_next() {
+        let all: Vec<u64> = (1..=450).collect();
+        let page = |after: usize| Page::of(&all[after..], after as u64, |number| *number);
+        let (first, last, beyond) = (page(0), page(400), page(450));
+        assert_eq!((first.items.len(), first.after, first.more), (200, 200, true));
+        assert_eq!((last.items.len(), last.after, last.more), (50, 450, false));
+        assert_eq!((beyond.items.len(), beyond.after, beyond.more), (0, 450, false));
+        let text = super::page("numbers", &page(448)).to_string();
+        assert_eq!(text, r#"{"after":450,"more":false,"numbers":[449,450]}"#);
+    }
+
+    #[test]
+    fn the_status_has_the_keys_of_the_files() {
+        let status = status(&overview());
+        assert_eq!(status["status"], "training: step 812 of 1,000 with 2 workers");
+        assert_eq!(status["world_size"], 2);
+        let lapse = json!([{ "first": 4, "count": 2, "since_unix_ms": 77 }]);
+        assert_eq!(status["under_protected"], lapse);
+        assert_eq!(status["waiting"], Value::Null);
+    }
+}

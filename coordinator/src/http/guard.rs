@@ -1,0 +1,144 @@
+//! Who may ask what: a pure function of a request's head.
+//!
+//! On loopback anybody on this machine may read, and whoever changes something must show the token.
+//! A web page in this machine's browser is nobody: its name for this address is not ours, so a host
+//! name that it had made to point here is refused, and no other origin is ever let in. On any other
+//! address the token is needed for everything.
+
+use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap};
+use actix_web::http::{Method, StatusCode};
+
+use super::problem::Problem;
+use super::token::Token;
+
+/// What is asked of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Guard {
+    pub(super) token: Token,
+    /// Whoever only reads must show it, too.
+    pub(super) for_everything: bool,
+    /// The address that is listened on can be reached from this machine alone.
+    pub(super) loopback: bool,
+}
+
+impl Guard {
+    /// Whether a request with this head may be answered.
+    pub(super) fn permit(&self, method: &Method, headers: &HeaderMap) -> Result<(), Problem> {
+        let mut hosts = headers.get_all(HOST);
+        if self.loopback && !hosts.all(|host| host.to_str().is_ok_and(is_this_machine)) {
+            let error = "this address is not answered under the name in the header `host`";
+            let next = "ask for http://127.0.0.1 or http://localhost, with the same port";
+            return Err(Problem::new(StatusCode::FORBIDDEN, error, next));
+        }
+        let reads = matches!(*method, Method::GET | Method::HEAD);
+        if reads && !self.for_everything {
+            return Ok(());
+        }
+        let mut shown = headers.get_all(AUTHORIZATION);
+        match (shown.next().map(|value| bearer(value.as_bytes())), shown.next()) {
+            (Some(Some(token)), None) if self.token.is(token) => Ok(()),
+            (None, _) => Err(self.unauthorised("it needs a token")),
+            _ => Err(self.unauthorised("the token is not the one of this coordinator")),
+        }
+    }
+
+    fn unauthorised(&self, error: &str) -> Problem {
+        let file = match self.for_everything {
+            true => "it is in the file that `--http-token` names",
+            false => "it is in the file `api.token` in the coordinator's directory",
+        };
+        let next = format!("send the header `Authorization: Bearer TOKEN`; {file}");
+        Problem::new(StatusCode::UNAUTHORIZED, error, next)
+    }
+}
+
+/// The token in the value of an `Authorization` header.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+/// Whether a host, with or without a port, is a name of this machine that nobody can take from it.
+fn is_this_machine(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, port),
+        _ => (host, ""),
+    };
+    let loopback = name.eq_ignore_ascii_case("localhost")
+        || name == "[::1]"
+        || name.parse::<std::net::Ipv4Addr>().is_ok_and(|address| address.is_loopback());
+    loopback && port.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::http::header::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+    fn guard(loopback: bool, for_everything: bool) -> Guard {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("token");
+        std::fs::write(&path, SECRET).expect("written");
+        let token = Token::read(&path).expect("a token");
+        Guard { token, for_everything, loopback }
+    }
+
+    fn status(guard: &Guard, method: Method, headers: &[(HeaderName, &str)]) -> u16 {
+        let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).expect("a value");
+        let mut map = HeaderMap::new();
+        headers.iter().for_each(|(name, text)| map.append(name.clone(), value(text)));
+        guard.permit(&method, &map).map_or_else(|problem| problem.status.as_u16(), |()| 200)
+    }
+
+    #[test]
+    fn on_loopback_only_names_of_this_machine_are_answered() {
+        let guard = guard(true, false);
+        for host in
+            ["127.0.0.1:40002", "localhost:1", "LocalHost", "[::1]:80", "[::1]", "127.9.9.9"]
+        {
+            assert_eq!(status(&guard, Method::GET, &[(HOST, host)]), 200, "{host}");
+        }
+        for host in
+            ["evil.example:40002", "localhost.evil.example", "10.0.0.1", "", "127.0.0.1:x", "::1"]
+        {
+            assert_eq!(status(&guard, Method::GET, &[(HOST, host)]), 403, "{host}");
+        }
+        let two = [(HOST, "localhost"), (HOST, "evil.example")];
+        assert_eq!(status(&guard, Method::GET, &two), 403);
+    }
+
+    #[test]
+    fn whoever_changes_something_shows_the_token_and_whoever_reads_need_not() {
+        let guard = guard(true, false);
+        let right = format!("Bearer {SECRET}");
+        let small = format!("bearer  {SECRET} ");
+        let longer = format!("Bearer {SECRET}0");
+        assert_eq!(status(&guard, Method::GET, &[]), 200);
+        assert_eq!(status(&guard, Method::HEAD, &[]), 200);
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            assert_eq!(status(&guard, method.clone(), &[]), 401);
+            for shown in [&right, &small] {
+                assert_eq!(status(&guard, method.clone(), &[(AUTHORIZATION, shown)]), 200);
+            }
+            for shown in ["", "Bearer", "Bearer ", SECRET, &longer, "Basic abc", "Bearer x"] {
+                let shown = [(AUTHORIZATION, shown)];
+                assert_eq!(status(&guard, method.clone(), &shown), 401, "{shown:?}");
+            }
+            let twice = [(AUTHORIZATION, &*right), (AUTHORIZATION, &*right)];
+            assert_eq!(status(&guard, method.clone(), &twice), 401);
+        }
+    }
+
+    #[test]
+    fn beyond_this_machine_reading_needs_the_token_too_and_any_name_will_do() {
+        let guard = guard(false, true);
+        let right = format!("Bearer {SECRET}");
+        let host = (HOST, "coordinator.example:8080");
+        let shown = [host, (AUTHORIZATION, &right)];
+        assert_eq!(status(&guard, Method::GET, &shown[..1]), 401);
+        assert_eq!(status(&guard, Method::GET, &shown), 200);
+    }
+}

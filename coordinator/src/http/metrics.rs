@@ -1,0 +1,183 @@
+//! `/metrics`: the figures of a coordinator as Prometheus reads them.
+//!
+//! The text exposition format, version 0.0.4, in base units. Labels have a few values each: never a
+//! worker's id or name. A pure function.
+
+use std::fmt::Write;
+
+use everstep_transport::protocol::outcome::WorkerState;
+
+use super::Overview;
+use crate::history::Histogram;
+
+/// All figures.
+pub(super) fn text(overview: &Overview) -> String {
+    let mut page = Page::default();
+    coordinator(&mut page, overview);
+    run(&mut page, overview);
+    workers(&mut page, overview);
+    history(&mut page, overview);
+    log(&mut page, overview);
+    page.0
+}
+
+fn coordinator(page: &mut Page, Overview { cluster, links, .. }: &Overview) {
+    let version = [("version", env!("CARGO_PKG_VERSION"), 1.0)];
+    page.labelled("everstep_build_info", "gauge", "The version that runs.", &version);
+    let leads = f64::from(u8::from(cluster.leads.is_some()));
+    page.gauge("everstep_leader", "Whether this coordinator leads.", leads);
+    let term = cluster.leads.map_or(0, |term| term.0);
+    page.gauge("everstep_term", "The term in which it leads; 0 if it does not.", term as f64);
+    let roles = links.iter().map(|(role, count)| ("role", *role, *count as f64));
+    let help = "Links to peers, by what they are.";
+    page.labelled("everstep_links", "gauge", help, &roles.collect::<Vec<_>>());
+    let help = "Messages ignored: their sender may not send them, or not then.";
+    page.counter("everstep_messages_ignored_total", help, cluster.ignored);
+}
+
+fn run(page: &mut Page, Overview { cluster, under_protected, .. }: &Overview) {
+    let run = cluster.run.as_ref();
+    let flag = |set: bool| f64::from(u8::from(set));
+    page.gauge("everstep_step", "The newest settled step.", cluster.step().0 as f64);
+    let steps = run.map_or(0, |run| run.steps);
+    page.gauge("everstep_steps", "How many steps the run has; 0 without a run.", steps as f64);
+    let generation = cluster.generation.0 as f64;
+    page.gauge("everstep_generation", "The current generation; 0 before the first.", generation);
+    let world_size = f64::from(cluster.world_size);
+    page.gauge("everstep_world_size", "Members of the current generation.", world_size);
+    let min = run.map_or(0, |run| run.min_workers);
+    page.gauge("everstep_min_workers", "Below so many members the run waits.", f64::from(min));
+    let waiting = flag(cluster.waiting.is_some());
+    page.gauge("everstep_waiting", "Whether the run waits for workers.", waiting);
+    let help = "Whether a change of generation is under way.";
+    page.gauge("everstep_changing", help, flag(cluster.changing));
+    let help = "Pairs of members that cannot reach each other, and cannot be left out.";
+    page.gauge("everstep_unreachable_pairs", help, cluster.unreachable.len() as f64);
+    let lacking: u64 = under_protected.iter().map(|lapse| u64::from(lapse.count)).sum();
+    let help = "Parameter shards with fewer owners than the run asks for.";
+    page.gauge("everstep_under_protected_shards", help, lacking as f64);
+    let help = "Whether the run's bits are those of any other run of its specification.";
+    page.gauge("everstep_bitwise", help, flag(cluster.bitwise));
+    if let Some(line) = &cluster.line {
+        page.gauge("everstep_loss", "Mean training loss of the newest step, nats.", line.loss);
+        let help = "Norm of the newest step's gradient, before clipping.";
+        page.gauge("everstep_gradient_norm", help, line.grad_norm);
+        page.gauge("everstep_learning_rate", "Of the newest step.", line.learning_rate);
+        page.gauge("everstep_step_seconds", "How long the newest step took.", line.seconds);
+    }
+}
+
+fn workers(page: &mut Page, Overview { cluster, .. }: &Overview) {
+    let count = |state| cluster.workers.iter().filter(|view| view.state == state).count();
+    let states = STATES.map(|(state, name)| ("state", name, count(state) as f64));
+    let help = "Workers that are there, by what they do.";
+    page.labelled("everstep_workers", "gauge", help, &states);
+}
+
+/// What workers that are there may do, each with its name. Those that are gone are counted as lost,
+/// or as having left: here they would be forgotten some day.
+const STATES: [(WorkerState, &str); 6] = [
+    (WorkerState::Waiting, "waiting"),
+    (WorkerState::Learning, "learning"),
+    (WorkerState::Training, "training"),
+    (WorkerState::Suspected, "suspected"),
+    (WorkerState::Leaving, "leaving"),
+    (WorkerState::Finished, "finished"),
+];
+
+fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
+    let help = "Workers that registered.";
+    page.counter("everstep_registrations_total", help, tally.registrations);
+    let help = "Workers that were refused.";
+    page.counter("everstep_refusals_total", help, tally.refusals);
+    let help = "Workers that became members of a run under way.";
+    page.counter("everstep_joins_total", help, tally.joins);
+    let help = "Workers that left in good order.";
+    page.counter("everstep_leaves_total", help, tally.leaves);
+    let losses = tally.losses.iter().map(|(cause, count)| ("cause", *cause, *count as f64));
+    let help = "Workers that were lost, by what they were lost by.";
+    page.labelled("everstep_losses_total", "counter", help, &losses.collect::<Vec<_>>());
+    let causes = tally.generations.iter().map(|(cause, count)| ("cause", *cause, *count as f64));
+    let help = "Generations, by their cause.";
+    page.labelled("everstep_generations_total", "counter", help, &causes.collect::<Vec<_>>());
+    let help = "Generations that did a step again.";
+    page.counter("everstep_steps_redone_total", help, tally.redone);
+    let help = "Times at which the run went back to an earlier step.";
+    page.counter("everstep_rollbacks_total", help, tally.rollbacks);
+    let help = "Settled steps, those that a rollback took back included.";
+    page.counter("everstep_steps_committed_total", help, tally.steps);
+    let help = "Settled steps that changed nothing: their gradient was not finite.";
+    page.counter("everstep_steps_skipped_total", help, tally.skipped);
+    let help = "Targets that settled steps trained on.";
+    page.counter("everstep_tokens_total", help, tally.tokens);
+    let help = "How long training stood still at a change of generation, beyond a step's time.";
+    page.histogram("everstep_stall_seconds", help, &tally.stalls);
+}
+
+fn log(page: &mut Page, Overview { tally, .. }: &Overview) {
+    let help = "Metrics lines that this process has written.";
+    page.counter("everstep_lines_written_total", help, tally.written);
+    let help = "Entries that this process has proposed.";
+    page.counter("everstep_log_entries_proposed_total", help, tally.proposed);
+    let help = "Entries of its own that this process has applied.";
+    page.counter("everstep_log_entries_applied_total", help, tally.applied);
+    let help = "From an entry's proposal until it was durable and applied.";
+    page.histogram("everstep_log_write_seconds", help, &tally.log_write);
+}
+
+/// The text so far.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.head(name, "gauge", help);
+        self.sample(name, "", value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.head(name, "counter", help);
+        self.sample(name, "", value as f64);
+    }
+
+    /// Samples that differ in the value of one label.
+    fn labelled(&mut self, name: &str, kind: &str, help: &str, samples: &[(&str, &str, f64)]) {
+        self.head(name, kind, help);
+        for (label, is, value) in samples {
+            self.sample(name, &format!("{{{label}=\"{is}\"}}"), *value);
+        }
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.head(name, "histogram", help);
+        let bucket = format!("{name}_bucket");
+        for (bound, count) in histogram.buckets() {
+            self.sample(&bucket, &format!("{{le=\"{bound}\"}}"), count as f64);
+        }
+        self.sample(&bucket, "{le=\"+Inf\"}", histogram.count() as f64);
+        self.sample(&format!("{name}_sum"), "", histogram.sum());
+        self.sample(&format!("{name}_count"), "", histogram.count() as f64);
+    }
+
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: f64) {
+        // Rust writes infinity in a way that not every reader takes.
+        match value.is_infinite() {
+            true => {
+                let sign = if value > 0.0 { '+' } else { '-' };
+                self.write(format_args!("{name}{labels} {sign}Inf\n"));
+            }
+            false => self.write(format_args!("{name}{labels} {value}\n")),
+        }
+    }
+
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
+        self.0.write_fmt(text).expect("a string takes everything");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! A request that is not answered as was hoped: what is wrong, and what to do next.
+
+use std::fmt;
+
+use actix_web::http::header::{ALLOW, WWW_AUTHENTICATE};
+use actix_web::http::{Method, StatusCode};
+use actix_web::{HttpResponse, ResponseError};
+use serde_json::json;
+
+/// What is wrong, in words for whoever asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) status: StatusCode,
+    pub(super) error: String,
+    pub(super) next: String,
+    /// What there is, where something else was asked for.
+    paths: &'static [(&'static str, &'static str)],
+}
+
+impl Problem {
+    pub(super) fn new(
+        status: StatusCode,
+        error: impl Into<String>,
+        next: impl Into<String>,
+    ) -> Self {
+        Self { status, error: error.into(), next: next.into(), paths: &[] }
+    }
+
+    /// The request makes no sense.
+    pub(super) fn bad(error: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error, next)
+    }
+
+    /// There is no such thing.
+    pub(super) fn absent(error: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error, next)
+    }
+
+    /// The coordinator cannot answer now.
+    pub(super) fn unready(error: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, error, "ask again in a second")
+    }
+
+    /// Nothing is at this path; these are.
+    pub(super) fn nowhere(path: &str, paths: &'static [(&'static str, &'static str)]) -> Self {
+        let absent = Self::absent(format!("there is nothing at {path}"), "ask for one of `paths`");
+        Self { paths, ..absent }
+    }
+
+    /// There is something at this path, but that cannot be done with it.
+    pub(super) fn method(method: &Method, path: &str) -> Self {
+        let error = format!("{path} does not take {method}");
+        let next = "use the method in the header `allow`";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, error, next)
+    }
+
+    /// The answer, with the methods that the path takes, where another one was used.
+    pub(super) fn allowing(&self, methods: &'static str) -> HttpResponse {
+        let mut response = self.error_response();
+        let methods = actix_web::http::header::HeaderValue::from_static(methods);
+        response.headers_mut().insert(ALLOW, methods);
+        response
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.error, self.next)
+    }
+}
+
+impl ResponseError for Problem {
+    fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut body = json!({ "error": self.error, "next": self.next });
+        if !self.paths.is_empty() {
+            body["paths"] = self.paths.iter().map(|(path, _)| *path).collect();
+        }
+        let mut response = HttpResponse::build(self.status);
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.insert_header((WWW_AUTHENTICATE, "Bearer"));
+        }
+        response.json(body)
+    }
+}

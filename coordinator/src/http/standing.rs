@@ -1,0 +1,111 @@
+//! What is going on, and what it waits for, in one word and in one plain sentence.
+
+use everstep_transport::protocol::outcome::WorkerState;
+
+use crate::core::{ClusterView, End};
+
+/// A word for scripts, and a sentence for people.
+pub(super) fn standing(view: &ClusterView) -> (&'static str, String) {
+    let Some(run) = &view.run else {
+        return match view.leads {
+            Some(_) => ("idle", "idle: no run was submitted yet".into()),
+            None => ("following", "following: this coordinator does not lead".into()),
+        };
+    };
+    let (step, steps) = (grouped(view.step().0), grouped(run.steps));
+    match &view.end {
+        Some(End::Complete) => return ("complete", format!("complete: all {steps} steps")),
+        Some(End::Failed(reason)) => return ("failed", format!("failed: {reason}")),
+        None => {}
+    }
+    if let Some(waiting) = view.waiting {
+        let (members, wanted) = (waiting.members, waiting.wanted);
+        let words = format!("waiting: {members} of at least {}", workers(wanted));
+        return ("waiting", words);
+    }
+    if view.generation.0 == 0 {
+        let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
+        let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
+        let wanted = workers(run.start_workers);
+        return ("starting", format!("starting: {there} of {wanted} registered"));
+    }
+    if let Some((one, other)) = view.unreachable.first() {
+        let words = format!(
+            "cut off: workers {one} and {other} cannot reach each other, and neither can be left \
+             out; step {step} of {steps} was the last"
+        );
+        return ("cut_off", words);
+    }
+    if view.changing {
+        let next = view.generation.next();
+        let words = format!("changing: generation {next} begins after step {step} of {steps}");
+        return ("changing", words);
+    }
+    let with = workers(view.world_size);
+    ("training", format!("training: step {step} of {steps} with {with}"))
+}
+
+fn workers(count: u32) -> String {
+    format!("{} worker{}", grouped(u64::from(count)), if count == 1 { "" } else { "s" })
+}
+
+/// A number with its thousands set apart: 1,000,000.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::outcome::Waiting;
+    use everstep_transport::protocol::{Generation, MetricsLine, Step, Term, WorkerId};
+
+    use super::*;
+    use crate::http::tests::view;
+
+    fn at_step(step: u64) -> Option<MetricsLine> {
+        Some(MetricsLine { step: Step(step), ..MetricsLine::default() })
+    }
+
+    #[test]
+    fn every_standing_has_a_word_and_a_sentence() {
+        let none = ClusterView { run: None, ..view() };
+        assert_eq!(standing(&none).1, "idle: no run was submitted yet");
+        let follows = ClusterView { leads: None, ..none };
+        assert_eq!(standing(&follows).0, "following");
+        let started = ClusterView { generation: Generation(0), ..view() };
+        assert_eq!(standing(&started).1, "starting: 2 of 3 workers registered");
+        assert_eq!(standing(&view()).1, "training: step 812 of 1,000 with 2 workers");
+        let alone = ClusterView { world_size: 1, line: at_step(1_000), ..view() };
+        assert_eq!(standing(&alone).1, "training: step 1,000 of 1,000 with 1 worker");
+        let changing = ClusterView { changing: true, line: None, leads: Some(Term(3)), ..view() };
+        let words = "changing: generation 5 begins after step 0 of 1,000";
+        assert_eq!(standing(&changing), ("changing", words.into()));
+        let waiting = Waiting { members: 1, wanted: 2, since_unix_ms: 0 };
+        let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
+        assert_eq!(standing(&waiting).1, "waiting: 1 of at least 2 workers");
+        let cut_off = ClusterView { unreachable: vec![(WorkerId(3), WorkerId(5))], ..view() };
+        let words = "cut off: workers 3 and 5 cannot reach each other, and neither can be left \
+                     out; step 812 of 1,000 was the last";
+        assert_eq!(standing(&cut_off).1, words);
+        let complete = ClusterView { end: Some(End::Complete), ..waiting };
+        assert_eq!(standing(&complete).1, "complete: all 1,000 steps");
+        let failed = ClusterView { end: Some(End::Failed("no disk".into())), ..view() };
+        assert_eq!(standing(&failed), ("failed", "failed: no disk".into()));
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What the tests of answers have in common: a coordinator in the midst of a run.
+
+use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
+use everstep_transport::protocol::{
+    Generation, MetricsLine, NodeName, Rank, RunSpec, Shard, Step, Term, WorkerId, exemplars,
+};
+
+use super::*;
+
+fn worker(id: u64, rank: u32) -> WorkerView {
+    WorkerView {
+        worker: WorkerId(id),
+        name: NodeName::parse(&format!("worker-{id}")).expect("a name"),
+        address: ([127, 0, 0, 1], 40_000 + id as u16).into(),
+        rank: Some(Rank(rank)),
+        data_shards: 4,
+        zone: None,
+        state: WorkerState::Training,
+    }
+}
+
+/// Two of the three workers that the run began with are at step 812 of 1,000.
+pub(super) fn view() -> ClusterView {
+    let run = RunSpec { steps: 1_000, start_workers: 3, ..exemplars::run() };
+    let line = MetricsLine {
+        step: Step(812),
+        loss: 2.5,
+        grad_norm: 0.25,
+        learning_rate: 1e-3,
+        seconds: 0.125,
+        ..MetricsLine::default()
+    };
+    ClusterView {
+        leads: Some(Term(3)),
+        run: Some(run),
+        generation: Generation(4),
+        world_size: 2,
+        changing: false,
+        line: Some(line),
+        workers: vec![worker(5, 0), worker(9, 1)],
+        waiting: None,
+        unreachable: Vec::new(),
+        bitwise: true,
+        end: None,
+        ignored: 7,
+    }
+}
+
+/// The same, with what history tells.
+pub(super) fn overview() -> Overview {
+    let lapse = Lapse { first: Shard(4), count: 2, from_unix_ms: 77, until_unix_ms: None };
+    let mut tally = Tally { registrations: 3, steps: 812, tokens: 415_744, ..Tally::default() };
+    tally.losses.insert("link", 1);
+    tally.generations.insert("start", 1);
+    tally.generations.insert("lost", 3);
+    [0.004, 0.006, 3.0].into_iter().for_each(|seconds| tally.log_write.observe(seconds));
+    tally.stalls.observe(0.125);
+    let links = vec![("coordinator", 0), ("operator", 1), ("worker", 2)];
+    Overview { cluster: view(), tally, under_protected: vec![lapse], links }
+}
+
+#[test]
+fn an_address_beyond_this_machine_needs_a_token_for_everything() {
+    let options = |listen: &str, token: Option<&str>| Options {
+        listen: listen.parse().expect("an address"),
+        token: token.map(PathBuf::from),
+    };
+    for (listen, token) in
+        [("127.0.0.1:0", None), ("[::1]:0", None), ("127.8.8.8:1", None), ("0.0.0.0:0", Some("t"))]
+    {
+        assert!(options(listen, token).check().is_ok(), "{listen}");
+    }
+    for listen in ["0.0.0.0:0", "10.0.0.1:80", "[::]:0", "[::ffff:127.0.0.1]:0"] {
+        let refused = options(listen, None).check().expect_err("it is exposed");
+        assert!(matches!(refused, HttpError::Exposed(_)), "{refused}");
+    }
+}
