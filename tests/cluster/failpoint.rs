@@ -1,100 +1,23 @@
-//! A worker killed at every point of its life: the same bits, and each point was met (I3, I4).
+//! A process killed at every point of its life: the same bits, and each point was met.
 //!
-//! The clusters are started from code, so that one worker of them can be given a failpoint: the
-//! victim. [`BY`] says for each point how a victim gets there.
+//! The clusters are started from code, so that each process can be given failpoints of its own:
+//! those that have some are the victims.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::PathBuf;
-use std::thread;
-use std::time::Duration;
+mod coordinator;
+mod worker;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use everstep::cli::Overrides;
-use everstep::cluster::{Cluster, Directory, Options};
+use everstep::cluster::{Cluster, Directory, Options, Report};
 use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::WorkerState;
-use everstep_worker::failpoint::POINTS;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 
-use crate::world::{World, until};
-
-/// How a victim gets to its point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    /// It joins a run under way, and trains.
-    Joining,
-    /// It is a member when others join.
-    Hosting,
-    /// It leads the steps, from the first on.
-    Leading,
-    /// It leads the steps when another joins.
-    LeadingJoin,
-    /// It trains to the last step.
-    Finishing,
-    /// It joins a run that waits for workers.
-    JoiningWaiting,
-    /// It is a member of a run that waits, when another joins.
-    HostingWaiting,
-    /// It is told to leave.
-    Leaving,
-    /// It stands still until it is evicted.
-    ComingBack,
-    /// The coordinator is not heard while all hold.
-    Holding,
-}
-
-/// Every point, with the way to it.
-const BY: &[(By, &[&str])] = &[
-    (
-        By::Joining,
-        &[
-            "hello.send",
-            "welcome.receive",
-            "register.send",
-            "registered.receive",
-            "announce.receive",
-            "feed.receive",
-            "fetch_state.send",
-            "state.receive",
-            "restore",
-            "pause.receive",
-            "status.send",
-            "enter",
-            "load",
-            "forward",
-            "backward",
-            "reduce_scatter.send",
-            "reduce_scatter.receive",
-            "reduced.send",
-            "reduced.receive",
-            "vote.send",
-            "commit.receive",
-            "update",
-            "all_gather.send",
-            "all_gather.receive",
-        ],
-    ),
-    (By::Hosting, &["meet", "fetch_state.receive", "state.send", "held", "fetch_record.send"]),
-    (By::Leading, &["vote.receive", "commit.send", "masters.receive"]),
-    (By::LeadingJoin, &["hold.receive"]),
-    (By::Finishing, &["masters.send", "finished.send", "dismiss.receive"]),
-    (By::JoiningWaiting, &["fetch_parameters.send", "parameters.receive"]),
-    (By::HostingWaiting, &["fetch_parameters.receive", "parameters.send"]),
-    (By::Leaving, &["leave.send"]),
-    (By::ComingBack, &["evicted.receive"]),
-    (By::Holding, &["go.send", "go.receive"]),
-];
-
-fn points(by: By) -> &'static [&'static str] {
-    BY.iter().find(|(way, _)| *way == by).map_or(&[], |(_, points)| points)
-}
-
-#[test]
-fn there_is_a_way_to_every_failpoint() {
-    let reached: BTreeSet<_> = BY.iter().flat_map(|(_, points)| *points).collect();
-    assert_eq!(reached, POINTS.iter().collect());
-}
+use crate::world::World;
 
 /// A cluster under way, of workers of whom some are victims.
 struct Scene<'a> {
@@ -114,15 +37,21 @@ impl<'a> Scene<'a> {
     /// Begins with a worker for each of these points, in the order of their ranks; an empty point
     /// stands for a worker that is no victim.
     async fn begin(world: &'a World, workers: &[&str]) -> Self {
+        Self::begin_under(world, &[], workers).await
+    }
+
+    /// The same, under a coordinator for each of these points, one after the other, and one that is
+    /// no victim.
+    async fn begin_under(world: &'a World, coordinators: &[&str], workers: &[&str]) -> Self {
         let count = Some(workers.len() as u32);
         let flags = Overrides { workers: count, ..Overrides::default() };
         let registry = builtin::registry();
         let run = config::read(Some(&world.config()), &flags, &registry).expect("a run").run;
         let directory = Directory::claim_new(&world.path("scenes"), &run).expect("a directory");
-        let program = Some(env!("CARGO_BIN_EXE_everstep").into());
+        let log = directory.path().join("failpoints");
+        let program = Some(program(directory.path(), coordinators, &log));
         let options = Options { program, ..Options::new(0) };
         let mut cluster = Cluster::start(directory, &options).await.expect("a cluster");
-        let log = cluster.directory().join("failpoints");
         cluster.submit(&run).await.expect("submitted");
         let mut scene = Self { world, cluster, run, log };
         for (before, point) in workers.iter().enumerate() {
@@ -137,8 +66,7 @@ impl<'a> Scene<'a> {
     /// Starts one more worker.
     fn add(&mut self, point: &str) {
         let log = self.log.to_str().expect("UTF-8").to_string();
-        let action = |point: &str| format!("{point}=1*return(kill)");
-        let points = if point.contains('=') { point.to_string() } else { action(point) };
+        let points = failpoints(point);
         let environment = [("FAILPOINTS", &*points), ("EVERSTEP_FAILPOINT_LOG", &log)];
         let environment = if point.is_empty() { &[][..] } else { &environment };
         self.cluster.add_worker(environment).expect("a worker");
@@ -180,13 +108,14 @@ impl<'a> Scene<'a> {
     }
 
     /// Lets the run become complete; it must be as if nothing had happened.
-    async fn complete(mut self) {
+    async fn complete(mut self) -> Report {
         assert!(!self.until(|_| false).await, "nothing else ends it");
         let report = self.cluster.report(&self.run);
         self.cluster.finish().await;
         let lost = (report.steps_lost, report.samples_lost, report.samples_repeated);
         assert_eq!(lost, (0, 0, 0));
         assert_eq!(report.state_hash, self.world.undisturbed());
+        report
     }
 }
 
@@ -195,185 +124,30 @@ fn block_on(work: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(work);
 }
 
-/// Lets victims come one after the other, and each meet its point by what `meet` does, in as many
-/// runs as that takes.
-async fn one_by_one(
-    world: &World,
-    points: &[&str],
-    mut meet: impl AsyncFnMut(&mut Scene<'_>, &str) -> bool,
-) {
-    let mut left = points.iter();
-    let mut next = left.next();
-    while next.is_some() {
-        let mut scene = Scene::begin(world, &["", "", ""]).await;
-        let first = next;
-        assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-        while let Some(point) = next
-            && meet(&mut scene, point).await
-        {
-            next = left.next();
-        }
-        assert_ne!(first, next, "a whole run is over, and nobody has met {first:?}");
-        scene.complete().await;
-    }
+/// What a victim of this point has in its environment; or of more than a point, said in full.
+fn failpoints(point: &str) -> String {
+    if point.contains('=') { point.into() } else { format!("{point}=1*return(kill)") }
 }
 
-#[test]
-fn a_worker_that_joins_may_die_at_any_point() {
-    let world = world(400, &[]);
-    block_on(one_by_one(&world, points(By::Joining), async |scene, point| {
-        scene.add(point);
-        scene.until(|scene| scene.has_met(point)).await
-    }));
-}
-
-#[test]
-fn a_member_may_die_at_any_point_of_anothers_join() {
-    let world = world(400, &[]);
-    block_on(one_by_one(&world, points(By::Hosting), async |scene, point| {
-        let members = scene.members();
-        scene.add(point);
-        if !scene.until(|scene| scene.members() > members || scene.has_met(point)).await {
-            return false;
-        }
-        // Some need that two come at once.
-        scene.add("");
-        scene.add("");
-        scene.until(|scene| scene.has_met(point)).await
-    }));
-}
-
-#[test]
-fn a_step_leader_may_die_at_any_point() {
-    let world = world(60, &[]);
-    for point in points(By::Leading) {
-        block_on(async {
-            let mut scene = Scene::begin(&world, &[point, "", ""]).await;
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-            scene.complete().await;
-        });
-    }
-}
-
-#[test]
-fn a_step_leader_may_die_when_it_is_asked_to_hold() {
-    let world = world(400, &[]);
-    for point in points(By::LeadingJoin) {
-        block_on(async {
-            let mut scene = Scene::begin(&world, &[point, "", ""]).await;
-            assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-            scene.add("");
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-            scene.complete().await;
-        });
-    }
-}
-
-#[test]
-fn a_member_may_die_at_any_point_after_the_last_step() {
-    let world = world(60, &[]);
-    let points = points(By::Finishing);
-    block_on(async {
-        let scene = Scene::begin(&world, &[&["", ""], points].concat()).await;
-        let log = scene.log.clone();
-        scene.complete().await;
-        let met = fs::read_to_string(log).expect("its log");
-        let met: BTreeSet<&str> = met.lines().collect();
-        assert_eq!(met, points.iter().copied().collect());
-    });
-}
-
-#[test]
-fn a_worker_that_joins_a_waiting_run_may_die_at_any_point() {
-    let world = world(60, &[("run.min_workers", 3), ("run.start_workers", 3)]);
-    block_on(async {
-        let mut scene = Scene::begin(&world, &["", "", "commit.receive"]).await;
-        assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
-        for point in points(By::JoiningWaiting) {
-            scene.add(point);
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-        }
-        scene.add("");
-        scene.complete().await;
-    });
-}
-
-#[test]
-fn a_member_of_a_waiting_run_may_die_at_any_point_of_anothers_join() {
-    let world = world(60, &[("run.min_workers", 4), ("run.start_workers", 4)]);
-    let world = world.with("redundancy.copies", 4);
-    for point in points(By::HostingWaiting) {
-        block_on(async {
-            let mut scene = Scene::begin(&world, &["", "", point, "commit.receive"]).await;
-            assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
-            scene.add("");
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-            scene.add("");
-            scene.complete().await;
-        });
-    }
-}
-
-#[test]
-fn a_worker_may_die_while_it_asks_to_leave() {
-    let world = world(400, &[]);
-    block_on(one_by_one(&world, points(By::Leaving), async |scene, point| {
-        scene.add(point);
-        if !scene.until_member_count(4).await {
-            return false;
-        }
-        kill_process(scene.newest().1, Signal::TERM).expect("it lives");
-        scene.until(|scene| scene.has_met(point)).await
-    }));
-}
-
-#[test]
-fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
-    let world = world(800, &[]);
-    block_on(one_by_one(&world, points(By::ComingBack), async |scene, point| {
-        scene.add(point);
-        if !scene.until_member_count(4).await {
-            return false;
-        }
-        let (victim, process) = scene.newest();
-        kill_process(process, Signal::STOP).expect("it lives");
-        if !scene.until(|scene| !scene.cluster.progress().members().contains(&victim)).await {
-            return false;
-        }
-        kill_process(process, Signal::CONT).expect("it lives");
-        scene.until(|scene| scene.has_met(point)).await
-    }));
-}
-
-#[test]
-fn members_may_die_where_a_hold_ends_without_a_change() {
-    let world = world(400, &[]);
-    let leader = "hold.receive=1*sleep(200)";
-    let killed = |point: &str| format!("{point}=1*return(kill)");
-    for (point, workers) in [
-        ("go.send", [format!("{leader};{}", killed("go.send")), String::new(), String::new()]),
-        ("go.receive", [leader.to_string(), String::new(), killed("go.receive")]),
-    ] {
-        assert!(points(By::Holding).contains(&point));
-        block_on(async {
-            let mut scene = Scene::begin(&world, &workers.each_ref().map(|w| &**w)).await;
-            assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-            let coordinator = Pid::from_raw(scene.cluster.coordinator_pid() as i32).expect("a pid");
-            let log = scene.log.clone();
-            // It is deaf from the moment at which the step leader was asked to hold.
-            let deafener = thread::spawn(move || {
-                until("a hold", || {
-                    let met = fs::read_to_string(&log).unwrap_or_default();
-                    met.contains("hold.receive").then_some(())
-                });
-                kill_process(coordinator, Signal::STOP).expect("it lives");
-                thread::sleep(Duration::from_secs(2));
-                kill_process(coordinator, Signal::CONT).expect("it lives");
-            });
-            scene.add("");
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-            deafener.join().expect("no panic");
-            scene.complete().await;
-        });
-    }
+/// The program; each time that it becomes a coordinator, the next of these is a victim.
+fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
+    let [lives, program] = ["lives", "program"].map(|name| folder.join(name));
+    let points: Vec<_> = coordinators.iter().map(|point| failpoints(point) + "\n").collect();
+    fs::write(&lives, points.concat()).expect("it can be written");
+    let script = format!(
+        r#"#!/bin/sh
+        if [ "$1" = coordinator ]; then
+            FAILPOINTS=$(head -n 1 '{lives}')
+            tail -n +2 '{lives}' > '{lives}.rest' && mv '{lives}.rest' '{lives}'
+            export FAILPOINTS EVERSTEP_FAILPOINT_LOG='{log}'
+        fi
+        exec '{everstep}' "$@"
+        "#,
+        lives = lives.display(),
+        log = log.display(),
+        everstep = env!("CARGO_BIN_EXE_everstep"),
+    );
+    fs::write(&program, script).expect("it can be written");
+    fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("it is ours");
+    program
 }

@@ -1,20 +1,16 @@
 //! Failpoints: where a test may kill, stop or delay a worker, by name.
 //!
 //! There is one for every stage and message of a step and of a change of generation, derived here
-//! from what goes into the core and what comes out of it. What is to happen at which is said as the
-//! crate `fail` has it, in the environment: `FAILPOINTS="vote.send=1*return(kill)"`. Beside that
-//! crate's actions there is `return(kill)`: SIGKILL, on itself. Each point that acts first appends
-//! its name as a line to the file that `EVERSTEP_FAILPOINT_LOG` names, if it names one.
+//! from what goes into the core and what comes out of it. What happens at them, and how a test says
+//! so, `everstep_failpoint` knows.
 //!
 //! All points are passed on the network thread: what delays it there delays all that is said. Only
 //! the feature `failpoints` builds this.
 
-use std::env;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-
+use everstep_failpoint::pass;
 use everstep_transport::protocol::{ChunkKind, Message, Step};
-use rustix::process::{Signal, getpid, kill_process};
+
+pub use everstep_failpoint::FailpointError;
 
 use crate::step::event::{Effect, Input, Job, Lane, Report};
 
@@ -73,54 +69,12 @@ pub const POINTS: &[&str] = &[
     "evicted.receive",
 ];
 
-/// Where the present action of whichever point acts is done.
-const ACTION: &str = "action";
-/// Where actions are set only to see whether there are such.
-const TRIAL: &str = "trial";
-
-/// What `FAILPOINTS` says cannot be.
-#[derive(Debug, thiserror::Error)]
-#[error("FAILPOINTS: \"{term}\" {problem}")]
-pub struct FailpointError {
-    /// The part of it.
-    pub term: String,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
-/// Reads `FAILPOINTS`, once, when the process starts.
+/// Reads what is to happen at these points, once, when the process starts.
 ///
 /// # Errors
-/// A name that is no failpoint, or an action that there is not.
+/// [`FailpointError`].
 pub fn arm() -> Result<(), FailpointError> {
-    let all = env::var("FAILPOINTS").unwrap_or_default();
-    all.split(';').map(str::trim).filter(|term| !term.is_empty()).try_for_each(|term| {
-        arm_one(term).map_err(|problem| FailpointError { term: term.into(), problem })
-    })
-}
-
-fn arm_one(term: &str) -> Result<(), String> {
-    let (name, actions) = term.split_once('=').ok_or("is not NAME=ACTIONS")?;
-    let known = POINTS.contains(&name.trim());
-    known.then_some(()).ok_or("is no failpoint of a worker")?;
-    let told: Result<Vec<_>, _> = actions.split("->").map(told).collect();
-    fail::cfg(name.trim(), &told?.join("->"))
-}
-
-/// The same action at the same times, but told to [`act`] instead of done: the crate does most
-/// actions without a word, and they are to be logged.
-fn told(term: &str) -> Result<String, String> {
-    let term = term.trim();
-    let head = term.split('(').next().unwrap_or_default();
-    let (times, action) = term.split_at(head.rfind(['%', '*']).map_or(0, |at| at + 1));
-    match action {
-        "off" | "return(kill)" => Ok(term.into()),
-        _ if action.starts_with("return") => Err("returns something else than `kill`".into()),
-        _ => {
-            fail::cfg(TRIAL, action)?;
-            Ok(format!("{times}return({action})"))
-        }
-    }
+    everstep_failpoint::arm(POINTS)
 }
 
 /// Something goes into the core, whose generation resumes with version `resume`.
@@ -131,29 +85,6 @@ pub fn on_input(input: &Input, resume: Step) {
 /// Something came out of the core.
 pub fn on_effect(effect: &Effect) {
     of_effect(effect).into_iter().for_each(pass);
-}
-
-fn pass(point: &'static str) {
-    fail::fail_point!(point, |action| act(point, &action.unwrap_or_default()));
-}
-
-fn act(point: &str, action: &str) {
-    tracing::warn!(point, action, "failpoint");
-    if let Err(error) = log(point) {
-        tracing::error!(point, %error, "the failpoint cannot be logged");
-    }
-    if action == "kill" {
-        let _ = kill_process(getpid(), Signal::KILL); // nothing comes after this
-    }
-    if fail::cfg(ACTION, action).is_ok() {
-        fail::fail_point!(ACTION);
-    }
-}
-
-fn log(point: &str) -> io::Result<()> {
-    let Some(path) = env::var_os("EVERSTEP_FAILPOINT_LOG") else { return Ok(()) };
-    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
-    file.write_all(format!("{point}\n").as_bytes())
 }
 
 fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
@@ -290,42 +221,5 @@ mod tests {
         let passed: BTreeSet<_> = messages().into_iter().chain(inputs()).chain(effects()).collect();
         assert_eq!(passed, POINTS.iter().copied().collect());
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
-    }
-
-    #[test]
-    fn what_is_no_failpoint_or_no_action_is_refused() {
-        for (term, problem) in [
-            ("vote.sent=return(kill)", "is no failpoint of a worker"),
-            ("vote.send", "is not NAME=ACTIONS"),
-            ("vote.send=return(1)", "returns something else than `kill`"),
-            ("vote.send=sleeep(1)", "unrecognized command \"sleeep\""),
-            ("vote.send=x*sleep(1)", "failed to parse"),
-        ] {
-            let error = arm_one(term).unwrap_err();
-            assert!(error.contains(problem), "{term}: {error}");
-        }
-    }
-
-    #[test]
-    fn an_action_is_done_as_often_as_was_said() {
-        arm_one("update = off").unwrap();
-        pass("update");
-        arm_one("update = 1*off -> 2*panic(now) -> off").unwrap();
-        pass("update");
-        for _ in 0..2 {
-            assert!(std::panic::catch_unwind(|| pass("update")).is_err());
-        }
-        pass("update");
-        pass("enter");
-    }
-
-    #[test]
-    fn frequencies_stay_and_actions_are_told() {
-        let told = |term| told(term).unwrap();
-        assert_eq!(told("sleep(30)"), "return(sleep(30))");
-        assert_eq!(told(" 50%3*pause"), "50%3*return(pause)");
-        assert_eq!(told("1*return(kill)"), "1*return(kill)");
-        assert_eq!(told("off"), "off");
-        assert_eq!(told("print(100% * 2)"), "return(print(100% * 2))");
     }
 }

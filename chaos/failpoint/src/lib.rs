@@ -1,0 +1,135 @@
+//! Failpoints: places, each with a name, where a test may kill, stop or delay a process.
+//!
+//! In: the environment of the process, and the names of its points as it passes them. What is to
+//! happen at which is said as the crate `fail` has it: `FAILPOINTS="vote.send=1*return(kill)"`.
+//! Beside that crate's actions there is `return(kill)`: SIGKILL, on itself. Each point that acts
+//! first appends its name as a line to the file that `EVERSTEP_FAILPOINT_LOG` names, if it names
+//! one.
+//!
+//! It does not know which points there are: worker and coordinator each say theirs. Only their
+//! feature `failpoints` builds this.
+
+use std::env;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+
+use rustix::process::{Signal, getpid, kill_process};
+
+/// Where the present action of whichever point acts is done.
+const ACTION: &str = "action";
+/// Where actions are set only to see whether there are such.
+const TRIAL: &str = "trial";
+
+/// What `FAILPOINTS` says cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("FAILPOINTS: \"{term}\" {problem}")]
+pub struct FailpointError {
+    /// The part of it.
+    pub term: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// Reads `FAILPOINTS`, once, when a process starts that has these `points`.
+///
+/// # Errors
+/// A name that is none of them, or an action that there is not.
+pub fn arm(points: &[&str]) -> Result<(), FailpointError> {
+    let all = env::var("FAILPOINTS").unwrap_or_default();
+    all.split(';').map(str::trim).filter(|term| !term.is_empty()).try_for_each(|term| {
+        arm_one(points, term).map_err(|problem| FailpointError { term: term.into(), problem })
+    })
+}
+
+/// The process is at this point: does what is to happen there, if anything is.
+pub fn pass(point: &str) {
+    fail::fail_point!(point, |action| act(point, &action.unwrap_or_default()));
+}
+
+fn arm_one(points: &[&str], term: &str) -> Result<(), String> {
+    let (name, actions) = term.split_once('=').ok_or("is not NAME=ACTIONS")?;
+    let known = points.contains(&name.trim());
+    known.then_some(()).ok_or("is no failpoint of this process")?;
+    let told: Result<Vec<_>, _> = actions.split("->").map(told).collect();
+    fail::cfg(name.trim(), &told?.join("->"))
+}
+
+/// The same action at the same times, but told to [`act`] instead of done: the crate does most
+/// actions without a word, and they are to be logged.
+fn told(term: &str) -> Result<String, String> {
+    let term = term.trim();
+    let head = term.split('(').next().unwrap_or_default();
+    let (times, action) = term.split_at(head.rfind(['%', '*']).map_or(0, |at| at + 1));
+    match action {
+        "off" | "return(kill)" => Ok(term.into()),
+        _ if action.starts_with("return") => Err("returns something else than `kill`".into()),
+        _ => {
+            fail::cfg(TRIAL, action)?;
+            Ok(format!("{times}return({action})"))
+        }
+    }
+}
+
+fn act(point: &str, action: &str) {
+    tracing::warn!(point, action, "failpoint");
+    if let Err(error) = log(point) {
+        tracing::error!(point, %error, "the failpoint cannot be logged");
+    }
+    if action == "kill" {
+        let _ = kill_process(getpid(), Signal::KILL); // nothing comes after this
+    }
+    if fail::cfg(ACTION, action).is_ok() {
+        fail::fail_point!(ACTION);
+    }
+}
+
+fn log(point: &str) -> io::Result<()> {
+    let Some(path) = env::var_os("EVERSTEP_FAILPOINT_LOG") else { return Ok(()) };
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    file.write_all(format!("{point}\n").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POINTS: &[&str] = &["vote.send", "update", "enter"];
+
+    #[test]
+    fn what_is_no_failpoint_or_no_action_is_refused() {
+        for (term, problem) in [
+            ("vote.sent=return(kill)", "is no failpoint of this process"),
+            ("vote.send", "is not NAME=ACTIONS"),
+            ("vote.send=return(1)", "returns something else than `kill`"),
+            ("vote.send=sleeep(1)", "unrecognized command \"sleeep\""),
+            ("vote.send=x*sleep(1)", "failed to parse"),
+        ] {
+            let error = arm_one(POINTS, term).unwrap_err();
+            assert!(error.contains(problem), "{term}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_action_is_done_as_often_as_was_said() {
+        let arm_one = |term| arm_one(POINTS, term).unwrap();
+        arm_one("update = off");
+        pass("update");
+        arm_one("update = 1*off -> 2*panic(now) -> off");
+        pass("update");
+        for _ in 0..2 {
+            assert!(std::panic::catch_unwind(|| pass("update")).is_err());
+        }
+        pass("update");
+        pass("enter");
+    }
+
+    #[test]
+    fn frequencies_stay_and_actions_are_told() {
+        let told = |term| told(term).unwrap();
+        assert_eq!(told("sleep(30)"), "return(sleep(30))");
+        assert_eq!(told(" 50%3*pause"), "50%3*return(pause)");
+        assert_eq!(told("1*return(kill)"), "1*return(kill)");
+        assert_eq!(told("off"), "off");
+        assert_eq!(told("print(100% * 2)"), "return(print(100% * 2))");
+    }
+}

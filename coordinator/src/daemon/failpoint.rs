@@ -1,0 +1,275 @@
+//! Failpoints: where a test may kill, stop or delay a coordinator, by name.
+//!
+//! There is one for every message that is taken or said, for every kind of entry on its way into
+//! the log, and for the journal, derived here from what goes into the core and what comes out of
+//! it. What happens at them, and how a test says so, `everstep_failpoint` knows.
+//!
+//! `appended` points are passed on the log's thread, all others on the actor's: what delays it
+//! there delays all that is said. Only the feature `failpoints` builds this.
+
+use everstep_failpoint::pass;
+use everstep_transport::protocol::Message;
+use everstep_transport::protocol::message::Heartbeat;
+
+pub use everstep_failpoint::FailpointError;
+
+use crate::core::{Effect, Input};
+use crate::log::Agreed;
+use crate::state::{Command, Entry};
+
+/// All failpoints. `.receive` is passed before something is taken in, `.send` before something is
+/// sent, once for each who is to hear it.
+pub const POINTS: &[&str] = &[
+    // A peer's link is there; or gone.
+    "connected",
+    "disconnected",
+    // A worker comes in.
+    "hello.receive",
+    "welcome.send",
+    "register.receive",
+    "registered.send",
+    "refused.send",
+    "failed.receive",
+    // It lives.
+    "heartbeat.receive",
+    "heartbeat_answer.send",
+    // It cannot reach others; it has learned; it holds.
+    "unreachable.receive",
+    "ready.receive",
+    "held.receive",
+    // A change of generation.
+    "feed.send",
+    "hold.send",
+    "pause.send",
+    "status.receive",
+    "announce.send",
+    "fetch_record.receive",
+    // A worker's end.
+    "evicted.send",
+    "leave.receive",
+    "drain.send",
+    "finished.receive",
+    "dismiss.send",
+    // Operators.
+    "submit.receive",
+    "watch.receive",
+    "update.send",
+    "exited.receive",
+    "drain.receive",
+    "accepted.send",
+    // An entry is to be proposed: nothing of it is kept.
+    "propose.lead",
+    "propose.submit",
+    "propose.register",
+    "propose.lose",
+    "propose.drain",
+    "propose.generation",
+    "propose.end",
+    // It is durable, and nobody knows.
+    "appended.lead",
+    "appended.submit",
+    "appended.register",
+    "appended.lose",
+    "appended.drain",
+    "appended.generation",
+    "appended.end",
+    // It is applied, and all that follows is done and said.
+    "applied.lead",
+    "applied.submit",
+    "applied.register",
+    "applied.lose",
+    "applied.drain",
+    "applied.generation",
+    "applied.end",
+    // The journal is to be told of lines, or that some are void; it was.
+    "record",
+    "recorded",
+    "forget",
+    "forgotten",
+];
+
+/// Reads what is to happen at these points, once, when the process starts.
+///
+/// # Errors
+/// [`FailpointError`].
+pub fn arm() -> Result<(), FailpointError> {
+    everstep_failpoint::arm(POINTS)
+}
+
+/// What is passed when something is done.
+pub(super) struct Done(Option<&'static str>);
+
+impl Done {
+    /// It is.
+    pub(super) fn pass(self) {
+        self.0.into_iter().for_each(pass);
+    }
+}
+
+/// Something goes into the core, and what follows is to be done.
+pub(super) fn on_input(input: &Input) -> Done {
+    of_input(input).into_iter().for_each(pass);
+    Done(match input {
+        Input::Applied { entry, .. } => of_entry("applied", entry),
+        _ => None,
+    })
+}
+
+/// Something came out of the core, and is to be done.
+pub(super) fn on_effect(effect: &Effect) -> Done {
+    of_effect(effect).into_iter().for_each(pass);
+    Done(of_done(effect))
+}
+
+/// A message is to be sent to one of many.
+pub(super) fn on_broadcast(message: &Message) {
+    of_message(message, "send").into_iter().for_each(pass);
+}
+
+/// Entries are durable.
+pub(super) fn on_appended(entries: &[Agreed]) {
+    entries.iter().filter_map(|agreed| of_entry("appended", &agreed.entry)).for_each(pass);
+}
+
+fn of_input(input: &Input) -> Option<&'static str> {
+    match input {
+        Input::Connected { .. } => Some("connected"),
+        Input::Disconnected { .. } => Some("disconnected"),
+        Input::Message { message: Message::Heartbeat(heartbeat), .. } => {
+            Some(of_heartbeat(heartbeat))
+        }
+        Input::Message { message, .. } => of_message(message, "receive"),
+        Input::Elected { .. } | Input::Applied { .. } | Input::Tick => None,
+    }
+}
+
+fn of_heartbeat(heartbeat: &Heartbeat) -> &'static str {
+    match heartbeat {
+        Heartbeat { held: true, .. } => "held.receive",
+        Heartbeat { ready: true, .. } => "ready.receive",
+        Heartbeat { unreachable, .. } if !unreachable.is_empty() => "unreachable.receive",
+        _ => "heartbeat.receive",
+    }
+}
+
+fn of_effect(effect: &Effect) -> Option<&'static str> {
+    match effect {
+        Effect::Send { message, .. } => of_message(message, "send"),
+        Effect::Propose(entry) => of_entry("propose", entry),
+        Effect::Record(_) => Some("record"),
+        Effect::ForgetLines { .. } => Some("forget"),
+        Effect::Broadcast { .. } | Effect::Close { .. } => None,
+    }
+}
+
+fn of_done(effect: &Effect) -> Option<&'static str> {
+    match effect {
+        Effect::Record(_) => Some("recorded"),
+        Effect::ForgetLines { .. } => Some("forgotten"),
+        _ => None,
+    }
+}
+
+/// The point of a message, by its name, if there is one.
+fn of_message(message: &Message, way: &str) -> Option<&'static str> {
+    find(message.name(), way)
+}
+
+fn of_entry(stage: &str, entry: &Entry) -> Option<&'static str> {
+    let kind = match &entry.command {
+        Command::Lead => "lead",
+        Command::Submit(_) => "submit",
+        Command::Register { .. } => "register",
+        Command::Lose { .. } => "lose",
+        Command::Drain { .. } => "drain",
+        Command::Generation(_) => "generation",
+        Command::End(_) => "end",
+    };
+    find(stage, kind)
+}
+
+fn find(first: &str, second: &str) -> Option<&'static str> {
+    POINTS.iter().copied().find(|point| point.split_once('.') == Some((first, second)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use everstep_transport::identity::{Identity, Role};
+    use everstep_transport::protocol::outcome::Outcome;
+    use everstep_transport::protocol::{NodeName, Step, Term, WorkerId, exemplars};
+
+    use super::*;
+    use crate::core::LinkId;
+    use crate::state::Change;
+
+    const LINK: LinkId = LinkId(1);
+    const WORKER: WorkerId = WorkerId(7);
+
+    /// One of each kind.
+    fn entries() -> Vec<Entry> {
+        let name = NodeName::parse("worker-7").expect("a valid name");
+        let told = exemplars::all().into_iter().filter_map(|message| match message {
+            Message::Submit(run) => Some(Command::Submit(run)),
+            Message::Register(registration) => {
+                Some(Command::Register { name: name.clone(), registration })
+            }
+            Message::Announce(record) => Some(Command::Generation(Change {
+                record,
+                lost: vec![],
+                left: vec![],
+                redone: false,
+                lines: vec![],
+                unreachable: vec![],
+                rollback: None,
+            })),
+            _ => None,
+        });
+        let lose = Command::Lose { worker: WORKER, reason: "gone".into() };
+        let drain = Command::Drain { worker: WORKER };
+        let others = [Command::Lead, lose, drain, Command::End(Outcome::Running)];
+        told.chain(others).map(|command| Entry { unix_ms: 1, command }).collect()
+    }
+
+    fn inputs() -> Vec<Input> {
+        let name = NodeName::parse("worker-7").expect("a valid name");
+        let identity = Identity { role: Role::Worker, name };
+        let mut messages = exemplars::all();
+        for at in 0..messages.len() {
+            if let Message::Heartbeat(full) = messages[at].clone() {
+                let held = Heartbeat { ready: false, ..full };
+                let ready = Heartbeat { held: false, ready: true, ..held.clone() };
+                let cut_off = Heartbeat { ready: false, ..ready.clone() };
+                let plain = Heartbeat { unreachable: vec![], ..cut_off.clone() };
+                messages.extend([held, ready, cut_off, plain].map(Message::Heartbeat));
+            }
+        }
+        let gone = Input::Disconnected { link: LINK, gone: true, reason: "closed".into() };
+        let messages = messages.into_iter().map(|message| Input::Message { from: LINK, message });
+        messages.chain([Input::Connected { link: LINK, identity }, gone]).collect()
+    }
+
+    fn effects() -> Vec<Effect> {
+        let messages = exemplars::all().into_iter();
+        let messages = messages.map(|message| Effect::Send { to: LINK, message });
+        let lines = [Effect::Record(vec![]), Effect::ForgetLines { after: Step(3) }];
+        messages.chain(lines).chain(entries().into_iter().map(Effect::Propose)).collect()
+    }
+
+    #[test]
+    fn every_failpoint_is_passed_by_something_and_nothing_passes_another() {
+        let mut passed = BTreeSet::new();
+        passed.extend(inputs().iter().filter_map(of_input));
+        for effect in effects() {
+            passed.extend(of_effect(&effect).into_iter().chain(of_done(&effect)));
+        }
+        for entry in entries() {
+            passed.extend(of_entry("appended", &entry));
+            let applied = on_input(&Input::Applied { index: 1, term: Term(1), entry });
+            passed.extend(applied.0);
+        }
+        assert_eq!(passed, POINTS.iter().copied().collect());
+        assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
+    }
+}

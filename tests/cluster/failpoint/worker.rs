@@ -1,0 +1,274 @@
+//! A worker killed at every point of its life: the same bits, and each point was met (I3, I4).
+//!
+//! [`BY`] says for each point how a victim gets there.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use everstep_worker::failpoint::POINTS;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Scene, block_on, world};
+use crate::world::{World, until};
+
+/// How a victim gets to its point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// It joins a run under way, and trains.
+    Joining,
+    /// It is a member when others join.
+    Hosting,
+    /// It leads the steps, from the first on.
+    Leading,
+    /// It leads the steps when another joins.
+    LeadingJoin,
+    /// It trains to the last step.
+    Finishing,
+    /// It joins a run that waits for workers.
+    JoiningWaiting,
+    /// It is a member of a run that waits, when another joins.
+    HostingWaiting,
+    /// It is told to leave.
+    Leaving,
+    /// It stands still until it is evicted.
+    ComingBack,
+    /// The coordinator is not heard while all hold.
+    Holding,
+}
+
+/// Every point, with the way to it.
+const BY: &[(By, &[&str])] = &[
+    (
+        By::Joining,
+        &[
+            "hello.send",
+            "welcome.receive",
+            "register.send",
+            "registered.receive",
+            "announce.receive",
+            "feed.receive",
+            "fetch_state.send",
+            "state.receive",
+            "restore",
+            "pause.receive",
+            "status.send",
+            "enter",
+            "load",
+            "forward",
+            "backward",
+            "reduce_scatter.send",
+            "reduce_scatter.receive",
+            "reduced.send",
+            "reduced.receive",
+            "vote.send",
+            "commit.receive",
+            "update",
+            "all_gather.send",
+            "all_gather.receive",
+        ],
+    ),
+    (By::Hosting, &["meet", "fetch_state.receive", "state.send", "held", "fetch_record.send"]),
+    (By::Leading, &["vote.receive", "commit.send", "masters.receive"]),
+    (By::LeadingJoin, &["hold.receive"]),
+    (By::Finishing, &["masters.send", "finished.send", "dismiss.receive"]),
+    (By::JoiningWaiting, &["fetch_parameters.send", "parameters.receive"]),
+    (By::HostingWaiting, &["fetch_parameters.receive", "parameters.send"]),
+    (By::Leaving, &["leave.send"]),
+    (By::ComingBack, &["evicted.receive"]),
+    (By::Holding, &["go.send", "go.receive"]),
+];
+
+fn points(by: By) -> &'static [&'static str] {
+    BY.iter().find(|(way, _)| *way == by).map_or(&[], |(_, points)| points)
+}
+
+#[test]
+fn there_is_a_way_to_every_failpoint() {
+    let reached: BTreeSet<_> = BY.iter().flat_map(|(_, points)| *points).collect();
+    assert_eq!(reached, POINTS.iter().collect());
+}
+
+/// Lets victims come one after the other, and each meet its point by what `meet` does, in as many
+/// runs as that takes.
+async fn one_by_one(
+    world: &World,
+    points: &[&str],
+    mut meet: impl AsyncFnMut(&mut Scene<'_>, &str) -> bool,
+) {
+    let mut left = points.iter();
+    let mut next = left.next();
+    while next.is_some() {
+        let mut scene = Scene::begin(world, &["", "", ""]).await;
+        let first = next;
+        assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
+        while let Some(point) = next
+            && meet(&mut scene, point).await
+        {
+            next = left.next();
+        }
+        assert_ne!(first, next, "a whole run is over, and nobody has met {first:?}");
+        scene.complete().await;
+    }
+}
+
+#[test]
+fn a_worker_that_joins_may_die_at_any_point() {
+    let world = world(400, &[]);
+    block_on(one_by_one(&world, points(By::Joining), async |scene, point| {
+        scene.add(point);
+        scene.until(|scene| scene.has_met(point)).await
+    }));
+}
+
+#[test]
+fn a_member_may_die_at_any_point_of_anothers_join() {
+    let world = world(400, &[]);
+    block_on(one_by_one(&world, points(By::Hosting), async |scene, point| {
+        let members = scene.members();
+        scene.add(point);
+        if !scene.until(|scene| scene.members() > members || scene.has_met(point)).await {
+            return false;
+        }
+        // Some need that two come at once.
+        scene.add("");
+        scene.add("");
+        scene.until(|scene| scene.has_met(point)).await
+    }));
+}
+
+#[test]
+fn a_step_leader_may_die_at_any_point() {
+    let world = world(60, &[]);
+    for point in points(By::Leading) {
+        block_on(async {
+            let mut scene = Scene::begin(&world, &[point, "", ""]).await;
+            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+            scene.complete().await;
+        });
+    }
+}
+
+#[test]
+fn a_step_leader_may_die_when_it_is_asked_to_hold() {
+    let world = world(400, &[]);
+    for point in points(By::LeadingJoin) {
+        block_on(async {
+            let mut scene = Scene::begin(&world, &[point, "", ""]).await;
+            assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
+            scene.add("");
+            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+            scene.complete().await;
+        });
+    }
+}
+
+#[test]
+fn a_member_may_die_at_any_point_after_the_last_step() {
+    let world = world(60, &[]);
+    let points = points(By::Finishing);
+    block_on(async {
+        let scene = Scene::begin(&world, &[&["", ""], points].concat()).await;
+        let log = scene.log.clone();
+        scene.complete().await;
+        let met = fs::read_to_string(log).expect("its log");
+        let met: BTreeSet<&str> = met.lines().collect();
+        assert_eq!(met, points.iter().copied().collect());
+    });
+}
+
+#[test]
+fn a_worker_that_joins_a_waiting_run_may_die_at_any_point() {
+    let world = world(60, &[("run.min_workers", 3), ("run.start_workers", 3)]);
+    block_on(async {
+        let mut scene = Scene::begin(&world, &["", "", "commit.receive"]).await;
+        assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
+        for point in points(By::JoiningWaiting) {
+            scene.add(point);
+            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        }
+        scene.add("");
+        scene.complete().await;
+    });
+}
+
+#[test]
+fn a_member_of_a_waiting_run_may_die_at_any_point_of_anothers_join() {
+    let world = world(60, &[("run.min_workers", 4), ("run.start_workers", 4)]);
+    let world = world.with("redundancy.copies", 4);
+    for point in points(By::HostingWaiting) {
+        block_on(async {
+            let mut scene = Scene::begin(&world, &["", "", point, "commit.receive"]).await;
+            assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
+            scene.add("");
+            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+            scene.add("");
+            scene.complete().await;
+        });
+    }
+}
+
+#[test]
+fn a_worker_may_die_while_it_asks_to_leave() {
+    let world = world(400, &[]);
+    block_on(one_by_one(&world, points(By::Leaving), async |scene, point| {
+        scene.add(point);
+        if !scene.until_member_count(4).await {
+            return false;
+        }
+        kill_process(scene.newest().1, Signal::TERM).expect("it lives");
+        scene.until(|scene| scene.has_met(point)).await
+    }));
+}
+
+#[test]
+fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
+    let world = world(800, &[]);
+    block_on(one_by_one(&world, points(By::ComingBack), async |scene, point| {
+        scene.add(point);
+        if !scene.until_member_count(4).await {
+            return false;
+        }
+        let (victim, process) = scene.newest();
+        kill_process(process, Signal::STOP).expect("it lives");
+        if !scene.until(|scene| !scene.cluster.progress().members().contains(&victim)).await {
+            return false;
+        }
+        kill_process(process, Signal::CONT).expect("it lives");
+        scene.until(|scene| scene.has_met(point)).await
+    }));
+}
+
+#[test]
+fn members_may_die_where_a_hold_ends_without_a_change() {
+    let world = world(400, &[]);
+    let leader = "hold.receive=1*sleep(200)";
+    let killed = |point: &str| format!("{point}=1*return(kill)");
+    for (point, workers) in [
+        ("go.send", [format!("{leader};{}", killed("go.send")), String::new(), String::new()]),
+        ("go.receive", [leader.to_string(), String::new(), killed("go.receive")]),
+    ] {
+        assert!(points(By::Holding).contains(&point));
+        block_on(async {
+            let mut scene = Scene::begin(&world, &workers.each_ref().map(|w| &**w)).await;
+            assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
+            let coordinator = Pid::from_raw(scene.cluster.coordinator_pid() as i32).expect("a pid");
+            let log = scene.log.clone();
+            // It is deaf from the moment at which the step leader was asked to hold.
+            let deafener = thread::spawn(move || {
+                until("a hold", || {
+                    let met = fs::read_to_string(&log).unwrap_or_default();
+                    met.contains("hold.receive").then_some(())
+                });
+                kill_process(coordinator, Signal::STOP).expect("it lives");
+                thread::sleep(Duration::from_secs(2));
+                kill_process(coordinator, Signal::CONT).expect("it lives");
+            });
+            scene.add("");
+            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+            deafener.join().expect("no panic");
+            scene.complete().await;
+        });
+    }
+}
