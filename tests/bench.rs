@@ -46,11 +46,16 @@ fn kills_and_joins_have_their_figures_and_lose_no_step() {
     let flags = ["--config", "run.toml", "--workers", "2"];
     let kills = bench(&folder, &[&["kills", "--kills", "2"][..], &flags].concat());
     assert_eq!((&kills["kills"], &kills["steps_lost"]), (&2.into(), &0.into()), "{kills}");
+    let by_hand = bench(&folder, &[&["kills", "--by-hand", "--kills", "2"][..], &flags].concat());
+    assert_eq!((&by_hand["by_hand"], &by_hand["steps_lost"]), (&true.into(), &0.into()));
+    let noticed = by_hand["detect_ms"]["longest"].as_f64().unwrap();
+    assert!(noticed > 0.0 && noticed <= 1_000.0, "without help: {by_hand}");
     let joins = bench(&folder, &[&["joins", "--joins", "1"][..], &flags].concat());
     assert_eq!((&joins["joins"], &joins["workers"]), (&1.into(), &2.into()), "{joins}");
     assert_positive(&joins, "step_ms");
     for (result, times) in [
         (&kills, &["stall_ms", "detect_ms", "record_ms", "resume_ms"][..]),
+        (&by_hand, &["stall_ms", "detect_ms", "record_ms", "resume_ms"]),
         (&joins, &["stall_ms", "arrival_ms", "leave_ms"]),
     ] {
         for (time, rank) in

@@ -37,11 +37,11 @@ pub(super) struct Churn {
     said_at: Instant,
 }
 
-/// Starts the cluster of `flags` and does `work` with it; `respawn` replaces workers that die.
+/// Starts the cluster of `flags`, otherwise as in `options`, and does `work` with it.
 pub(super) fn run<T>(
     flags: &ChurnFlags,
     registry: &Registry,
-    respawn: bool,
+    options: Options,
     work: impl AsyncFnOnce(&mut Churn) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let workers = Some(flags.workers);
@@ -59,7 +59,7 @@ pub(super) fn run<T>(
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
     let patience = Duration::from_secs(flags.wait.into());
-    let options = Options { wait: patience, respawn, ..Options::new(flags.workers) };
+    let options = Options { workers: flags.workers, wait: patience, ..options };
     let directory = Directory::claim_new(folder.path(), &resolved.run)?;
     cluster::block_on(async {
         let mut cluster = Cluster::start(directory, &options).await?;
@@ -187,6 +187,15 @@ pub(super) fn stall_ms(progress: &Progress, number: Generation) -> Option<f64> {
 /// The median step, milliseconds.
 pub(super) fn step_ms(progress: &Progress) -> f64 {
     1e3 * quantile(&sorted(progress.lines.iter().map(|line| line.seconds)), 0.5)
+}
+
+/// How much longer than the median step those took to which nothing happened: so much of a stall
+/// is no stall.
+pub(super) fn calm(progress: &Progress) -> Times {
+    let usual = step_ms(progress);
+    let pairs = progress.lines.windows(2).filter(|pair| pair[0].generation == pair[1].generation);
+    let times = pairs.map(|pair| pair[1].unix_ms as f64 - pair[0].unix_ms as f64);
+    Times::new(times.map(|time| (time - usual).max(0.0)))
 }
 
 /// Wall clock, milliseconds of Unix time, with fractions.

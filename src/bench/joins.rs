@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::churn::{self, Churn, Times};
 use crate::cli::JoinsFlags;
+use crate::cluster::Options;
 use crate::failure::Failure;
 use crate::output;
 
@@ -21,15 +22,16 @@ struct Visit {
 }
 
 pub(super) fn run(flags: &JoinsFlags, registry: &Registry) -> Result<(), Failure> {
-    let (visits, step_ms) = churn::run(&flags.churn, registry, false, async |churn| {
+    let options = Options::new(flags.churn.workers);
+    let (visits, step_ms, calm) = churn::run(&flags.churn, registry, options, async |churn| {
         let mut visits = Vec::new();
         while (visits.len() as u32) < flags.joins {
             visits.push(visit(churn).await?);
             churn.say(visits.len() as u32, flags.joins, "joins");
         }
-        Ok((visits, churn::step_ms(churn.progress())))
+        Ok((visits, churn::step_ms(churn.progress()), churn::calm(churn.progress())))
     })?;
-    print(flags, &visits, step_ms)
+    print(flags, &visits, (step_ms, calm))
 }
 
 /// Lets a worker join a cluster that is whole, and leave it again.
@@ -58,21 +60,27 @@ async fn visit(churn: &mut Churn) -> Result<Visit, Failure> {
     Ok(Visit { join, arrival, leave: left.await? })
 }
 
-fn print(flags: &JoinsFlags, visits: &[Visit], step_ms: f64) -> Result<(), Failure> {
+fn print(
+    flags: &JoinsFlags,
+    visits: &[Visit],
+    (step_ms, calm): (f64, Times),
+) -> Result<(), Failure> {
     let times = |time: fn(&Visit) -> f64| Times::new(visits.iter().map(time));
     let [join, arrival, leave] = [times(|v| v.join), times(|v| v.arrival), times(|v| v.leave)];
     let (workers, count) = (flags.churn.workers, visits.len());
     if flags.churn.json {
         return output::print(json!({
-            "workers": workers, "joins": count, "step_ms": step_ms, "stall_ms": join.json(),
-            "arrival_ms": arrival.json(), "leave_ms": leave.json(),
+            "workers": workers, "joins": count, "step_ms": step_ms, "calm_ms": calm.json(),
+            "stall_ms": join.json(), "arrival_ms": arrival.json(), "leave_ms": leave.json(),
         }));
     }
     output::print(format_args!(
         "{count} joins to {workers} workers, a step takes {step_ms:.1} ms\n  \
+           calm     {}  (how much longer steps take to which nothing happens)\n  \
            stall    {}  (of the others, at the join)\n  \
            arrival  {}  (start of the process to member)\n  \
            leave    {}  (stall of the others)",
+        calm.words(),
         join.words(),
         arrival.words(),
         leave.words()

@@ -1,4 +1,8 @@
 //! `everstep bench kills`: how long training stands still when a worker is killed.
+//!
+//! Either the launcher looks after its workers, tells the coordinator of each that ends, and starts
+//! another at once; or they were started by hand, the cluster notices by itself, and another is
+//! started when training goes on. Detection counts from the kill in both cases.
 
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::EventKind;
@@ -8,7 +12,7 @@ use serde_json::json;
 
 use super::churn::{self, Churn, Times};
 use crate::cli::KillsFlags;
-use crate::cluster::Progress;
+use crate::cluster::{Options, Progress};
 use crate::failure::Failure;
 use crate::output;
 
@@ -17,7 +21,7 @@ use crate::output;
 struct Kill {
     /// To the first commit without the victim, less the median step before.
     stall: f64,
-    /// From the victim's last sign of life to the notice of its loss, as the coordinator has it.
+    /// From the kill to the coordinator's notice of the loss.
     detect: f64,
     /// From the kill to the record of the generation without it.
     record: f64,
@@ -29,20 +33,28 @@ struct Kill {
 struct Outcome {
     kills: Vec<Kill>,
     step_ms: f64,
+    calm: Times,
     steps_lost: u64,
     rollbacks: usize,
 }
 
 pub(super) fn run(flags: &KillsFlags, registry: &Registry) -> Result<(), Failure> {
-    let outcome = churn::run(&flags.churn, registry, true, async |churn| {
+    let (by_hand, respawn) = (flags.by_hand, !flags.by_hand);
+    let options = Options { by_hand, respawn, ..Options::new(flags.churn.workers) };
+    let outcome = churn::run(&flags.churn, registry, options, async |churn| {
         let mut kills = Vec::new();
         while (kills.len() as u32) < flags.kills {
-            kills.extend(kill(churn).await?);
+            let Some(kill) = kill(churn).await? else { continue };
+            kills.push(kill);
+            if by_hand {
+                churn.cluster().add_worker(&[])?;
+            }
             churn.say(kills.len() as u32, flags.kills, "kills");
         }
         let progress = churn.progress();
         let (step_ms, rollbacks) = (churn::step_ms(progress), rollbacks(progress));
-        Ok(Outcome { kills, step_ms, steps_lost: steps_lost(progress), rollbacks })
+        let (calm, steps_lost) = (churn::calm(progress), steps_lost(progress));
+        Ok(Outcome { kills, step_ms, calm, steps_lost, rollbacks })
     })?;
     print(flags, &outcome)
 }
@@ -64,7 +76,7 @@ async fn kill(churn: &mut Churn) -> Result<Option<Kill>, Failure> {
         let (recorded_at, resumed_at) = (recorded_at as f64, line.unix_ms as f64);
         Some(Kill {
             stall: (resumed_at - killed_at - step_ms).max(0.0),
-            detect: detect_ms(progress, victim)?,
+            detect: (noticed_at(progress, victim)? - killed_at).max(0.0),
             record: recorded_at - killed_at,
             resume: resumed_at - recorded_at,
         })
@@ -72,9 +84,13 @@ async fn kill(churn: &mut Churn) -> Result<Option<Kill>, Failure> {
     churn.until("going on without the worker that was killed", kill).await.map(Some)
 }
 
-fn detect_ms(progress: &Progress, victim: WorkerId) -> Option<f64> {
+/// When the coordinator noticed that the victim was gone, milliseconds of Unix time. Its event is
+/// later: it waits for what the others have to say.
+fn noticed_at(progress: &Progress, victim: WorkerId) -> Option<f64> {
     progress.events.iter().rev().find_map(|event| match event.kind {
-        EventKind::Lost { worker, detect_ms, .. } if worker == victim => Some(detect_ms as f64),
+        EventKind::Lost { worker, pause_ms, .. } if worker == victim => {
+            Some(event.unix_ms.saturating_sub(pause_ms) as f64)
+        }
         _ => None,
     })
 }
@@ -90,25 +106,30 @@ fn rollbacks(progress: &Progress) -> usize {
 }
 
 fn print(flags: &KillsFlags, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { kills, step_ms, steps_lost, rollbacks } = outcome;
+    let Outcome { kills, step_ms, calm, steps_lost, rollbacks } = outcome;
     let times = |time: fn(&Kill) -> f64| Times::new(kills.iter().map(time));
     let [stall, detect, record, resume] =
         [times(|k| k.stall), times(|k| k.detect), times(|k| k.record), times(|k| k.resume)];
-    let (workers, count) = (flags.churn.workers, kills.len());
+    let (workers, count, by_hand) = (flags.churn.workers, kills.len(), flags.by_hand);
     if flags.churn.json {
         return output::print(json!({
-            "workers": workers, "kills": count, "step_ms": step_ms, "stall_ms": stall.json(),
-            "detect_ms": detect.json(), "record_ms": record.json(), "resume_ms": resume.json(),
-            "steps_lost": steps_lost, "rollbacks": rollbacks,
+            "workers": workers, "kills": count, "by_hand": by_hand, "step_ms": step_ms,
+            "calm_ms": calm.json(), "stall_ms": stall.json(),
+            "detect_ms": detect.json(), "detect_from": "kill",
+            "record_ms": record.json(), "resume_ms": resume.json(), "steps_lost": steps_lost,
+            "rollbacks": rollbacks,
         }));
     }
+    let whose = if by_hand { "nobody tells the cluster" } else { "the launcher tells of it" };
     output::print(format_args!(
         "{count} kills, one of {workers} workers each, a step takes {step_ms:.1} ms\n  \
+           calm    {}  (how much longer steps take to which nothing happens)\n  \
            stall   {}  (kill to next commit, less a step)\n  \
-           detect  {}  (last sign of life to notice)\n  \
+           detect  {}  (kill to the coordinator's notice; {whose})\n  \
            record  {}  (kill to new generation)\n  \
            resume  {}  (new generation to its first commit)\n  \
            {steps_lost} steps lost, {rollbacks} rollbacks",
+        calm.words(),
         stall.words(),
         detect.words(),
         record.words(),
