@@ -3,6 +3,7 @@
 //! Flags are parsed here and judged elsewhere: those of `train` that override the configuration by
 //! [`crate::config`], the others by their verb.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -11,10 +12,12 @@ use clap::{Args, Parser, Subcommand};
 
 mod bench;
 mod demo;
+mod http;
 mod worker;
 
 pub use bench::{AllReduceFlags, Bench, ChurnFlags, JoinsFlags, KillsFlags, OverlapFlags};
 pub use demo::{Chances, DemoFlags};
+pub use http::HttpFlags;
 pub use worker::{DrainFlags, WorkerFlags, WorkerTask, WorkerVerb};
 
 /// Trains models on machines that come and go, and never loses a step.
@@ -42,8 +45,9 @@ pub enum Verb {
     Train(TrainFlags),
     /// Run a coordinator: it decides who takes part in a run
     ///
-    /// In this version runs are submitted by `everstep train`, which starts a coordinator of its
-    /// own. One that is started by hand admits workers, but nothing can submit a run to it yet.
+    /// `everstep train` starts one of its own, and submits its run. To one that is started by hand
+    /// a run is submitted over its HTTP API, whose address the first line on stdout tells: POST the
+    /// run.json of another run to /api/v1/run, with the token in DIR/api.token.
     Coordinator(CoordinatorFlags),
     /// Run a worker: it computes for a run, one that waits for workers or one under way
     ///
@@ -65,6 +69,9 @@ pub enum Verb {
     /// it, a adds one, q quits. Where stdout is no terminal, a plain line a second takes the view's
     /// place.
     Demo(DemoFlags),
+    /// Become a program that ends when the parent process does.
+    #[command(hide = true)]
+    Leash(LeashFlags),
 }
 
 /// The flags of `everstep train`.
@@ -133,6 +140,9 @@ pub struct CoordinatorFlags {
     /// Found a new cluster in DIR
     #[arg(long, env = "EVERSTEP_BOOTSTRAP", value_parser = BoolishValueParser::new())]
     pub bootstrap: bool,
+    /// Its HTTP API.
+    #[command(flatten)]
+    pub http: HttpFlags,
     /// End when the parent process does.
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -162,6 +172,18 @@ pub struct GenerateFlags {
     /// The same seed gives the same text
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
     pub seed: u64,
+}
+
+/// What `everstep leash` takes: nothing that a user would type.
+#[derive(Args, Clone, Debug)]
+pub struct LeashFlags {
+    /// The parent process.
+    pub parent: i32,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
 }
 
 /// What `everstep chaos` does.

@@ -16,7 +16,6 @@ mod naming;
 mod operator;
 mod process;
 mod progress;
-mod protection;
 mod report;
 mod view;
 mod workers;
@@ -24,6 +23,7 @@ mod workers;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
@@ -32,12 +32,11 @@ pub use error::ClusterError;
 pub(crate) use naming::Naming;
 pub(crate) use operator::Operator;
 pub use progress::Progress;
-pub use protection::{Lapse, Protection};
 pub(crate) use report::generations;
-pub use report::{GenerationReport, LapseReport, Losses, Report, RollbackReport, WorkerReport};
+pub use report::{LapseReport, Losses, Report, RollbackReport, WorkerReport};
 
 use coordinator::Coordinator;
-use process::Process;
+use process::{Daemons, Process};
 use progress::Lines;
 use workers::Workers;
 
@@ -51,6 +50,10 @@ pub struct Options {
     pub wait: Duration,
     /// Start a new worker for every one that dies once the run has begun.
     pub respawn: bool,
+    /// Start the processes as one would by hand, each on a machine of its own: nobody looks after
+    /// them, and the coordinator is not told when one ends: to measure what a cluster notices by
+    /// itself. On Linux only, where they end with this process all the same, however it ends.
+    pub by_hand: bool,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
     /// The executable of the daemons; by default that of this process.
@@ -64,6 +67,7 @@ impl Options {
             workers,
             wait: Duration::from_secs(600),
             respawn: false,
+            by_hand: false,
             overlap: true,
             program: None,
         }
@@ -134,11 +138,12 @@ impl Cluster {
     pub async fn start(directory: Directory, options: &Options) -> Result<Self, ClusterError> {
         let began = Instant::now();
         let program = options.program.clone().map_or_else(executable, Ok)?;
-        let coordinator = Coordinator::found(&directory, program.clone()).await?;
+        let daemons = Daemons { program, by_hand: options.by_hand };
+        let coordinator = Coordinator::found(&directory, daemons.clone()).await?;
         directory.copy_token(coordinator.home())?;
         let address = coordinator.address();
-        let workers = Workers::start(&directory, address, &program, options).await?;
-        let join = join::command(&program, &directory, address);
+        let join = join::command(&daemons.program, &directory, address);
+        let workers = Workers::start(&directory, address, daemons, options).await?;
         let mut cluster = Self {
             directory,
             coordinator,

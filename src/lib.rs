@@ -80,6 +80,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Bench(bench) => bench::run(&bench, &registry),
         Verb::Chaos(chaos) => chaos::run(&chaos),
         Verb::Demo(flags) => demo::run(&flags, &registry),
+        Verb::Leash(flags) => supervision::leash(&flags),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::output::say;
 mod story;
 mod waiting;
 
-pub(crate) use story::{lacking, sentence};
+pub(crate) use story::{apart, lacking, sentence};
 pub(crate) use waiting::Waiting;
 
 /// Shows a run's progress: a bar on a terminal, plain lines elsewhere.

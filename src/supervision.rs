@@ -3,10 +3,14 @@
 //! The parent keeps the write end of the process's stdin open and never writes to it: when the
 //! parent dies, the read ends. Linux kills the process besides, even one that is stopped; there the
 //! parent must start it from a thread that lives as long as itself.
+//!
+//! A process that must not know of a parent is put on a leash: the kernel alone holds it.
 
 use std::io::Read;
 use std::process;
 use std::thread;
+
+use crate::cli::LeashFlags;
 
 use crate::failure::{Exit, Failure};
 
@@ -17,6 +21,31 @@ pub(crate) fn start() -> Result<(), Failure> {
         .map_err(refused)?;
     thread::Builder::new().name("parent".into()).spawn(await_parent).map_err(refused)?;
     Ok(())
+}
+
+/// Becomes the program of `flags`, which ends when the parent process does, and need not know.
+#[cfg(target_os = "linux")]
+pub(crate) fn leash(flags: &LeashFlags) -> Result<(), Failure> {
+    use std::os::unix::process::CommandExt;
+
+    use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+    let failed = |why: std::io::Error| {
+        let place = flags.program.display();
+        Failure::new(Exit::Failed, "the program cannot be started").at(place).because(why)
+    };
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
+    // A parent that ended before that is not noticed any more.
+    if Pid::as_raw(getppid()) != flags.parent {
+        return Err(failed(std::io::Error::other("the parent process is gone")));
+    }
+    Err(failed(process::Command::new(&flags.program).args(&flags.arguments).exec()))
+}
+
+/// Becomes the program of `flags`, which ends when the parent process does, and need not know.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn leash(_: &LeashFlags) -> Result<(), Failure> {
+    Err(Failure::new(Exit::Failed, "only Linux ends a process with a parent that it does not know"))
 }
 
 fn await_parent() {

@@ -38,7 +38,11 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         file.write(&report)?;
     }
     output::print(progress::summary(&resolved.run, &report, &home))?;
-    match sample(&resolved.run, &home.join("model.safetensors"), &text, registry) {
+    let model = home.join("model.safetensors");
+    if !model.is_file() {
+        return Err(without_model(&model, &report));
+    }
+    match sample(&resolved.run, &model, &text, registry) {
         Some(sample) => output::print(sample),
         None => Ok(()),
     }
@@ -107,6 +111,21 @@ fn train(
     let mut report = report?;
     report.loss.bigram = text.bigram(run)?;
     Ok(report)
+}
+
+/// A run that has all that was promised but a model where its user will look for it.
+fn without_model(model: &Path, report: &Report) -> Failure {
+    Failure::new(Exit::Failed, "the run is complete, but its model is not in its directory")
+        .at(model.display())
+        .because(format!(
+            "the worker of rank 0 was started by hand, and writes the model to its own --dir, if \
+             it has one; the state hash is {}",
+            report.state_hash
+        ))
+        .next(
+            "look in that worker's --dir; the next time start workers with --join @DIR/join.token, \
+             DIR being the run's directory, or with --dir",
+        )
 }
 
 /// Continues some held-out text with what was trained, if that is what the model does.

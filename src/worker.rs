@@ -4,12 +4,14 @@
 //! run is over, or until it has left: after SIGTERM it hands over what only it holds.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
 use std::sync::Arc;
 
 use everstep_worker::daemon::{self, Ended, Options, Ready, WorkerError};
 use everstep_worker::registry::Registry;
 
 use crate::cli::WorkerFlags;
+use crate::cluster::Directory;
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision};
 
@@ -25,7 +27,8 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         coordinators: coordinators?,
         token: token(&flags.join)?,
         listen: flags.listen,
-        dir: flags.dir,
+        zone: flags.zone,
+        dir: flags.dir.or_else(|| token_file(&flags.join).and_then(Directory::around)),
         overlap: !flags.no_overlap,
     };
     let ready = |ready: &Ready| {
@@ -51,7 +54,7 @@ fn advice(error: &WorkerError) -> (Exit, &'static str) {
         WorkerError::Token(_) => {
             (Exit::Usage, "pass --join @DIR/join.token with the directory of a run")
         }
-        WorkerError::Enrol(_) | WorkerError::Connect(_) => {
+        WorkerError::Enrol(_) => {
             (Exit::Failed, "check the addresses, the token, and that a coordinator runs there")
         }
         WorkerError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
@@ -73,12 +76,16 @@ fn address(name: &str) -> Result<SocketAddr, Failure> {
 
 /// The join token itself; `@FILE` names a file that holds it.
 fn token(join: &str) -> Result<String, Failure> {
-    let Some(path) = join.strip_prefix('@') else { return Ok(join.to_string()) };
+    let Some(path) = token_file(join) else { return Ok(join.to_string()) };
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::new(Exit::Usage, "the join token cannot be read")
-            .at(path)
+            .at(path.display())
             .because(error)
             .next("pass --join @DIR/join.token with the directory of a run")
     })?;
     Ok(text.trim().to_string())
+}
+
+fn token_file(join: &str) -> Option<&Path> {
+    join.strip_prefix('@').map(Path::new)
 }

@@ -309,6 +309,7 @@ fn what_cannot_be_used_exits_2_and_names_it() {
         (&["worker"], "--coordinators"),
         (&["worker", "--coordinators", "127.0.0.1", "--join", "x"], "HOST:PORT"),
         (&["worker", "--coordinators", "127.0.0.1:1", "--join", "@no/such"], "no/such"),
+        (&["worker", "--coordinators", "h:1", "--join", "x", "--zone", " a"], "1 to 64 printable"),
         (&["generate", "--model", "m", "--prompt", "x", "--temperature", "-1"], "--temperature"),
         (&["generate", "--model", "no/such", "--prompt", "x"], "no/such"),
         (&["train", "--data", ""], "data.path is empty"),

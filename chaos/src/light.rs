@@ -109,6 +109,8 @@ pub struct Report {
     pub record_bytes: u64,
     /// The largest answer to the operator, bytes.
     pub update_bytes: u64,
+    /// All answers to the operator together, bytes.
+    pub told_bytes: u64,
     /// BLAKE3 of all that happened, in order: equal for equal histories.
     pub digest: [u8; 32],
 }

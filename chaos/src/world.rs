@@ -320,6 +320,7 @@ impl World {
             (_, Node::Coordinator) => {
                 if let Node::Worker(place) = from {
                     self.course.heard(self.now, place);
+                    self.coordinator.hears(self.now, place);
                 }
                 let link = self.links.number(to, from).unwrap_or_default();
                 let from = coordination::LinkId(link);

@@ -17,7 +17,7 @@ mod share;
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{DataShard, Ownership, Record, WorkerId};
+use everstep_transport::protocol::{DataShard, Ownership, Record, WorkerId, Zone};
 
 /// How much there is to assign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +35,8 @@ pub struct Demand {
 pub struct Candidate {
     /// Its id.
     pub worker: WorkerId,
-    /// What it fails together with: a rack, a host, a cloud's zone. None if it did not say.
-    pub zone: Option<String>,
+    /// What it may fail together with; none if it did not say.
+    pub zone: Option<Zone>,
 }
 
 /// Who does what in a generation.

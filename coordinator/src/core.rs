@@ -44,6 +44,8 @@ use self::links::{Links, Phase};
 use self::operators::Requests;
 use self::partition::Partition;
 use self::silence::Silence;
+use self::view::Watchers;
+pub use self::view::{ClusterView, End};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 use crate::state::{Command, Entry, State, Verdict};
@@ -157,6 +159,7 @@ pub struct Core {
     /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
     requests: Requests,
+    watchers: Watchers,
     effects: VecDeque<Effect>,
     ignored: u64,
     #[cfg(feature = "planted")]
@@ -196,6 +199,7 @@ impl Core {
             lines: Lines::default(),
             results: BTreeMap::new(),
             requests: Requests::default(),
+            watchers: Watchers::default(),
             effects: VecDeque::new(),
             ignored: 0,
             #[cfg(feature = "planted")]

@@ -10,6 +10,9 @@
 //! written ends it: what it cannot keep, it must not promise.
 
 mod actor;
+mod asked;
+#[cfg(feature = "failpoints")]
+pub mod failpoint;
 mod files;
 mod journal;
 mod resume;
@@ -18,16 +21,19 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use actix::{Actor, Addr, Arbiter, AsyncContext, MailboxError};
-use everstep_transport::identity::{Enrolment, IdentityError, TokenError};
+use everstep_transport::identity::{Enrolment, IdentityError, Role, Terms, TokenError};
 use everstep_transport::quic::{BindError, Endpoint, Link, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use self::actor::{Arrival, Coordinator, Happening, Tick};
+pub(crate) use self::actor::Coordinator;
+use self::actor::{Arrival, Happening, Tick};
+pub(crate) use self::asked::{Ask, Known, Petition};
 use self::files::Cluster;
 pub use self::journal::JournalError;
 use crate::core::{Input, LinkId, TICK};
+use crate::http::{self, Api, HttpError};
 use crate::log::LogError;
 
 /// While so many entries wait for the disk, peers' messages wait too: they would bring more.
@@ -36,13 +42,25 @@ const MAX_BACKLOG: usize = 4096;
 /// How to run a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where its files are: `authority/`, `join.token`, `operator/`, `log.redb`, `metrics.log`.
+    /// Where its files are: `authority/`, `join.token`, `api.token`, `operator/`, `log.redb`,
+    /// `metrics.log`.
     pub dir: PathBuf,
     /// Where to listen; port 0 for any free port. A coordinator that is started again is found by
     /// its workers where it was.
     pub listen: SocketAddr,
     /// Make a new cluster in `dir`, instead of going on with the one that is there.
     pub bootstrap: bool,
+    /// Where its HTTP API is, if it has one.
+    pub http: Option<http::Options>,
+}
+
+/// Where a coordinator listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// For workers and operators.
+    pub links: SocketAddr,
+    /// For HTTP.
+    pub api: Option<SocketAddr>,
 }
 
 /// Why a coordinator does not run.
@@ -82,30 +100,43 @@ pub enum CoordinatorError {
     /// The address could not be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// There can be no HTTP API as it was asked for.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// SIGTERM and SIGINT could not be waited for.
     #[error("signals cannot be received: {0}")]
     Signals(std::io::Error),
     /// The actor is gone: it met a broken invariant, which its log tells.
     #[error("the coordinator stopped at a broken invariant; its log says which")]
     Broken,
+    /// The failpoints cannot be set.
+    #[cfg(feature = "failpoints")]
+    #[error(transparent)]
+    Failpoints(#[from] failpoint::FailpointError),
 }
 
-/// Runs a coordinator until SIGTERM or SIGINT, or until its disk fails; blocks. `ready` is told the
-/// address once workers can join.
+/// Runs a coordinator until SIGTERM or SIGINT, or until its disk fails; blocks. `ready` is told
+/// where it listens once workers can join.
 ///
 /// # Errors
 /// [`CoordinatorError`], in words for the user.
-pub fn run(options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), CoordinatorError> {
+pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<(), CoordinatorError> {
+    #[cfg(feature = "failpoints")]
+    failpoint::arm()?;
+    let Options { dir, listen, bootstrap, http } = options;
+    http.iter().try_for_each(http::Options::check)?;
     let cluster =
-        if options.bootstrap { Cluster::create(options.dir) } else { Cluster::load(options.dir) }?;
+        if bootstrap { Cluster::create(dir.clone()) } else { Cluster::load(dir.clone()) }?;
     // First of all: of two coordinators in one directory, the second comes no further.
     let resumed = resume::resume(&cluster)?;
     let credentials = cluster.renew_credentials()?;
     let system = actix::System::new();
     system.block_on(async {
-        let settings = Settings::for_address(options.listen.ip());
-        let enrolment = Enrolment::new(cluster.authority.into(), vec![cluster.token.accepted()]);
-        let endpoint = Endpoint::bind(options.listen, &credentials, settings, Some(enrolment))?;
+        let settings = Settings::for_address(listen.ip());
+        let workers = cluster.token.accepted(Terms::unlimited(Role::Worker));
+        let enrolment = Enrolment::new(cluster.authority.into(), vec![workers]);
+        let endpoint = Endpoint::bind(listen, &credentials, settings, Some(enrolment))?;
+        let api = http.map(|http| Api::open(&http, &dir)).transpose()?;
         let stop = Signals::install()?;
         // An arbiter of its own: handshakes never make heartbeats wait.
         let arbiter = Arbiter::new();
@@ -113,8 +144,18 @@ pub fn run(options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), Coord
         let coordinator = Coordinator::start_in_arbiter(&arbiter.handle(), |context| {
             Coordinator::new(resumed, count, context.address())
         });
-        ready(endpoint.local_address());
-        let served = serve(&endpoint, Desk { coordinator, backlog }, stop).await;
+        let links = endpoint.local_address();
+        let addresses = Addresses { links, api: api.as_ref().map(Api::address) };
+        let served = async {
+            let api = api.map(|api| api.serve(coordinator.clone(), links)).transpose()?;
+            ready(addresses);
+            let served = serve(&endpoint, Desk { coordinator, backlog }, stop).await;
+            if let Some(api) = api {
+                api.stop(true).await;
+            }
+            served
+        }
+        .await;
         endpoint.close("the coordinator stops").await;
         arbiter.stop();
         arbiter.join().map_err(|_| CoordinatorError::Broken)?;

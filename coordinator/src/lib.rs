@@ -3,15 +3,19 @@
 //! [`state`] is the replicated state machine: a log of entries in, the cluster's history out.
 //! `assign` says who computes which data shards and owns which parameter shards. [`core`] is a
 //! coordinator as a plain state machine over both: messages in, messages and proposals out.
-//! [`log`] keeps what was agreed, on a disk. [`daemon`] is the shell that gives the core a clock,
-//! sockets and files.
+//! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk.
+//! [`daemon`] is the shell that gives the core a clock, sockets and files. [`history`] sums up what
+//! happened, and [`http`] tells it to whoever asks.
 //!
 //! It does not know how a step is computed: it reads neither tensors nor votes.
 
 mod assign;
 pub mod core;
 pub mod daemon;
+pub mod history;
+pub mod http;
 pub mod log;
 #[cfg(feature = "planted")]
 pub mod plant;
+pub mod raft;
 pub mod state;

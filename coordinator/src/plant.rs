@@ -18,6 +18,8 @@ pub enum Plant {
     ListNonHolder,
     /// A shard that nobody who answered holds makes the run go back at once.
     HastyRollback,
+    /// Silence counts as death a second too early.
+    ImpatientRollback,
     /// A backup that is promoted is listed alone, whoever else holds its shard.
     LoseTheBackup,
     /// A generation is recorded whoever led when it was proposed.

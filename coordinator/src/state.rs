@@ -11,7 +11,7 @@ mod entry;
 mod fingerprint;
 mod generation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
@@ -69,6 +69,11 @@ impl Standing {
     }
 }
 
+/// So many workers that are gone are still told of: the newest. In a long run they are many, and
+/// nothing depends on them: ids are never given twice, and who says to have one that is unknown is
+/// answered as if it were lost.
+const REMEMBERED: usize = 64;
+
 /// Everything that the log says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
@@ -77,9 +82,13 @@ pub struct State {
     foundation: Option<Foundation>,
     bitwise: bool,
     workers: BTreeMap<WorkerId, Worker>,
-    /// The newest registration of each node.
+    /// Those of them that are gone, in the order in which they went.
+    gone: VecDeque<WorkerId>,
+    /// The newest registration of each node, unless that worker is gone.
     nodes: BTreeMap<NodeName, WorkerId>,
     record: Option<Record>,
+    /// Pairs of members that were told of, since they cannot reach each other.
+    unreachable: BTreeSet<(WorkerId, WorkerId)>,
     /// Since when the generations are such that start no step, milliseconds of Unix time.
     waiting_since: Option<u64>,
     outcome: Outcome,
@@ -97,8 +106,10 @@ impl Default for State {
             foundation: None,
             bitwise: true,
             workers: BTreeMap::new(),
+            gone: VecDeque::new(),
             nodes: BTreeMap::new(),
             record: None,
+            unreachable: BTreeSet::new(),
             waiting_since: None,
             outcome: Outcome::Running,
             events: Vec::new(),
@@ -161,7 +172,7 @@ impl State {
         self.waiting_since
     }
 
-    /// The registered workers, by id, and members that are gone.
+    /// The registered workers, by id, and the newest of those that are gone.
     pub fn workers(&self) -> &BTreeMap<WorkerId, Worker> {
         &self.workers
     }
@@ -176,8 +187,7 @@ impl State {
 
     /// The newest worker of a node, if it is there.
     pub fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
-        let worker = *self.nodes.get(name)?;
-        self.workers.get(&worker).filter(|known| known.standing.is_present()).map(|_| worker)
+        self.nodes.get(name).copied()
     }
 
     /// How many parameter shards every worker of the run sees, once one has registered.
@@ -261,30 +271,59 @@ impl State {
                 "worker {worker} is a member; only a generation can do without it"
             ));
         }
+        self.vacate(worker);
         self.workers.remove(&worker);
-        let (reason, detect_ms) = (why.to_string(), 0);
-        self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms });
+        let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
+        self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
         Ok(Verdict::Accepted)
     }
 
     /// A member leaves with a generation, any other worker at once.
     fn drain(&mut self, unix_ms: u64, worker: WorkerId) -> Result<Verdict, String> {
         let member = self.is_member(worker);
-        let known = self.known(worker)?;
-        if known.standing == Standing::Leaving {
+        if self.known(worker)?.standing == Standing::Leaving {
             return Ok(Verdict::Accepted);
         }
-        known.standing = if member { Standing::Leaving } else { Standing::Left };
         self.note(unix_ms, EventKind::Draining { worker });
-        if !member {
+        if member {
+            self.stand(worker, Standing::Leaving);
+        } else {
+            self.depart(worker, Standing::Left);
             self.note(unix_ms, EventKind::Left { worker });
         }
         Ok(Verdict::Accepted)
     }
 
+    /// A worker is gone, and told of until enough others are.
+    fn depart(&mut self, worker: WorkerId, standing: Standing) {
+        self.stand(worker, standing);
+        self.vacate(worker);
+        self.gone.push_back(worker);
+        if self.gone.len() > REMEMBERED
+            && let Some(oldest) = self.gone.pop_front()
+        {
+            self.workers.remove(&oldest);
+        }
+    }
+
+    /// A worker is gone from its node, where there may be a newer one by now.
+    fn vacate(&mut self, worker: WorkerId) {
+        if let Some(known) = self.workers.get(&worker)
+            && self.nodes.get(&known.name) == Some(&worker)
+        {
+            self.nodes.remove(&known.name);
+        }
+    }
+
+    fn stand(&mut self, worker: WorkerId, standing: Standing) {
+        if let Some(known) = self.workers.get_mut(&worker) {
+            known.standing = standing;
+        }
+    }
+
     /// A worker that is there.
-    fn known(&mut self, worker: WorkerId) -> Result<&mut Worker, String> {
-        match self.workers.get_mut(&worker) {
+    fn known(&self, worker: WorkerId) -> Result<&Worker, String> {
+        match self.workers.get(&worker) {
             Some(known) if known.standing.is_present() => Ok(known),
             Some(_) => Err(format!("worker {worker} is gone")),
             None => Err(format!("worker {worker} is not registered")),

@@ -6,13 +6,15 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use everstep_coordinator::daemon::{Options, run};
+use everstep_coordinator::http;
 
 #[test]
 fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
     let dir = tempfile::tempdir().expect("a directory");
     for bootstrap in [true, false] {
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
-        let options = Options { dir: dir.path().to_path_buf(), listen, bootstrap };
+        let http = Some(http::Options { listen, token: None });
+        let options = Options { dir: dir.path().to_path_buf(), listen, bootstrap, http };
         let (tell, told) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         std::thread::spawn(move || {

@@ -76,6 +76,10 @@ pub struct KillsFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_KILLS", default_value_t = 500,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub kills: u32,
+    /// Start coordinator and workers as one would by hand: nobody tells the coordinator that a
+    /// process has ended, so it is measured what the cluster notices by itself (Linux)
+    #[arg(long, env = "EVERSTEP_BY_HAND", value_parser = BoolishValueParser::new())]
+    pub by_hand: bool,
     /// The cluster.
     #[command(flatten)]
     pub churn: ChurnFlags,

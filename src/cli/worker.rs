@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use everstep_transport::protocol::Zone;
 
 /// `everstep worker`, with flags or with a task.
 #[derive(Clone, Debug)]
@@ -40,7 +41,12 @@ pub struct WorkerFlags {
     /// The address that other workers reach it at (UDP); port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Where it writes the trained model, if it is asked to
+    /// What its machine may fail together with (a rack, a host, a cloud's zone): 1 to 64 printable
+    /// characters; copies of the same parameters are kept in different zones where that can be
+    #[arg(long, value_name = "LABEL", env = "EVERSTEP_ZONE", value_parser = zone)]
+    pub zone: Option<Zone>,
+    /// Where it writes the trained model, if it is asked to [default: the run's directory, if the
+    /// token is read from there]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
     /// Compute first and send afterwards: measures what sending meanwhile saves.
@@ -73,6 +79,11 @@ pub struct DrainFlags {
     /// Print what was done as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
+}
+
+fn zone(label: &str) -> Result<Zone, String> {
+    let refused = || "a zone has 1 to 64 printable characters, and no space at either end".into();
+    Zone::parse(label).ok_or_else(refused)
 }
 
 // By hand, since what a derive makes of flags beside a task asks for the flags' values even where

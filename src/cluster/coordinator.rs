@@ -15,14 +15,14 @@ use super::Directory;
 use super::error::ClusterError;
 use super::naming::Naming;
 use super::operator::Operator;
-use super::process::{End, Process};
+use super::process::{Daemons, End, Process};
 
 /// The coordinator of a local cluster.
 pub(super) struct Coordinator {
     process: Process,
     operator: Operator,
     home: PathBuf,
-    program: PathBuf,
+    daemons: Daemons,
     /// When its process or the link broke, lately.
     breaks: Vec<Instant>,
     restarts: u32,
@@ -41,12 +41,12 @@ impl Coordinator {
     /// Starts one that founds a cluster.
     pub(super) async fn found(
         directory: &Directory,
-        program: PathBuf,
+        daemons: Daemons,
     ) -> Result<Self, ClusterError> {
         let home = directory.path().join("coordinator-1");
-        let process = Process::coordinator(directory, &program, &home, None).await?;
+        let process = Process::coordinator(directory, &daemons, &home, None).await?;
         let operator = Operator::connect(&home, process.address()).await?;
-        Ok(Self { process, operator, home, program, breaks: Vec::new(), restarts: 0 })
+        Ok(Self { process, operator, home, daemons, breaks: Vec::new(), restarts: 0 })
     }
 
     /// Where it keeps its files.
@@ -57,6 +57,11 @@ impl Coordinator {
     /// Where it listens, all its life.
     pub(super) fn address(&self) -> SocketAddr {
         self.process.address()
+    }
+
+    /// Where its HTTP API is.
+    pub(super) fn api(&self) -> Option<&str> {
+        self.process.api()
     }
 
     /// What it is called.
@@ -74,9 +79,11 @@ impl Coordinator {
         self.operator.submit(run);
     }
 
-    /// Says that a worker's process has ended.
+    /// Says that a worker's process has ended; where nobody looks after them, nobody says so.
     pub(super) fn exited(&self, name: NodeName, how: String) {
-        self.operator.exited(name, how);
+        if !self.daemons.by_hand {
+            self.operator.exited(name, how);
+        }
     }
 
     /// Asks it to let a worker go.
@@ -158,10 +165,13 @@ impl Coordinator {
         directory: &Directory,
         address: SocketAddr,
     ) -> Result<(), ClusterError> {
-        self.process =
-            Process::coordinator(directory, &self.program, &self.home, Some(address)).await?;
+        let before = Some(&self.process);
+        self.process = Process::coordinator(directory, &self.daemons, &self.home, before).await?;
         // The credentials were made anew with the process.
-        self.operator = Operator::connect(&self.home, address).await?;
+        self.operator = tokio::select! {
+            operator = Operator::connect(&self.home, address) => operator?,
+            end = ended(&mut self.process) => return Err(self.process.failure(end)),
+        };
         Ok(())
     }
 }

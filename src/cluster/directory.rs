@@ -65,6 +65,12 @@ impl Directory {
         &self.path
     }
 
+    /// The directory of the run that this file lies in, if it lies in one.
+    pub(crate) fn around(file: &Path) -> Option<PathBuf> {
+        let folder = file.parent()?;
+        folder.join(RUN).is_file().then(|| folder.to_path_buf())
+    }
+
     /// The log of the process with this label.
     pub(super) fn log(&self, label: &str) -> PathBuf {
         self.path.join("logs").join(format!("{label}.log"))

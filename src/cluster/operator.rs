@@ -1,11 +1,12 @@
 //! An operator's link to the coordinator: submits a run, asks what is new, lets a worker go.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, Role};
-use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::outcome::{Update, WorkerView};
 use everstep_transport::protocol::{Message, NodeName, RunSpec, Step, WorkerId};
 use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
 
@@ -15,6 +16,8 @@ use super::error::ClusterError;
 pub(crate) struct Operator {
     endpoint: Endpoint,
     link: Link,
+    /// As answers on this link have told of them: each tells what has changed.
+    workers: BTreeMap<WorkerId, WorkerView>,
 }
 
 /// How long the coordinator may take to answer.
@@ -29,7 +32,7 @@ impl Operator {
         let endpoint = Endpoint::bind(listen, &credentials, settings, None).map_err(failed)?;
         let expected = Expected::Role(Role::Coordinator);
         let link = endpoint.connect(address, &expected).await.map_err(failed)?;
-        Ok(Self { endpoint, link })
+        Ok(Self { endpoint, link, workers: BTreeMap::new() })
     }
 
     /// Submits a run.
@@ -42,10 +45,16 @@ impl Operator {
         self.tell(Message::Exited { name, how });
     }
 
-    /// What is new since this step's line and this event.
-    pub(crate) async fn watch(&self, step: Step, event: u64) -> Result<Update, ClusterError> {
+    /// What is new since this step's line and this event; and all workers.
+    pub(crate) async fn watch(&mut self, step: Step, event: u64) -> Result<Update, ClusterError> {
         match self.ask(Message::Watch { step, event }).await? {
-            Message::Update(update) => Ok(update),
+            Message::Update(mut update) => {
+                let changed = std::mem::take(&mut update.workers);
+                self.workers.extend(changed.into_iter().map(|view| (view.worker, view)));
+                update.forgotten.iter().for_each(|worker| drop(self.workers.remove(worker)));
+                update.workers = self.workers.values().cloned().collect();
+                Ok(update)
+            }
             other => Err(unexpected(&other)),
         }
     }

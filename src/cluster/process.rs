@@ -26,6 +26,7 @@ pub struct Process {
     naming: Naming,
     log: PathBuf,
     address: SocketAddr,
+    api: Option<String>,
     began: Instant,
 }
 
@@ -47,6 +48,15 @@ pub struct Starting {
     began: Instant,
 }
 
+/// The program that daemons run, and who looks after their processes.
+#[derive(Clone, Debug)]
+pub struct Daemons {
+    /// The executable.
+    pub program: PathBuf,
+    /// Nobody looks after them: see [`super::Options::by_hand`].
+    pub by_hand: bool,
+}
+
 /// What starts a worker's process.
 pub struct WorkerStart<'a> {
     /// Which worker of this launcher, from 1.
@@ -55,8 +65,8 @@ pub struct WorkerStart<'a> {
     pub coordinator: SocketAddr,
     /// Overlap communication with compute.
     pub overlap: bool,
-    /// The executable.
-    pub program: &'a Path,
+    /// What all daemons have in common.
+    pub daemons: &'a Daemons,
     /// Variables for it alone.
     pub environment: &'a [(&'a str, &'a str)],
 }
@@ -89,6 +99,8 @@ struct Ready {
     #[serde(default = "coordinator")]
     name: String,
     address: SocketAddr,
+    /// A coordinator's HTTP API.
+    api: Option<String>,
 }
 
 /// The one coordinator does not say its name.
@@ -107,20 +119,22 @@ const TAIL: u64 = 2048;
 
 impl Process {
     /// Starts a coordinator in `home`: one that founds a cluster there and listens anywhere, or one
-    /// that goes on with that cluster at the address that is known already.
+    /// that goes on with that cluster where the one before it listened.
     pub async fn coordinator(
         directory: &Directory,
-        program: &Path,
+        daemons: &Daemons,
         home: &Path,
-        known: Option<SocketAddr>,
+        before: Option<&Self>,
     ) -> Result<Self, ClusterError> {
-        let mut command = Command::new(program);
-        without_own_variables(&mut command);
-        command.args(["coordinator", "--supervised", "--dir"]).arg(home);
-        match known {
+        let mut command = daemons.command("coordinator");
+        command.arg("--dir").arg(home);
+        match before {
             None => command.arg("--bootstrap"),
-            Some(address) => command.args(["--listen", &address.to_string()]),
+            Some(before) => command.args(["--listen", &before.address.to_string()]),
         };
+        if let Some(api) = before.and_then(|before| before.api.as_deref()) {
+            command.args(["--http", api.trim_start_matches("http://")]);
+        }
         start(command, directory, "coordinator-1")?.listening().await
     }
 
@@ -129,15 +143,13 @@ impl Process {
         directory: &Directory,
         worker: &WorkerStart<'_>,
     ) -> Result<Starting, ClusterError> {
-        let mut command = Command::new(worker.program);
-        let coordinator = worker.coordinator.to_string();
-        command.args(["worker", "--supervised", "--coordinators", &coordinator]);
+        let mut command = worker.daemons.command("worker");
+        command.args(["--coordinators", &worker.coordinator.to_string()]);
         command.arg("--join").arg(format!("@{}", directory.path().join("join.token").display()));
         command.arg("--dir").arg(directory.path());
         if !worker.overlap {
             command.arg("--no-overlap");
         }
-        without_own_variables(&mut command);
         command.envs(worker.environment.iter().copied());
         start(command, directory, &format!("worker-{}", worker.number))
     }
@@ -145,6 +157,11 @@ impl Process {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where its HTTP API is, if it has one.
+    pub fn api(&self) -> Option<&str> {
+        self.api.as_deref()
     }
 
     /// What it is called.
@@ -221,11 +238,11 @@ impl Starting {
 
     fn ready(mut self, line: Option<&str>) -> Result<Process, ClusterError> {
         let ready = line.and_then(|line| serde_json::from_str::<Ready>(line).ok());
-        let named = ready.and_then(|ready| Some((NodeName::parse(&ready.name)?, ready.address)));
-        let Some((name, address)) = named else { return Err(self.failure()) };
+        let named = ready.and_then(|ready| Some((NodeName::parse(&ready.name)?, ready)));
+        let Some((name, Ready { address, api, .. })) = named else { return Err(self.failure()) };
         let Self { child, label, log, began, .. } = self;
         let naming = Naming { label, pid: child.0.id(), name, id: None };
-        Ok(Process { child, naming, log, address, began })
+        Ok(Process { child, naming, log, address, api, began })
     }
 
     fn failure(&mut self) -> ClusterError {
@@ -239,6 +256,20 @@ impl Starting {
         let how = end.map_or("does not listen in time".into(), |end| end.how);
         let process = format!("{} (pid {})", self.label, self.child.0.id());
         ClusterError::Process { process, how, why: tail(&self.log), log: self.log.clone() }
+    }
+}
+
+impl Daemons {
+    /// What starts one with this verb, without its other flags.
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        without_own_variables(&mut command);
+        if self.by_hand {
+            command.args(["leash", &std::process::id().to_string()]).arg(&self.program).arg(verb);
+        } else {
+            command.args([verb, "--supervised"]);
+        }
+        command
     }
 }
 

@@ -8,7 +8,7 @@ use everstep_transport::protocol::outcome::{
 };
 use everstep_transport::protocol::{MetricsLine, Step, WorkerId};
 
-use super::protection::Protection;
+use super::Protection;
 
 /// What is known of a run under way.
 #[derive(Clone, Debug, Default)]
@@ -19,12 +19,14 @@ pub struct Progress {
     pub undone: Vec<MetricsLine>,
     /// All events, in order.
     pub events: Vec<Event>,
-    /// The workers, by id, those that are gone too.
+    /// The workers, by id, and the newest of those that are gone.
     pub workers: Vec<WorkerView>,
     /// The bits of this run are those of any other run of the same specification.
     pub bitwise: bool,
     /// What the run waits for, while it starts no step.
     pub waiting: Option<Waiting>,
+    /// Pairs of members that cannot reach each other, and stop the run.
+    pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// Which parameter shards lack owners, and lacked them.
     pub protection: Protection,
     /// How many workers the launcher started in the place of others.
@@ -70,7 +72,7 @@ impl Progress {
 
     /// Takes an update to heart, of a run that needs `min_workers`.
     pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
-        let Update { lines, events, workers, bitwise, waiting, outcome: _ } = update;
+        let Update { lines, events, workers, bitwise, waiting, unreachable, .. } = update;
         let mut change = Lines::Came(0);
         if events.is_empty() {
             // Lines that come with events may be of a history that one of these events began; they
@@ -92,7 +94,7 @@ impl Progress {
             }
             self.events.push(event);
         }
-        (self.workers, self.bitwise) = (workers, bitwise);
+        (self.workers, self.bitwise, self.unreachable) = (workers, bitwise, unreachable);
         self.waiting = waiting.or_else(|| self.deserted(min_workers));
         change
     }
@@ -126,8 +128,10 @@ mod tests {
             lines: steps.map(line).collect(),
             events: (1..).zip(kinds).map(event).collect(),
             workers: Vec::new(),
+            forgotten: Vec::new(),
             bitwise: true,
             waiting: None,
+            unreachable: Vec::new(),
             outcome: Outcome::Running,
         }
     }

@@ -10,8 +10,7 @@ use everstep_transport::protocol::step::Decision;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use serde::Serialize;
 
-use super::Progress;
-pub use generations::GenerationReport;
+use super::{GenerationReport, Progress};
 pub(crate) use generations::generations;
 
 /// The report of a complete run.

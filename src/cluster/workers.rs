@@ -4,14 +4,13 @@
 //! Whether a worker takes part in the run is not known here: that is the coordinator's to say.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use everstep_transport::protocol::{NodeName, WorkerId};
 
 use super::error::ClusterError;
 use super::naming::Naming;
-use super::process::{End, Process, Starting, WorkerStart};
+use super::process::{Daemons, End, Process, Starting, WorkerStart};
 use super::{Directory, Options};
 
 /// The processes.
@@ -31,7 +30,7 @@ pub(super) struct Workers {
 
 /// How workers are started.
 struct Settings {
-    program: PathBuf,
+    daemons: Daemons,
     coordinator: SocketAddr,
     overlap: bool,
     respawn: bool,
@@ -59,15 +58,11 @@ impl Workers {
     pub(super) async fn start(
         directory: &Directory,
         coordinator: SocketAddr,
-        program: &Path,
+        daemons: Daemons,
         options: &Options,
     ) -> Result<Self, ClusterError> {
-        let settings = Settings {
-            program: program.to_path_buf(),
-            coordinator,
-            overlap: options.overlap,
-            respawn: options.respawn,
-        };
+        let settings =
+            Settings { daemons, coordinator, overlap: options.overlap, respawn: options.respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (started, respawned, young_deaths) = (0, 0, 0);
         let mut workers =
@@ -92,7 +87,7 @@ impl Workers {
             number: self.started,
             coordinator: self.settings.coordinator,
             overlap: self.settings.overlap,
-            program: &self.settings.program,
+            daemons: &self.settings.daemons,
             environment,
         };
         self.starting.push(Process::worker(directory, &worker)?);

@@ -10,7 +10,7 @@ use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{NodeName, Rank, RunSpec, WorkerId};
 
 use crate::cluster::{Cluster, GenerationReport, Naming, Progress, generations};
-use crate::progress::lacking;
+use crate::progress::{apart, lacking};
 
 /// What is shown.
 #[derive(Clone, Debug, Default)]
@@ -150,7 +150,8 @@ fn warnings(progress: &Progress) -> Vec<String> {
         let (members, wanted) = (waiting.members, waiting.wanted);
         format!("waiting: {members} of at least {wanted} workers take part")
     });
-    waiting.into_iter().chain(lacking(progress)).collect()
+    let pairs = progress.unreachable.iter().map(|pair| apart(*pair));
+    waiting.into_iter().chain(pairs).chain(lacking(progress)).collect()
 }
 
 #[cfg(test)]
@@ -168,6 +169,7 @@ mod tests {
             address: "127.0.0.1:1".parse().expect("an address"),
             rank: None,
             data_shards: 0,
+            zone: None,
             state,
         }
     }

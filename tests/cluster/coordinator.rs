@@ -53,9 +53,7 @@ fn a_coordinator_killed_before_the_run_begins_still_begins_it() {
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_workers(2, "waiting");
     cluster.coordinator().signal(Signal::KILL);
-    let address = cluster.coordinator().address.to_string();
-    let token = format!("@{}", run.dir.join("join.token").display());
-    let third = world.start(&["worker", "--coordinators", &address, "--join", &token]);
+    let third = world.join(&run);
     let run = run.complete();
     assert_eq!(third.end().code, Some(0));
     run.assert_survived(12);

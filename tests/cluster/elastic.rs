@@ -1,16 +1,10 @@
 //! Workers come and go as their users like: from another shell, in good order, too few of them.
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::world::{Launched, Program, Signal, World, show, until};
-
-/// A worker that a user starts in another shell.
-fn join(world: &World, run: &Launched) -> Program {
-    let address = run.cluster().expect("a cluster").coordinator().address.to_string();
-    let token = format!("@{}", show(&run.dir.join("join.token")));
-    world.start(&["worker", "--coordinators", &address, "--join", &token])
-}
+use crate::world::{Launched, Program, Run, Signal, World, show, until};
 
 /// `everstep worker drain`.
 fn drain(world: &World, run: &Launched, id: u64, flags: &[&str]) -> Program {
@@ -25,7 +19,7 @@ fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
     let run = world.launch(&["--workers", "2"]);
     run.until_step(3);
     let originals = run.until_whole(2);
-    let guests = [join(&world, &run), join(&world, &run)];
+    let guests = [world.join(&run), world.join(&run)];
     let four = run.until_whole(4);
     let by_hand = four.workers.iter().filter(|worker| worker.pid.is_none()).count();
     assert_eq!(by_hand, 2, "{four:?}");
@@ -47,6 +41,29 @@ fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
     let joined = run.generations("join");
     let joined: usize = joined.iter().map(|g| g["workers"].as_array().unwrap().len()).sum();
     assert_eq!(joined, 2);
+    assert!(run.dir.join("model.safetensors").is_file(), "a guest wrote it");
+}
+
+#[test]
+fn a_run_whose_model_nobody_can_write_is_complete_and_fails_all_the_same() {
+    let world = World::new().with("run.steps", 400).with("run.start_workers", 2);
+    let run = world.launch(&["--workers", "1"]);
+    let address = run.until_workers(1, "waiting").coordinator().address.to_string();
+    // The token alone does not say where the run's directory is.
+    let token = fs::read_to_string(run.dir.join("join.token")).expect("a token");
+    let guest = ["worker", "--coordinators", &address, "--join", token.trim()];
+    let guest = world.start(&guest);
+    let cluster = run.until_step(3);
+    let original = cluster.workers.iter().find(|worker| worker.pid.is_some());
+    original.expect("the launcher's own").signal(Signal::TERM);
+    let ended = run.program.end();
+    assert_eq!((ended.code, guest.end().code), (Some(1), Some(0)), "{ended:?}");
+    let complete = Run::read(run.dir, &run.report, ended.stdout.clone());
+    complete.assert_survived(400);
+    assert_eq!(complete.hash(), world.undisturbed());
+    for words in ["error: the run is complete, but its model is not", complete.hash(), "--dir"] {
+        assert!(ended.block().contains(words), "no \"{words}\" in {ended:?}");
+    }
 }
 
 #[test]
@@ -54,7 +71,7 @@ fn a_worker_that_is_told_to_end_leaves_in_good_order_and_has_no_successor() {
     let world = World::new().with("run.steps", 800);
     let run = world.launch(&["--workers", "2", "--respawn"]);
     run.until_step(3);
-    let guest = join(&world, &run);
+    let guest = world.join(&run);
     run.until_whole(3);
     guest.signal(Signal::TERM);
     assert_eq!(guest.end().code, Some(143));

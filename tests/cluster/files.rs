@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 
 use safetensors::{Dtype, SafeTensors};
@@ -19,6 +21,17 @@ fn assert_has(value: &Value, wanted: &[&str]) {
     assert!(missing.is_empty(), "{missing:?} missing in {value}");
 }
 
+/// What is at this path of an HTTP API.
+fn answer(api: &str, path: &str) -> String {
+    let address = api.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
 #[test]
 fn cluster_json_tells_who_takes_part_while_the_run_is_under_way() {
     let world = World::new().with("run.steps", 1_000_000);
@@ -28,9 +41,13 @@ fn cluster_json_tells_who_takes_part_while_the_run_is_under_way() {
     let cluster: Value = serde_json::from_str(&text).unwrap();
     let coordinator = &cluster["coordinators"][0];
     assert_has(coordinator, &["id", "pid", "address", "api", "leader"]);
-    assert_eq!((&coordinator["leader"], &coordinator["api"]), (&true.into(), &Value::Null));
+    let api = coordinator["api"].as_str().unwrap_or_default();
+    assert!(coordinator["leader"] == true && api.starts_with("http://127.0.0.1:"), "{coordinator}");
+    let status = answer(api, "/api/v1/status");
+    assert!(status.contains("\"world_size\":3"), "{status}");
     let nothing = (&serde_json::json!([]), &Value::Null);
     assert_eq!((&cluster["under_protected"], &cluster["waiting"]), nothing);
+    assert_eq!((&cluster["unreachable"], &cluster["workers"][0]["zone"]), nothing);
     let workers = cluster["workers"].as_array().unwrap();
     for worker in workers {
         assert_has(worker, &["id", "pid", "address", "rank", "state"]);

@@ -3,6 +3,7 @@
 //! Everything here is seen from outside: exit codes, what is printed, and the files of a run.
 //! [`world`] starts programs and waits for what they do; each other file is about one promise.
 
+mod by_hand;
 mod coordinator;
 mod demo;
 mod elastic;

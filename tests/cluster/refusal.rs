@@ -7,7 +7,7 @@ use std::sync::Arc;
 use everstep_worker::builtin;
 use everstep_worker::daemon::{self, Options};
 
-use crate::world::{Ended, Launched, Program, World, show, until};
+use crate::world::{Ended, Launched, World, show, until};
 
 /// The program refused its input: exit code 2, and these words in one block.
 fn assert_refused(ended: &Ended, words: &str) {
@@ -111,13 +111,6 @@ fn half_a_cluster(world: &World) -> Launched {
     run
 }
 
-/// A worker started by hand.
-fn join(world: &World, run: &Launched) -> Program {
-    let address = run.cluster().expect("a cluster").coordinator().address.to_string();
-    let token = format!("@{}", show(&run.dir.join("join.token")));
-    world.start(&["worker", "--coordinators", &address, "--join", &token])
-}
-
 fn refusals(run: &Launched) -> Vec<String> {
     let text = fs::read_to_string(run.dir.join("events.jsonl")).unwrap_or_default();
     text.lines().filter(|line| line.contains("\"refused\"")).map(str::to_string).collect()
@@ -129,7 +122,7 @@ fn a_worker_with_other_data_is_refused_and_one_with_the_same_completes_the_run()
     let run = half_a_cluster(&world);
     let text = fs::read_to_string(world.path("text.txt")).unwrap();
     world.write("text.txt", &text.replacen("worker", "Worker", 1));
-    let refused = join(&world, &run).end();
+    let refused = world.join(&run).end();
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for words in ["differs from worker-", ", which registered first: data ", ", not "] {
         assert!(refused.block().contains(words), "{refused:?}");
@@ -138,7 +131,7 @@ fn a_worker_with_other_data_is_refused_and_one_with_the_same_completes_the_run()
     assert!(told.contains("which registered first: data "), "{told}");
 
     world.write("text.txt", &text);
-    let second = join(&world, &run);
+    let second = world.join(&run);
     let joined = run.complete();
     assert_eq!(second.end().code, Some(0));
     joined.assert_whole(12, 8, 2);
@@ -158,6 +151,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         coordinators: vec![run.cluster().expect("a cluster").coordinator().address],
         token: fs::read_to_string(run.dir.join("join.token")).unwrap().trim().into(),
         listen: "127.0.0.1:0".parse().unwrap(),
+        zone: None,
         dir: None,
         overlap: true,
     };
@@ -184,13 +178,13 @@ fn a_worker_with_the_token_of_another_cluster_is_refused() {
     };
     for (token, code) in [(zeros(1), 1), (zeros(2), 1), (zeros(3), 1), ("secret".into(), 2)] {
         fs::write(run.dir.join("join.token"), &token).unwrap();
-        let refused = join(&world, &run).end();
+        let refused = world.join(&run).end();
         assert_eq!(refused.code, Some(code), "{refused:?}");
         assert!(refused.block().contains("token"), "{refused:?}");
     }
     fs::write(run.dir.join("join.token"), ours).unwrap();
     assert_eq!(refusals(&run), [""; 0], "they were never let in");
-    let second = join(&world, &run);
+    let second = world.join(&run);
     run.complete();
     assert_eq!(second.end().code, Some(0));
 }

@@ -75,9 +75,14 @@ impl World {
         path
     }
 
-    /// Starts the program in the folder, with nothing of the caller's configuration in its
-    /// environment.
+    /// Starts the program in the folder.
     pub fn start(&self, arguments: &[&str]) -> Program {
+        Program::start(self.command(arguments))
+    }
+
+    /// What starts the program in the folder, with nothing of the caller's configuration in its
+    /// environment.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("EVERSTEP_") {
@@ -85,7 +90,14 @@ impl World {
             }
         }
         command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        Program::start(command)
+        command
+    }
+
+    /// A worker that a user starts in another shell.
+    pub fn join(&self, run: &Launched) -> Program {
+        let address = run.cluster().expect("a cluster").coordinator().address.to_string();
+        let token = format!("@{}", show(&run.dir.join("join.token")));
+        self.start(&["worker", "--coordinators", &address, "--join", &token])
     }
 
     /// Starts `everstep train` with the configuration, in a new directory.

@@ -11,11 +11,12 @@ pub struct Manifest {
 }
 
 /// Each crate with those that it may use.
-const ALLOWED: [(&str, &[&str]); 6] = [
+const ALLOWED: [(&str, &[&str]); 7] = [
     ("everstep-transport", &[]),
     ("everstep-kernels", &[]),
-    ("everstep-coordinator", &["everstep-transport"]),
-    ("everstep-worker", &["everstep-transport", "everstep-kernels"]),
+    ("everstep-failpoint", &[]),
+    ("everstep-coordinator", &["everstep-transport", "everstep-failpoint"]),
+    ("everstep-worker", &["everstep-transport", "everstep-kernels", "everstep-failpoint"]),
     (
         "everstep-chaos",
         &["everstep-transport", "everstep-kernels", "everstep-coordinator", "everstep-worker"],

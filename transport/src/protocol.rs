@@ -15,7 +15,7 @@ pub mod step;
 
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use generation::{Cause, Member, Ownership, Record};
-pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
+pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 pub use message::Message;
 pub use run::RunSpec;
 pub use step::{Commit, Decision, MetricsLine, Prepared};

@@ -30,10 +30,8 @@ use std::time::{Duration, Instant, SystemTime};
 use actix::{Actor, Addr};
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Credentials, JoinToken, Role, TokenError};
-use everstep_transport::protocol::NodeName;
-use everstep_transport::quic::{
-    BindError, ConnectError, Endpoint, EnrolError, Expected, Link, Settings, enrol,
-};
+use everstep_transport::protocol::{NodeName, Zone};
+use everstep_transport::quic::{BindError, ConnectError, Endpoint, EnrolError, Settings, enrol};
 
 use crate::device::build::Place;
 use crate::registry::Registry;
@@ -54,6 +52,8 @@ pub struct Options {
     pub token: String,
     /// Where to listen for other workers; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// What this machine may fail together with: copies of one parameter shard are kept apart.
+    pub zone: Option<Zone>,
     /// Where the model goes at the end, if this worker is asked to write it.
     pub dir: Option<PathBuf>,
     /// Overlap communication with compute. Off only to measure what that saves.
@@ -93,9 +93,6 @@ pub enum WorkerError {
     /// The address is one that no other worker could call.
     #[error("cannot listen on {0}: other workers must be able to call the address; name one")]
     Unspecified(SocketAddr),
-    /// No coordinator could be reached.
-    #[error("no coordinator can be reached: {0}")]
-    Connect(#[from] ConnectError),
     /// The coordinator refused the worker.
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
@@ -143,24 +140,21 @@ async fn work(
     }
     let token: JoinToken = options.token.parse()?;
     let began = Instant::now();
-    let (credentials, coordinator) = enrol_anywhere(&options.coordinators, &token).await?;
+    let credentials = enrol_anywhere(&options.coordinators, &token).await?;
     let name = credentials.identity().name.clone();
     let settings = Settings::for_address(options.listen.ip());
     let endpoint = Arc::new(Endpoint::bind(options.listen, &credentials, settings, None)?);
     let address = endpoint.local_address();
     ready(&Ready { name: name.clone(), address });
-    let expected = Expected::Role(Role::Coordinator);
-    let link = endpoint.connect(coordinator, &expected).await?;
-    tracing::info!(%name, %address, %coordinator, "joined");
+    tracing::info!(%name, %address, "admitted");
 
-    let (dir, overlap) = (options.dir, options.overlap);
-    let place = Place { incarnation: 0, address, dir, overlap, prefetch: PREFETCH };
+    let Options { zone, dir, overlap, .. } = options;
+    let place = Place { incarnation: 0, address, zone, dir, overlap, prefetch: PREFETCH };
     let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
     let shell = Shell { endpoint: endpoint.clone(), workshop, began };
     let addresses = options.coordinators;
-    let credentials = (credentials, began);
-    let reach = Reach { endpoint: endpoint.clone(), addresses, token, credentials };
-    let (exit, link) = attend(shell, reach, (name, link)).await?;
+    let reach = Reach { endpoint: endpoint.clone(), addresses, token };
+    let (exit, link) = attend(shell, reach, name).await?;
     tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
     if let Some(link) = link {
@@ -176,11 +170,7 @@ async fn work(
 }
 
 /// Runs the actor to its end.
-async fn attend(
-    shell: Shell,
-    reach: Reach,
-    (name, link): (NodeName, Link),
-) -> Result<Ending, WorkerError> {
+async fn attend(shell: Shell, reach: Reach, name: NodeName) -> Result<Ending, WorkerError> {
     let terminations = drain::terminations().map_err(WorkerError::Signals)?;
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
@@ -191,7 +181,7 @@ async fn attend(
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
     actix::spawn(accept(endpoint, actor.clone()));
     actix::spawn(drain::attend(terminations, actor.clone()));
-    actix::spawn(coordinator::attend(reach, link, actor));
+    actix::spawn(coordinator::attend(reach, actor));
     let broken = |_| (Exit::Failed("the worker's actor stopped".into()), None);
     Ok(ended.await.unwrap_or_else(broken))
 }
@@ -208,13 +198,13 @@ async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
 async fn enrol_anywhere(
     coordinators: &[SocketAddr],
     token: &JoinToken,
-) -> Result<(Credentials, SocketAddr), WorkerError> {
+) -> Result<Credentials, WorkerError> {
     let began = Instant::now();
     let mut last = WorkerError::Failed("no coordinator was named".into());
     loop {
         for address in coordinators {
-            match enrol(*address, token).await {
-                Ok(credentials) => return Ok((credentials, *address)),
+            match enrol(*address, token, Role::Worker).await {
+                Ok(credentials) => return Ok(credentials),
                 Err(error) => last = error.into(),
             }
         }

@@ -7,10 +7,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use everstep_transport::identity::{
-    Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role,
+    Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
 };
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::{Message, NodeName, RunSpec, WorkerId, exemplars};
+use everstep_transport::protocol::{Message, NodeName, RunSpec, WorkerId, Zone, exemplars};
 use everstep_transport::quic::{Endpoint, Link, Settings};
 use everstep_worker::builtin;
 use everstep_worker::daemon::{Ended, Options, WorkerError, run};
@@ -21,6 +21,8 @@ use tokio::time::{sleep, timeout};
 static ALONE: Mutex<()> = Mutex::new(());
 
 const FIRST: WorkerId = WorkerId(5);
+/// Where its machine stands.
+const ZONE: &str = "rack 7";
 
 /// One cluster: its played coordinator, and one worker.
 struct Scene {
@@ -45,6 +47,7 @@ impl Scene {
             coordinators: vec![address],
             token: token.to_string(),
             listen,
+            zone: Zone::parse(ZONE),
             dir: None,
             overlap: true,
         };
@@ -106,7 +109,8 @@ fn coordinator(
     let name = NodeName::parse("coordinator-1").unwrap();
     let identity = Identity { role: Role::Coordinator, name };
     let credentials = authority.issue(&identity, NODE_LIFETIME).unwrap();
-    let enrolment = Enrolment::new(authority.clone(), vec![token.accepted()]);
+    let workers = token.accepted(Terms::unlimited(Role::Worker));
+    let enrolment = Enrolment::new(authority.clone(), vec![workers]);
     let settings = Settings::for_address(listen.ip());
     Endpoint::bind(listen, &credentials, settings, Some(enrolment)).ok()
 }
@@ -159,6 +163,7 @@ async fn a_worker_comes_back_under_its_id_when_its_coordinator_is_back() {
 async fn an_evicted_worker_registers_again_as_another_one() {
     let scene = Scene::set();
     let (link, first) = scene.registered().await;
+    assert_eq!(first.zone.as_ref().map(Zone::as_str), Some(ZONE));
     link.send(Message::Evicted { worker: FIRST }).unwrap();
     hear_until(&link, |message| matches!(message, Message::Hello { worker: None, .. })).await;
     link.send(Message::Welcome { run: scene.run() }).unwrap();

@@ -209,8 +209,16 @@ mod tests {
     fn update(steps: &[u64]) -> Update {
         let line = |step: &u64| MetricsLine { step: Step(*step), ..MetricsLine::default() };
         let lines = steps.iter().map(line).collect();
-        let (events, workers, outcome) = (Vec::new(), Vec::new(), Outcome::Running);
-        Update { lines, events, workers, bitwise: true, waiting: None, outcome }
+        Update {
+            lines,
+            events: Vec::new(),
+            workers: Vec::new(),
+            forgotten: Vec::new(),
+            bitwise: true,
+            waiting: None,
+            unreachable: Vec::new(),
+            outcome: Outcome::Running,
+        }
     }
 
     #[test]

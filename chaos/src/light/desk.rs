@@ -110,6 +110,7 @@ impl Crowd {
             Message::Update(_) => {
                 let bytes = self.checks.fits(&message)?;
                 self.report.update_bytes = self.report.update_bytes.max(bytes);
+                self.report.told_bytes += bytes;
             }
             _ => {}
         }

@@ -386,5 +386,6 @@ fn registration(place: usize, incarnation: u64) -> Registration {
         address: (host, 4_001).into(),
         fingerprint: Fingerprint { model, data, parameters, shards: SHARDS, samples },
         probe: 1,
+        zone: None,
     }
 }

@@ -4,7 +4,7 @@
 //! proposed and were not there yet, some are lost and some come into the log later, as those of a
 //! leader may that was replaced.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_coordinator::core::{Core, Effect, Input, LinkId, TICK};
@@ -30,7 +30,11 @@ pub struct Coordinator {
     late: Vec<Entry>,
     /// When the newest entry so far is durable, and when it is applied.
     last: (Time, Time),
-    /// The members that were gone in truth when a generation was last proposed.
+    /// Since when it listens, and when it last heard each worker's process, by its clock.
+    awake: Time,
+    heard: BTreeMap<usize, Time>,
+    /// The members that were gone in truth, or unheard for too long, when a generation was last
+    /// proposed.
     grounds: BTreeSet<WorkerId>,
     /// The last entry that was applied, and before a crash what it led to.
     applied: (u64, Option<State>),
@@ -46,6 +50,9 @@ struct Disk {
     term: Term,
 }
 
+/// A worker that a coordinator has not heard for so long, by its own clock, may be taken for dead
+/// with all that it holds: the time that the design states.
+const GIVEN_UP: Duration = Duration::from_secs(10);
 /// A new process takes at least this long to be there. Workers have noticed by then that the one
 /// before is gone: it cannot tell them that it does not know their links.
 const START: Duration = Duration::from_millis(150);
@@ -59,6 +66,8 @@ impl Coordinator {
             disk: Disk::default(),
             late: Vec::new(),
             last: (Time(0), Time(0)),
+            awake: Time(0),
+            heard: BTreeMap::new(),
             grounds: BTreeSet::new(),
             applied: (0, None),
             down: Some(Time(0)),
@@ -85,6 +94,22 @@ impl Coordinator {
         &self.clock
     }
 
+    /// It hears a process.
+    pub fn hears(&mut self, now: Time, place: usize) {
+        self.heard.insert(place, self.clock.read(now));
+    }
+
+    /// It has stood still for a while, and goes on.
+    pub fn awakes(&mut self, now: Time) {
+        self.awake = self.clock.read(now);
+    }
+
+    /// Whether it has listened for a process in vain for so long that this counts as death.
+    fn has_given_up(&self, now: Time, place: usize) -> bool {
+        let heard = self.heard.get(&place).copied().unwrap_or_default();
+        self.clock.read(now).since(heard.max(self.awake)) >= GIVEN_UP
+    }
+
     /// The process is gone.
     pub fn crash(&mut self, now: Time) {
         self.down = Some(now + START);
@@ -107,6 +132,7 @@ impl World {
         coordinator.clock = Clock::new(now, permille);
         coordinator.down = None;
         coordinator.last = (now, now);
+        (coordinator.awake, coordinator.heard) = (Time(0), BTreeMap::new());
         (self.scenario.prepare.coordinator)(&mut coordinator.core);
         self.course.awake(now);
         self.replay()?;
@@ -295,9 +321,8 @@ impl World {
         for worker in &change.left {
             self.judge_leave(*worker)?;
         }
-        let grounds = &self.coordinator.grounds;
-        let lost = change.rollback.as_ref().map(|_| &self.truly_lost() | grounds);
         self.course.change(change);
+        let lost = change.rollback.as_ref().map(|_| self.coordinator.grounds.clone());
         self.observe(Observation::Recorded(&change.record, term, lost.as_ref()))
     }
 
@@ -313,6 +338,27 @@ impl World {
         let Some(&place) = self.places.get(&worker) else { return true };
         let process = &self.workers[place];
         let discarded = process.ended() || process.id() != Some(worker);
-        discarded || self.course.is_unheard(self.now, place)
+        discarded || self.coordinator.has_given_up(self.now, place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i6_silence_counts_as_death_after_ten_seconds_of_the_listeners_own_clock() {
+        let second = |number| Time(0) + Duration::from_secs(number);
+        let mut coordinator = Coordinator::new();
+        coordinator.clock_mut().drift(second(0), 900);
+        coordinator.hears(second(10), 3);
+        assert!(!coordinator.has_given_up(second(21), 3), "9.9 s by its clock");
+        assert!(coordinator.has_given_up(second(22), 3));
+        coordinator.awakes(second(20));
+        assert!(!coordinator.has_given_up(second(31), 3), "it did not listen before");
+        assert!(coordinator.has_given_up(second(32), 3));
+        coordinator.hears(second(32), 3);
+        assert!(!coordinator.has_given_up(second(43), 3));
+        assert!(coordinator.has_given_up(second(43), 4), "nothing was ever heard of it");
     }
 }

@@ -15,9 +15,6 @@ use crate::fault::{Fault, TOLERATED};
 /// A worker of which so little is heard may be taken for gone: the coordinator's patience, by a
 /// clock that is a tenth fast, and a message's way.
 const SILENT: Duration = Duration::from_millis(1_950);
-/// A worker that has been unheard for so long may be taken for dead, with all that it holds: 10 s
-/// by such a clock.
-const UNHEARD: Duration = Duration::from_millis(9_000);
 /// So long what has gone wrong may lead to a loss: a change that waits for a worker that may live
 /// takes up to 10 s, and some seconds more.
 const AFTERMATH: Duration = Duration::from_secs(16);
@@ -200,11 +197,6 @@ impl Course {
         now.since(heard.max(self.awake))
     }
 
-    /// Whether a process has been unheard for so long that it may be taken for dead.
-    pub fn is_unheard(&self, now: Time, place: usize) -> bool {
-        self.silence(now, place) >= UNHEARD
-    }
-
     /// Whether a process that runs on, on a machine, may be taken for lost.
     pub fn explains(&self, now: Time, place: usize, machine: Node) -> bool {
         let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= AFTERMATH);
@@ -300,7 +292,6 @@ mod tests {
         course.strike(second(10), &Fault::Pause { node: MACHINE, span: Duration::from_secs(1) });
         course.awake(second(14));
         assert!(!course.explains(second(15), PLACE, MACHINE));
-        assert!(!course.is_unheard(second(22), PLACE) && course.is_unheard(second(24), PLACE));
     }
 
     #[test]

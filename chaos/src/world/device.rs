@@ -18,7 +18,8 @@ impl World {
         let address = (Ipv4Addr::LOCALHOST, 1 + place as u16).into();
         let incarnation = self.random.bits();
         // Without a thread that loads ahead: its pace would be the machine's.
-        let own = Place { incarnation, address, dir: None, overlap: true, prefetch: 0 };
+        let (zone, dir) = (None, None);
+        let own = Place { incarnation, address, zone, dir, overlap: true, prefetch: 0 };
         let worker = &mut self.workers[place];
         worker.builds += 1;
         worker.bench = None;

@@ -229,6 +229,7 @@ impl World {
         let stood = since.map_or(Duration::ZERO, |since| self.now.since(since));
         if node == Node::Coordinator && stood > LATE {
             self.course.awake(self.now);
+            self.coordinator.awakes(self.now);
         }
         self.review_node(node);
         for happening in held {

@@ -81,9 +81,10 @@ impl World {
         self.open_the_door(place);
     }
 
-    /// One more to talk to in this generation.
+    /// One more to talk to in this generation, or one whose link was lost.
     pub(super) fn meet(&mut self, place: usize, worker: WorkerId, name: &NodeName) {
-        let known = self.workers[place].peers().peers.contains_key(&worker);
+        let known = self.workers[place].peers().peers.get(&worker);
+        let known = known.is_some_and(|peer| peer.linked || peer.expected.is_some());
         if let Some(other) = place_of(name).filter(|other| *other != place && !known) {
             self.expect_peer(place, worker, other);
         }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use everstep_chaos::check::Invariant::{
     self, I2, I3, I4, I5, I6, I7, I11, I13, I15, I16, I17, I18, I19,
 };
-use everstep_chaos::fault::{Fault, Rates};
+use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
-use everstep_chaos::world::Prepare;
+use everstep_chaos::world::{Node, Prepare};
 use everstep_coordinator::plant::Plant as Misled;
+use everstep_transport::time::Time;
 use everstep_worker::plant::Plant;
 
 /// Within so many seeds each is found.
@@ -150,6 +151,16 @@ fn an_owner_that_does_not_hold_its_shard_is_found() {
 #[test]
 fn a_rollback_before_all_owners_are_dead_is_found() {
     find(plant!(coordinator HastyRollback), Rates::default(), &[I6]);
+}
+
+#[test]
+fn a_rollback_before_silence_counts_as_death_is_found() {
+    const OF_ONE_COPY: u64 = 3;
+    let simulation = simulation(Rates::none(), plant!(coordinator ImpatientRollback));
+    let fault = Fault::Pause { node: Node::Worker(1), span: Duration::from_millis(9_500) };
+    let schedule = Schedule(vec![(Time(0) + Duration::from_secs(1), fault)]);
+    let found = simulation.endure(OF_ONE_COPY, &schedule).result.expect_err("it is found");
+    assert_eq!(found.invariant(), Some(I6), "{found}");
 }
 
 #[test]

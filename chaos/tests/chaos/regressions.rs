@@ -140,6 +140,22 @@ fn down_to_one() -> Vec<(Time, Fault)> {
     crashes.map(|(ms, slot, restart_ms)| at(ms, crash(worker(slot), restart_ms))).into()
 }
 
+/// The last member and the worker that is to end its waiting lose each other while that learns:
+/// for a moment, or for so long that a call is in vain at first.
+#[test]
+fn i11_a_learner_that_is_cut_off_while_the_run_waits_for_it() {
+    sweep(60, |seed| {
+        let mut faults = down_to_one();
+        let ends = (worker(0), worker(1));
+        let span = Duration::from_secs(5);
+        let ms = 2_350.0 + 5.0 * (seed / 2) as f64;
+        let long = seed % 2 == 1;
+        let cut = if long { Fault::Bridge { ends, span } } else { Fault::Disconnect { ends } };
+        faults.push(at(ms, cut));
+        faults
+    });
+}
+
 #[test]
 fn i13_lines_that_only_a_member_has_that_is_left_behind() {
     sweep(60, |seed| {
@@ -172,4 +188,29 @@ fn i5_a_step_leader_that_commits_in_a_generation_that_is_over() {
         2503,
         vec![at(42292.112, pause(worker(1), 3_828)), at(46024.947, crash(COORDINATOR, 980))],
     );
+}
+
+/// With one copy of everything neither can be left out: nobody is, and the run goes on when they
+/// reach each other again.
+#[test]
+fn i11_a_pair_that_cannot_reach_each_other_and_cannot_be_parted() {
+    const OF_ONE_COPY: [u64; 4] = [3, 7, 11, 12];
+    let span = Duration::from_secs(18);
+    let simulation = Simulation::new(4, span, Rates::none()).expect("without a fault");
+    for seed in OF_ONE_COPY {
+        let faults = vec![at(1_000.0, bridge(worker(0), worker(1), 15_000))];
+        let met = simulation.endure(seed, &Schedule(faults)).result;
+        let changes = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}")).changes;
+        assert_eq!((changes.lost, changes.rollbacks), (0, 0), "seed {seed}");
+        assert!((4..=12).contains(&changes.generations), "seed {seed}: {changes:?}");
+    }
+}
+
+/// Of the shards of one worker nobody else has a copy.
+#[test]
+fn i6_silence_of_ten_seconds_counts_as_death_and_no_shorter_one() {
+    for (ms, rollbacks) in [(9_500, 0), (12_000, 1)] {
+        let endured = endure(3, vec![at(1_000.0, pause(worker(1), ms))]);
+        assert_eq!(endured.changes.rollbacks, rollbacks, "{ms} ms");
+    }
 }

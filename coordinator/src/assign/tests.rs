@@ -2,14 +2,14 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_transport::protocol::{
-    Cause, Generation, Member, NodeName, Ownership, Rank, Record, Shard, Step, Term, WorkerId,
+    Cause, Generation, Member, NodeName, Ownership, Rank, Record, Shard, Step, Term, WorkerId, Zone,
 };
 use proptest::prelude::*;
 
 use super::*;
 
 fn candidate(worker: u64, zone: Option<&str>) -> Candidate {
-    Candidate { worker: WorkerId(worker), zone: zone.map(str::to_string) }
+    Candidate { worker: WorkerId(worker), zone: zone.and_then(Zone::parse) }
 }
 
 fn unzoned(workers: impl IntoIterator<Item = u64>) -> Vec<Candidate> {

@@ -52,6 +52,8 @@ pub(super) struct Pausing {
     said: Time,
     /// Whose answer is waited for.
     missing: BTreeSet<WorkerId>,
+    /// Who had a link again meanwhile, and was given the whole time anew: once.
+    returned: BTreeSet<WorkerId>,
     /// Why there is no plan yet, when one was looked for.
     wait: Option<Wait>,
 }
@@ -92,11 +94,16 @@ impl Core {
 
     /// A member has lost others of its generation.
     pub(super) fn cut_off(&mut self, now: Time, worker: WorkerId, unreachable: &[WorkerId]) {
-        let mut news = false;
         for other in unreachable.iter().filter(|other| self.state.is_member(**other)) {
-            news |= self.partition.report(worker, *other);
+            self.partition.report(worker, *other);
         }
-        if news && matches!(self.phase, Phase::Steady | Phase::Holding(_)) {
+        self.join_up(now);
+    }
+
+    /// A new generation for members that cannot reach each other, if it is time for one.
+    fn join_up(&mut self, now: Time) {
+        let free = matches!(self.phase, Phase::Steady | Phase::Holding(_));
+        if free && self.running() && self.partition.is_due(now) {
             self.pause(now);
         }
     }
@@ -119,6 +126,7 @@ impl Core {
             let reason = format!("no heartbeat for {:?}", PATIENCE);
             self.suspect(now, worker, Doubt { reason, dead: false });
         }
+        self.join_up(now);
         match &mut self.phase {
             Phase::Steady => self.consider(now),
             Phase::Holding(_) => self.keep_holding(now),
@@ -141,6 +149,7 @@ impl Core {
             since: now,
             said: now,
             missing: self.expected(now),
+            returned: BTreeSet::new(),
             wait: None,
         });
         self.say_pause();
@@ -244,7 +253,9 @@ impl Core {
 
     /// Who has no link, and still time to come back, could not answer yet.
     fn evidence_is_in(&self, now: Time, pausing: &Pausing) -> bool {
-        let had_its_chance = |worker: &WorkerId| self.links.of_registered(*worker).is_some();
+        let had_its_chance = |worker: &WorkerId| {
+            self.links.of_registered(*worker).is_some() || pausing.returned.contains(worker)
+        };
         pausing.missing.is_empty()
             || (now.since(pausing.since) >= ANSWER && pausing.missing.iter().all(had_its_chance))
     }
@@ -349,7 +360,7 @@ impl Core {
 
     fn expect_nothing_of(&mut self, worker: WorkerId) {
         self.silence.forget(worker);
-        self.feeds.cut_off(worker);
+        self.feeds.forget(worker);
         if let Phase::Pausing(pausing) = &mut self.phase {
             pausing.missing.remove(&worker);
         }

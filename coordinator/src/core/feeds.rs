@@ -3,8 +3,9 @@
 //!
 //! Input: the current record, who is there besides, and who is to leave. Output: for each learner
 //! the shards that it lacks for the assignment that should be. All of them are fed at once; a
-//! worker that comes later waits for the next generation, unless this takes long. It does not know
-//! how anything is learned, and believes who says to be ready.
+//! worker that comes later waits for the next generation, unless this takes long. A learner and a
+//! member that have lost each other are told of the feed again, until they have found each other.
+//! It does not know how anything is learned, and believes who says to be ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,11 +13,18 @@ use std::time::Duration;
 use everstep_transport::protocol::{Generation, Record, RunSpec, Shard, WorkerId};
 use everstep_transport::time::Time;
 
-use super::plan::Target;
+use super::plan::{Target, candidates};
+use crate::state::Worker;
 
 /// After this long, those who are ready no longer wait for those who are not, and who came later is
 /// fed as well.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// A learner that is cut off is fed again so much later; it may be a member that is missing, and
+/// then there is another generation before.
+const REPEAT: Duration = Duration::from_secs(1);
+/// Who was cut off is not ready before nobody has complained for so long: a link may take 3 s to
+/// come up, and that it does not is told by the next heartbeat.
+const CALM: Duration = Duration::from_secs(5);
 
 /// Whom the feeds are for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,13 +42,30 @@ pub(super) struct Feeds {
     learners: Learners,
     lessons: BTreeMap<WorkerId, Vec<Shard>>,
     ready: BTreeSet<WorkerId>,
+    /// Learners that lack a link to a member, or did a while ago.
+    cut: BTreeMap<WorkerId, Cut>,
     /// There is nothing to learn, but the record is not yet as it should be.
     uneven: bool,
 }
 
+/// A learner and a member have lost each other.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// When that was last told.
+    told: Time,
+    /// When the learner was fed again, or this was first told.
+    fed: Time,
+}
+
 impl Feeds {
     /// What is to be learned towards the assignment to all who stay and all who join.
-    pub(super) fn new(now: Time, run: &RunSpec, record: &Record, learners: Learners) -> Self {
+    pub(super) fn new(
+        now: Time,
+        run: &RunSpec,
+        record: &Record,
+        learners: Learners,
+        known: &BTreeMap<WorkerId, Worker>,
+    ) -> Self {
         let members = record.members.iter().map(|member| member.worker);
         let stay = members.filter(|worker| !learners.leaving.contains(worker));
         let mut all: Vec<WorkerId> = stay.chain(learners.joiners.iter().copied()).collect();
@@ -49,6 +74,7 @@ impl Feeds {
         }
         let (generation, since) = (record.number, now);
         let mut feeds = Self { generation, since, learners, ..Self::default() };
+        let all = candidates(known, all.into_iter());
         let target = Target::new(run, record.shards(), Some(record), &all);
         feeds.lessons = lessons(record, &target, &feeds.learners.joiners);
         feeds.uneven = feeds.lessons.is_empty() && !target.is_met(record);
@@ -72,6 +98,10 @@ impl Feeds {
             old.generation == self.generation && old.lessons.get(worker) == self.lessons.get(worker)
         };
         self.ready = old.ready.into_iter().filter(same).collect();
+        if old.generation == self.generation {
+            self.cut = old.cut;
+            self.cut.retain(|worker, _| self.lessons.contains_key(worker));
+        }
         self.lessons.keys().copied().filter(|worker| !same(worker)).collect()
     }
 
@@ -82,15 +112,38 @@ impl Feeds {
 
     /// A learner of this generation says that it has learned everything. It may fall behind for a
     /// moment and still be as good as ready: what it holds, it says when it counts.
-    pub(super) fn learned(&mut self, worker: WorkerId, generation: Generation) {
-        if generation == self.generation && self.lessons.contains_key(&worker) {
+    pub(super) fn learned(&mut self, now: Time, worker: WorkerId, generation: Generation) {
+        let whole = self.cut.get(&worker).is_none_or(|cut| now.since(cut.told) >= CALM);
+        if whole && generation == self.generation && self.lessons.contains_key(&worker) {
+            self.cut.remove(&worker);
             self.ready.insert(worker);
         }
     }
 
-    /// A learner cannot reach everyone: it is of no use as a member.
-    pub(super) fn cut_off(&mut self, worker: WorkerId) {
+    /// A learner and a member cannot reach each other: so it is of no use as another member.
+    pub(super) fn cut_off(&mut self, now: Time, learner: WorkerId) {
+        if self.lessons.contains_key(&learner) {
+            self.ready.remove(&learner);
+            self.cut.entry(learner).or_insert(Cut { told: now, fed: now }).told = now;
+        }
+    }
+
+    /// A worker is gone.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
         self.ready.remove(&worker);
+        self.cut.remove(&worker);
+    }
+
+    /// Who is to be fed again, since it was still cut off after it was fed.
+    pub(super) fn repeat(&mut self, now: Time) -> Vec<WorkerId> {
+        let mut again = Vec::new();
+        for (learner, cut) in &mut self.cut {
+            if cut.told > cut.fed && now.since(cut.fed) >= REPEAT {
+                cut.fed = now;
+                again.push(*learner);
+            }
+        }
+        again
     }
 
     pub(super) fn ready(&self) -> &BTreeSet<WorkerId> {

@@ -40,7 +40,7 @@ impl Core {
                 }
             }
             Message::Watch { step, event } => {
-                let update = self.update(step, event);
+                let update = self.update(now, from, step, event);
                 self.send(from, Message::Update(update));
             }
             Message::Exited { name, how } => self.exited(now, &name, &how),

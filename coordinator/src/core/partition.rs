@@ -2,8 +2,9 @@
 //!
 //! A pair that lost its connection makes a new generation necessary: nothing is sent twice within
 //! one. The first time it is renewed with the same members, since most connections are lost by
-//! accident. A pair that fails again soon is parted: one of the two is left out. Either end's word
-//! counts. This table does not know who is left out.
+//! accident. A pair that fails again soon is parted: one of the two is left out. Where neither can
+//! be, the generation is renewed again and again, until they reach each other: each time after a
+//! longer pause. Either end's word counts. This table does not know who is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,6 +14,10 @@ use everstep_transport::time::Time;
 
 /// A pair that fails again within this long is not renewed a second time.
 const MEMORY: Duration = Duration::from_secs(10);
+/// The first pause before a pair that cannot be parted is renewed; each next one twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest: a good deal shorter than [`MEMORY`], or the pair would look like a new one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
 /// Two members, the lower id first.
 pub(super) type Pair = (WorkerId, WorkerId);
@@ -21,26 +26,79 @@ pub(super) type Pair = (WorkerId, WorkerId);
 pub(super) struct Partition {
     /// Of the current generation.
     broken: BTreeSet<Pair>,
-    /// What a generation was renewed for, and when.
-    renewed: BTreeMap<Pair, Time>,
+    /// What a generation was renewed for.
+    renewed: BTreeMap<Pair, Renewal>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Renewal {
+    /// The last time.
+    at: Time,
+    /// How often, each time soon after the one before.
+    times: u32,
 }
 
 impl Partition {
-    /// A member of the current generation cannot reach another. Returns whether that is news.
-    pub(super) fn report(&mut self, from: WorkerId, other: WorkerId) -> bool {
-        from != other && self.broken.insert((from.min(other), from.max(other)))
+    /// A member of the current generation cannot reach another.
+    pub(super) fn report(&mut self, from: WorkerId, other: WorkerId) {
+        if from != other {
+            self.broken.insert((from.min(other), from.max(other)));
+        }
+    }
+
+    /// Whether it is time for a new generation: one is due at once, unless all that is broken has
+    /// been renewed in vain before.
+    pub(super) fn is_due(&self, now: Time) -> bool {
+        let due = |pair: &Pair| {
+            let last = self.renewed.get(pair);
+            last.is_none_or(|last| now.since(last.at) >= pause(last.times))
+        };
+        self.broken.iter().any(due)
     }
 
     /// A generation begins: whatever was broken may be whole again.
     pub(super) fn renew(&mut self, now: Time) {
-        self.renewed.retain(|_, at| now.since(*at) < MEMORY);
-        let broken = std::mem::take(&mut self.broken);
-        self.renewed.extend(broken.into_iter().map(|pair| (pair, now)));
+        self.renewed.retain(|_, last| now.since(last.at) < MEMORY);
+        for pair in std::mem::take(&mut self.broken) {
+            let times = self.renewed.get(&pair).map_or(0, |last| last.times);
+            self.renewed.insert(pair, Renewal { at: now, times: times + 1 });
+        }
     }
 
     /// Pairs that are broken although a generation was renewed for them a short while ago.
     pub(super) fn repeated(&self, now: Time) -> Vec<Pair> {
-        let soon = |pair: &&Pair| self.renewed.get(pair).is_some_and(|at| now.since(*at) < MEMORY);
+        let soon = |pair: &&Pair| self.last(now, pair).is_some();
         self.broken.iter().filter(soon).copied().collect()
+    }
+
+    /// Pairs for which one generation after the other was renewed.
+    pub(super) fn lasting(&self, now: Time) -> impl Iterator<Item = Pair> {
+        let again = move |pair: &&Pair| self.last(now, pair).is_some_and(|last| last.times > 1);
+        self.renewed.keys().filter(again).copied()
+    }
+
+    /// When a generation was renewed for a pair, if that is not long ago.
+    fn last(&self, now: Time, pair: &Pair) -> Option<&Renewal> {
+        self.renewed.get(pair).filter(|last| now.since(last.at) < MEMORY)
+    }
+}
+
+/// From one renewal for a pair, after so many, to the next.
+fn pause(times: u32) -> Duration {
+    match times {
+        0..=1 => Duration::ZERO,
+        more => (FIRST_PAUSE * (1 << (more - 2).min(8))).min(LONGEST_PAUSE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_in_vain_are_the_rarer_the_more_there_were() {
+        let pauses: Vec<_> = (1..7).map(|times| pause(times).as_millis()).collect();
+        assert_eq!(pauses, [0, 500, 1_000, 2_000, 4_000, 4_000]);
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
     }
 }

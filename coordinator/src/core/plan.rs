@@ -16,6 +16,8 @@ mod roster;
 mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
+#[cfg(feature = "planted")]
+use std::time::Duration;
 
 use everstep_transport::protocol::generation::{Cause, Member};
 use everstep_transport::protocol::step::Status;
@@ -27,7 +29,7 @@ use everstep_transport::time::Time;
 use self::history::History;
 use self::holdings::Holdings;
 use self::roster::Roster;
-pub(super) use self::target::Target;
+pub(super) use self::target::{Target, candidates};
 use super::partition::Pair;
 use super::silence::Silence;
 #[cfg(feature = "planted")]
@@ -111,7 +113,7 @@ fn go_back(evidence: &Evidence, answered: &BTreeSet<WorkerId>, rollback: (Step, 
     let ground = Ground { history: History::Seed, holdings, roster };
     let mut change = ground.change(evidence, answered);
     change.record.cause = Cause::Rollback;
-    change.redone = evidence.statuses.values().any(|status| status.under_way.is_some());
+    change.redone = evidence.begun().next().is_some();
     change.rollback = Some(rollback);
     change
 }
@@ -128,7 +130,6 @@ impl Ground<'_> {
         let record = self.record(evidence);
         self.prove(evidence, answered, &record);
         let resume = record.resume;
-        let under_way = |status: &Status| status.under_way == Some(resume.next());
         let lost = self.roster.departed(evidence);
         let lost = lost.filter(|worker| !self.roster.left.contains(worker)).map(|worker| {
             let otherwise = self.roster.reason_to_leave_out(worker);
@@ -137,8 +138,9 @@ impl Ground<'_> {
         Change {
             lost: lost.collect(),
             left: self.roster.left.clone(),
-            redone: evidence.statuses.values().any(under_way),
+            redone: evidence.begun().any(|step| step == resume.next()),
             lines: evidence.lines_up_to(resume),
+            unreachable: self.roster.unreachable.clone(),
             rollback: None,
             record,
         }
@@ -150,7 +152,8 @@ impl Ground<'_> {
         let stay = evidence.staying(&roster.members);
         // A run that is over already waits for nobody.
         let waiting = stay.len() < run.min_workers as usize && resume < Step(run.steps);
-        let target = Target::new(run, evidence.shards, evidence.current, &stay);
+        let candidates = candidates(evidence.workers, stay.iter().copied());
+        let target = Target::new(run, evidence.shards, evidence.current, &candidates);
         let members = roster.members.iter().map(|worker| Member {
             worker: *worker,
             name: evidence.workers[worker].name.clone(),
@@ -224,6 +227,13 @@ impl Evidence<'_> {
         self.statuses.keys().copied().filter(present).filter(sound)
     }
 
+    /// Steps that were begun in the generation that ends, and are not committed. One that waits
+    /// begins none, whatever its members still have of one that was aborted before it.
+    fn begun(&self) -> impl Iterator<Item = Step> {
+        let begins = self.current.is_some_and(|current| !current.waiting);
+        self.statuses.values().filter_map(move |status| status.under_way.filter(|_| begins))
+    }
+
     fn is_leaving(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|known| known.standing == Standing::Leaving)
     }
@@ -247,7 +257,11 @@ impl Evidence<'_> {
         if self.plant == Some(Plant::HastyRollback) {
             return false;
         }
-        let may_live = |owner: WorkerId| !self.silence.has_given_up(self.now, owner);
+        let now = self.now;
+        #[cfg(feature = "planted")]
+        let now =
+            now + Duration::from_secs(u64::from(self.plant == Some(Plant::ImpatientRollback)));
+        let may_live = |owner: WorkerId| !self.silence.has_given_up(now, owner);
         let mut silent = self.owners_before(shard).filter(|owner| !answered.contains(owner));
         !self.complete || silent.any(may_live)
     }

@@ -37,6 +37,8 @@ struct Suspicion {
     doubt: Doubt,
     /// From its last sign of life until the suspicion.
     detect: Duration,
+    /// When that was.
+    since: Time,
 }
 
 #[derive(Debug)]
@@ -73,7 +75,7 @@ impl Silence {
             }
             None => {
                 let detect = self.unheard(now, worker);
-                self.suspects.insert(worker, Suspicion { doubt, detect });
+                self.suspects.insert(worker, Suspicion { doubt, detect, since: now });
                 true
             }
         }
@@ -121,11 +123,12 @@ impl Silence {
 
     /// How a member is lost: by what it was suspected of, else by `otherwise`.
     pub(super) fn loss(&self, now: Time, worker: WorkerId, otherwise: &str) -> Loss {
-        let (reason, detect) = match self.suspects.get(&worker) {
-            Some(known) => (known.doubt.reason.clone(), known.detect),
-            None => (otherwise.to_string(), self.unheard(now, worker)),
+        let (reason, detect, since) = match self.suspects.get(&worker) {
+            Some(known) => (known.doubt.reason.clone(), known.detect, known.since),
+            None => (otherwise.to_string(), self.unheard(now, worker), now),
         };
-        Loss { worker, reason, detect_ms: detect.as_millis() as u64 }
+        let ms = |time: Duration| time.as_millis() as u64;
+        Loss { worker, reason, detect_ms: ms(detect), pause_ms: ms(now.since(since)) }
     }
 
     /// Something happens: if it comes late, everyone gets a fresh deadline, before it is judged.

@@ -1,6 +1,7 @@
 //! A coordinator and its peers, hand-made: [`World`] with a log that agrees at once, and workers
 //! that answer as real ones do, unless they are told not to.
 
+mod cut_off;
 mod lines;
 mod losses;
 mod partitions;
@@ -11,6 +12,7 @@ mod results;
 mod rollback;
 mod storms;
 mod views;
+mod zones;
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
@@ -18,9 +20,9 @@ use std::ops::RangeInclusive;
 use everstep_transport::identity::Role;
 use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
-use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState};
+use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Generation, NodeName, Record, RunSpec, Shard, exemplars,
+    Cause, Commit, Decision, Generation, NodeName, Record, RunSpec, Shard, Zone, exemplars,
 };
 
 use super::*;
@@ -48,6 +50,8 @@ struct World {
     journal: Vec<MetricsLine>,
     workers: BTreeMap<LinkId, Actor>,
     operator: LinkId,
+    /// The workers as the operator was told of them.
+    views: BTreeMap<WorkerId, WorkerView>,
 }
 
 /// A worker: what it holds, and whether it answers.
@@ -85,6 +89,7 @@ impl World {
             journal: Vec::new(),
             workers: BTreeMap::new(),
             operator: LinkId(0),
+            views: BTreeMap::new(),
         };
         world.give(Input::Elected { term: Term(1) });
         world.operator = world.connect(Role::Operator, "operator");
@@ -187,9 +192,14 @@ impl World {
 
     /// Connects and registers; answers from now on.
     fn worker(&mut self, name: &str) -> LinkId {
+        self.worker_in(name, None)
+    }
+
+    /// The same, on a machine in this zone.
+    fn worker_in(&mut self, name: &str, zone: Option<Zone>) -> LinkId {
         let link = self.greeted(name);
         self.workers.insert(link, Actor { node: name.into(), ..Actor::default() });
-        self.say(link, Message::Register(registration(link.0)));
+        self.say(link, Message::Register(Registration { zone, ..registration(link.0) }));
         link
     }
 
@@ -313,14 +323,26 @@ impl World {
         self.log.clear();
         self.give(Input::Elected { term: self.term });
         self.operator = self.connect(Role::Operator, "operator");
+        self.views.clear();
     }
 
+    /// What the operator is told.
     fn watch(&mut self, step: u64, event: u64) -> Update {
         self.say(self.operator, Message::Watch { step: Step(step), event });
         match self.hear(self.operator).pop() {
-            Some(Message::Update(update)) => update,
+            Some(Message::Update(update)) => {
+                self.views.extend(update.workers.iter().map(|view| (view.worker, view.clone())));
+                self.views.retain(|worker, _| !update.forgotten.contains(worker));
+                update
+            }
             other => panic!("no update but {other:?}"),
         }
+    }
+
+    /// The workers as the operator sees them, by id.
+    fn seen(&mut self) -> Vec<WorkerView> {
+        self.watch(0, 0);
+        self.views.values().cloned().collect()
     }
 
     fn events(&self) -> Vec<EventKind> {
@@ -382,7 +404,7 @@ impl Actor {
                 self.promised = *number;
                 return Some(Message::Status(self.status(*term, *number)));
             }
-            Message::Announce(record) => self.enter(record),
+            Message::Announce(record) if record.number > self.generation => self.enter(record),
             Message::Feed { learner, shards, .. } if *learner == self.id => {
                 self.lessons = Some(shards.clone());
             }
@@ -443,7 +465,7 @@ fn registration(incarnation: u64) -> Registration {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: SHARDS, samples: 99 };
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
-    Registration { incarnation, address, fingerprint, probe: 7 }
+    Registration { incarnation, address, fingerprint, probe: 7, zone: None }
 }
 
 fn line(generation: Generation, step: u64) -> MetricsLine {

@@ -1,29 +1,65 @@
 //! What a watcher is told: a page of what is new, and how the run stands.
+//!
+//! Lines and events have numbers, and a watcher names the newest that it has. Workers change in no
+//! order: of each link that watches, what it was told of them last is remembered.
+
+mod cluster;
 
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{Outcome, Update, Waiting, WorkerState, WorkerView};
 use everstep_transport::protocol::{Rank, Step, WorkerId};
+use everstep_transport::time::Time;
 
-use super::Core;
+pub use self::cluster::{ClusterView, End};
+use super::partition::Pair;
+use super::{Core, LinkId};
 use crate::state::{Standing, Worker};
 
 /// Most lines, and most events, in one answer.
 pub(super) const PAGE: usize = 200;
 
+/// What each watcher was last told of the workers.
+#[derive(Debug, Default)]
+pub(super) struct Watchers(BTreeMap<LinkId, BTreeMap<WorkerId, WorkerView>>);
+
+impl Watchers {
+    /// Nobody is there any more to be told.
+    pub(super) fn forget(&mut self, link: LinkId) {
+        self.0.remove(&link);
+    }
+
+    /// Of all workers, those that the watcher does not know so; and those that it knows, and that
+    /// are none of these any more.
+    fn news(&mut self, link: LinkId, all: Vec<WorkerView>) -> (Vec<WorkerView>, Vec<WorkerId>) {
+        let known = self.0.entry(link).or_default();
+        let is_there = |id: &WorkerId| all.binary_search_by_key(id, |view| view.worker).is_ok();
+        let forgotten: Vec<WorkerId> = known.keys().copied().filter(|id| !is_there(id)).collect();
+        forgotten.iter().for_each(|worker| drop(known.remove(worker)));
+        let is_new = |view: &WorkerView| known.get(&view.worker) != Some(view);
+        let news: Vec<WorkerView> = all.into_iter().filter(is_new).collect();
+        known.extend(news.iter().map(|view| (view.worker, view.clone())));
+        (news, forgotten)
+    }
+}
+
 impl Core {
-    /// What is new after this step's line and this event. The end of the run is told with the last
-    /// page, so that a watcher who stops there has everything.
-    pub(super) fn update(&self, step: Step, event: u64) -> Update {
+    /// What is new after this step's line and this event, for the watcher on this link. The end of
+    /// the run is told with the last page, so that a watcher who stops there has everything.
+    pub(super) fn update(&mut self, now: Time, to: LinkId, step: Step, event: u64) -> Update {
+        let views = self.views();
+        let (workers, forgotten) = self.watchers.news(to, views);
         let events = usize::try_from(event).ok().and_then(|event| self.state.events().get(event..));
         let (lines, events) = (self.lines.after(step), events.unwrap_or(&[]));
         let last = lines.len() <= PAGE && events.len() <= PAGE;
         Update {
             lines: lines.iter().take(PAGE).cloned().collect(),
             events: events.iter().take(PAGE).cloned().collect(),
-            workers: self.views(),
+            workers,
+            forgotten,
             bitwise: self.state.bitwise(),
             waiting: self.waiting(),
+            unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
         }
     }
@@ -42,6 +78,7 @@ impl Core {
                 address: known.registration.address,
                 rank: place.map(|(rank, _)| *rank),
                 data_shards: place.map_or(0, |(_, data_shards)| *data_shards),
+                zone: known.registration.zone.clone(),
                 state: self.state_of(worker, known),
             }
         });
@@ -63,6 +100,13 @@ impl Core {
             }
             Standing::Registered => WorkerState::Waiting,
         }
+    }
+
+    /// Members that cannot reach each other and have to.
+    fn unreachable(&self, now: Time) -> Vec<Pair> {
+        let lasting = self.partition.lasting(now);
+        let both = |(a, b): &Pair| self.state.is_member(*a) && self.state.is_member(*b);
+        if self.running() { lasting.filter(both).collect() } else { Vec::new() }
     }
 
     /// A run that has begun and starts no step, for want of workers.

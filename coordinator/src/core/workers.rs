@@ -43,6 +43,7 @@ impl Core {
     /// A worker that is no member may come back in time; a member is missed at once.
     pub(super) fn disconnected(&mut self, now: Time, link: LinkId, gone: bool, reason: &str) {
         self.requests.forget(link);
+        self.watchers.forget(link);
         if let Some(Phase::Registered(worker)) = self.links.remove(link)
             && (gone || self.state.is_member(worker))
         {
@@ -202,9 +203,10 @@ impl Core {
             self.keep_promise(now);
         }
         if heartbeat.ready {
-            self.feeds.learned(worker, generation);
-        } else if !unreachable.is_empty() {
-            self.feeds.cut_off(worker);
+            self.feeds.learned(now, worker, generation);
+        }
+        if generation == current {
+            self.cut_from_learners(now, worker, &unreachable);
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {

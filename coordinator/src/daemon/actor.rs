@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use actix::{Actor, ActorContext, Addr, Context, Handler, Message};
-use everstep_transport::protocol::{self, Term};
+use actix::{Actor, ActorContext, Addr, Context, Handler, Message, MessageResult};
+use everstep_transport::protocol::{self, Step, Term};
 use everstep_transport::quic::{Encoded, Link, LinkError};
 use everstep_transport::time::Time;
 use tokio::sync::watch;
 
 use super::CoordinatorError;
+use super::asked::{Ask, Known, Petition, Petitions};
+#[cfg(feature = "failpoints")]
+use super::failpoint;
 use super::journal::Journal;
 use super::resume::Resumed;
 use crate::core::{Core, Effect, Input, LinkId};
+use crate::history::History;
 use crate::log::{Agreed, LogError, Writer};
 
 /// A link to a peer who has proved who it is.
@@ -38,7 +42,8 @@ pub(super) struct Tick;
 #[rtype(result = "()")]
 struct Written(Result<Vec<Agreed>, LogError>);
 
-pub(super) struct Coordinator {
+/// The actor.
+pub(crate) struct Coordinator {
     core: Core,
     links: BTreeMap<LinkId, Link>,
     /// Time zero.
@@ -48,6 +53,8 @@ pub(super) struct Coordinator {
     /// How many entries the writer has that are not applied.
     backlog: watch::Sender<usize>,
     journal: Journal,
+    history: History,
+    petitions: Petitions,
     /// How many events were logged.
     logged: usize,
     /// A file has failed: nothing is done any more.
@@ -63,10 +70,27 @@ impl Coordinator {
         let Resumed { core, start, log, journal } = resumed;
         let term = log.term();
         // What waits there is bounded by the backlog.
-        let writer = log.write(move |report| address.do_send(Written(report)));
-        let logged = core.state().events().len();
-        let (links, failure) = (BTreeMap::new(), None);
-        Self { core, links, start, term, writer, backlog, journal, logged, failure }
+        let writer = log.write(move |report| {
+            #[cfg(feature = "failpoints")]
+            report.iter().for_each(|entries| failpoint::on_appended(entries));
+            address.do_send(Written(report));
+        });
+        let mut history = History::default();
+        core.state().events().iter().for_each(|event| history.event(event));
+        history.lines(core.lines_after(Step(0)));
+        Self {
+            logged: core.state().events().len(),
+            core,
+            links: BTreeMap::new(),
+            start,
+            term,
+            writer,
+            backlog,
+            journal,
+            history,
+            petitions: Petitions::default(),
+            failure: None,
+        }
     }
 
     /// The one place where a clock is read: at the start of every handler, since timers starve
@@ -79,39 +103,58 @@ impl Coordinator {
         if self.failure.is_some() {
             return;
         }
+        #[cfg(feature = "failpoints")]
+        let all_done = failpoint::on_input(&input);
         let now = self.now();
         self.core.handle(now, input);
         while let Some(effect) = self.core.poll_effect() {
+            #[cfg(feature = "failpoints")]
+            let done = failpoint::on_effect(&effect);
             if let Err(error) = self.act(effect) {
                 // What follows in the queue may tell of what is not written.
                 self.failure = Some(error);
                 return;
             }
+            #[cfg(feature = "failpoints")]
+            done.pass();
         }
+        #[cfg(feature = "failpoints")]
+        all_done.pass();
         for event in &self.core.state().events()[self.logged..] {
             tracing::info!(number = event.number, kind = ?event.kind, "event");
+            self.history.event(event);
         }
+        self.petitions.look(self.core.state().run());
         self.logged = self.core.state().events().len();
     }
 
     fn act(&mut self, effect: Effect) -> Result<(), CoordinatorError> {
         match effect {
+            Effect::Send { to, message } if self.petitions.hear(to, &message) => {}
             Effect::Send { to, message } => self.send(to, &Encoded::new(&message)),
             Effect::Broadcast { to, message } => self.broadcast(&to, &message),
             Effect::Close { to, reason } => self.close(to, &reason),
             Effect::Propose(entry) => {
                 self.backlog.send_modify(|waiting| *waiting += 1);
+                self.history.proposed(self.now());
                 self.writer.propose(entry);
             }
-            Effect::Record(lines) => self.journal.record(lines)?,
+            Effect::Record(lines) => {
+                self.history.recorded(&lines);
+                self.journal.record(lines)?;
+            }
             Effect::ForgetLines { after } => self.journal.forget(after)?,
         }
         Ok(())
     }
 
     fn broadcast(&self, to: &[LinkId], message: &protocol::Message) {
-        let message = Encoded::new(message);
-        to.iter().for_each(|link| self.send(*link, &message));
+        let encoded = Encoded::new(message);
+        for link in to {
+            #[cfg(feature = "failpoints")]
+            failpoint::on_broadcast(message);
+            self.send(*link, &encoded);
+        }
     }
 
     /// A peer that does not read is cut off; that a link is gone, its reader tells.
@@ -196,10 +239,31 @@ impl Handler<Written> for Coordinator {
             Ok(entries) => {
                 for Agreed { index, term, entry } in entries {
                     self.backlog.send_modify(|waiting| *waiting -= 1);
+                    self.history.applied(self.now());
                     self.happen(Input::Applied { index, term, entry });
                 }
             }
             Err(error) => self.failure = Some(error.into()),
+        }
+    }
+}
+
+impl<A: Send> Handler<Ask<A>> for Coordinator {
+    type Result = MessageResult<Ask<A>>;
+
+    fn handle(&mut self, Ask(question): Ask<A>, _: &mut Self::Context) -> Self::Result {
+        let peers = self.links.values().map(|link| link.identity().role).collect();
+        let (now, core, history) = (self.now(), &self.core, &self.history);
+        MessageResult(question(&Known { now, core, history, peers }))
+    }
+}
+
+impl Handler<Petition> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, petition: Petition, _: &mut Self::Context) {
+        for input in self.petitions.open(petition) {
+            self.happen(input);
         }
     }
 }

@@ -66,6 +66,9 @@ pub struct Change {
     /// Lines of steps up to the resume step, in order, after those that were written at the
     /// proposal.
     pub lines: Vec<MetricsLine>,
+    /// Pairs of members, the lower id first, that cannot reach each other, and of which neither can
+    /// be left out.
+    pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// The run goes back to the resume step: the last step that was committed, and why.
     pub rollback: Option<(Step, String)>,
 }
@@ -79,4 +82,6 @@ pub struct Loss {
     pub reason: String,
     /// From its last sign of life until then, milliseconds.
     pub detect_ms: u64,
+    /// From then until the change was planned, milliseconds.
+    pub pause_ms: u64,
 }

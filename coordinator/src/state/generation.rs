@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Cause, Record, Shard, Step, Term, WorkerId};
 
-use super::{Change, Standing, State, Verdict};
+use super::{Change, Loss, Standing, State, Verdict};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 
@@ -30,8 +30,9 @@ impl State {
         self.fits(record)?;
         self.accounts_for_all(change)?;
         self.goes_forwards(change)?;
-        self.depart(unix_ms, change);
+        self.part_with(unix_ms, change);
         self.enrol(unix_ms, record);
+        self.note_unreachable(unix_ms, change);
         if let Some((from, reason)) = &change.rollback {
             let (from, to, reason) = (*from, record.resume, reason.clone());
             self.note(unix_ms, EventKind::Rollback { from, to, reason });
@@ -99,14 +100,14 @@ impl State {
         Ok(())
     }
 
-    fn depart(&mut self, unix_ms: u64, change: &Change) {
+    fn part_with(&mut self, unix_ms: u64, change: &Change) {
         for loss in &change.lost {
-            self.stand(loss.worker, Standing::Lost);
-            let (worker, reason, detect_ms) = (loss.worker, loss.reason.clone(), loss.detect_ms);
-            self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms });
+            self.depart(loss.worker, Standing::Lost);
+            let Loss { worker, reason, detect_ms, pause_ms } = loss.clone();
+            self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
         }
         for &worker in &change.left {
-            self.stand(worker, Standing::Left);
+            self.depart(worker, Standing::Left);
             self.note(unix_ms, EventKind::Left { worker });
         }
     }
@@ -123,10 +124,16 @@ impl State {
         }
     }
 
-    fn stand(&mut self, worker: WorkerId, standing: Standing) {
-        if let Some(known) = self.workers.get_mut(&worker) {
-            known.standing = standing;
+    /// Each pair is told of once, as long as both are members.
+    fn note_unreachable(&mut self, unix_ms: u64, change: &Change) {
+        let mut known = std::mem::take(&mut self.unreachable);
+        known.retain(|(one, other)| self.is_member(*one) && self.is_member(*other));
+        for &workers in &change.unreachable {
+            if known.insert(workers) {
+                self.note(unix_ms, EventKind::Unreachable { workers });
+            }
         }
+        self.unreachable = known;
     }
 
     fn began(&self, change: &Change) -> EventKind {

@@ -20,7 +20,7 @@ fn register(node: &str, incarnation: u64, change: impl FnOnce(&mut Fingerprint))
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
     change(&mut fingerprint);
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
-    let registration = Registration { incarnation, address, fingerprint, probe: 7 };
+    let registration = Registration { incarnation, address, fingerprint, probe: 7, zone: None };
     entry(Command::Register { name: name(node), registration })
 }
 
@@ -47,14 +47,21 @@ fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> Ent
         commit: None,
         waiting: false,
     };
-    let (lost, left, lines) = (vec![], vec![], vec![]);
-    let mut change = Change { record, lost, left, redone: false, lines, rollback: None };
+    let mut change = Change {
+        record,
+        lost: vec![],
+        left: vec![],
+        redone: false,
+        lines: vec![],
+        unreachable: vec![],
+        rollback: None,
+    };
     alter(&mut change);
     entry(Command::Generation(change))
 }
 
 fn loss(worker: u64) -> Loss {
-    Loss { worker: WorkerId(worker), reason: "gone".into(), detect_ms: 4 }
+    Loss { worker: WorkerId(worker), reason: "gone".into(), detect_ms: 4, pause_ms: 2 }
 }
 
 fn committed(step: u64) -> Option<Commit> {
@@ -244,7 +251,7 @@ fn comings_and_goings_are_events_in_their_order() {
     let events: Vec<_> = state.events().iter().map(|event| event.kind.clone()).collect();
     let expected = [
         EventKind::Draining { worker: WorkerId(2) },
-        EventKind::Lost { worker: WorkerId(3), reason: "gone".into(), detect_ms: 4 },
+        EventKind::Lost { worker: WorkerId(3), reason: "gone".into(), detect_ms: 4, pause_ms: 2 },
         EventKind::Left { worker: WorkerId(2) },
         EventKind::Joined { worker: WorkerId(5) },
         EventKind::Generation {
@@ -282,6 +289,52 @@ fn who_is_gone_registers_under_a_new_id() {
     let (state, verdicts) = replay(&entries);
     assert_eq!(verdicts.last(), Some(&Verdict::Registered(WorkerId(6))));
     assert_eq!(state.on_node(&name("b")), Some(WorkerId(6)));
+}
+
+/// Worker 2 stays; another registers, becomes a member, and is lost, again and again.
+fn preemptions(count: u64) -> Vec<Entry> {
+    let mut entries = vec![submitted(), register("a", 1, |_| {}), generation(1, &[2])];
+    for number in 1..=count {
+        let worker = entries.len() as u64 + 1;
+        entries.push(register(&format!("spot-{number}"), number, |_| {}));
+        entries.push(generation(2 * number, &[2, worker]));
+        entries.push(altered(2 * number + 1, &[2], |change| change.lost = vec![loss(worker)]));
+    }
+    entries
+}
+
+#[test]
+fn of_those_who_are_gone_only_the_newest_are_remembered() {
+    let (state, verdicts) = replay(&preemptions(100));
+    assert!(!verdicts.iter().any(|verdict| matches!(verdict, Verdict::Refused(_))));
+    assert_eq!(state.workers().len(), 1 + REMEMBERED);
+    let newest = WorkerId(4 + 3 * 99);
+    let oldest = WorkerId(newest.0 - 3 * (REMEMBERED as u64 - 1));
+    let ids: Vec<WorkerId> = state.workers().keys().copied().collect();
+    assert_eq!((ids[0], ids[1], ids[REMEMBERED]), (WorkerId(2), oldest, newest));
+    assert_eq!(state.nodes.len(), 1, "their nodes too");
+}
+
+/// However old it is: it has only just gone.
+#[test]
+fn the_last_to_go_is_remembered() {
+    let mut entries = preemptions(100);
+    let (worker, number) = (entries.len() as u64 + 1, 2 * 100 + 2);
+    entries.push(register("b", 1, |_| {}));
+    entries.push(altered(number, &[worker], |change| change.lost = vec![loss(2)]));
+    let (state, _) = replay(&entries);
+    assert_eq!(state.workers()[&WorkerId(2)].standing, Standing::Lost);
+}
+
+#[test]
+fn a_pair_that_cannot_be_parted_is_told_of_once_as_long_as_both_are_members() {
+    let pair = (WorkerId(2), WorkerId(3));
+    let again = |number| altered(number, &[2, 3], |change| change.unreachable = vec![pair]);
+    let [a, b, c, d] = two_members();
+    let (state, _) = replay(&[a, b, c, d, again(2), again(3), generation(4, &[2, 3]), again(5)]);
+    let told = |event: &&Event| matches!(event.kind, EventKind::Unreachable { .. });
+    let told: Vec<_> = state.events().iter().filter(told).map(|event| &event.kind).collect();
+    assert_eq!(told, [&EventKind::Unreachable { workers: pair }]);
 }
 
 #[test]

@@ -30,7 +30,17 @@ impl ChunkKind {
 
 /// How a body's elements are encoded, little-endian.
 #[derive(
-    Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq, Hash,
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
 )]
 #[serde(rename_all = "snake_case")]
 #[repr(u32)]

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
-use super::ids::NodeName;
+use super::ids::{NodeName, Zone};
 use super::message::{ArchivedMessage, Message};
 use super::outcome::{EventKind, Outcome};
 
@@ -26,6 +26,9 @@ pub enum DecodeError {
     /// A node's name inside it is none.
     #[error("a node's name that cannot be")]
     Name,
+    /// A zone's label inside it is none.
+    #[error("a zone's label that cannot be")]
+    Zone,
     /// A run specification inside it is not valid.
     #[error("a run specification that cannot be: {0}")]
     Spec(#[from] super::run::SpecError),
@@ -47,11 +50,13 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
         Message::Welcome { run } | Message::Submit(run) => run.validate()?,
         _ => {}
     }
-    if names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {
-        Ok(message)
-    } else {
-        Err(DecodeError::Name)
+    if !names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {
+        return Err(DecodeError::Name);
     }
+    if !zones(&message).iter().all(|zone| Zone::parse(zone.as_str()).is_some()) {
+        return Err(DecodeError::Zone);
+    }
+    Ok(message)
 }
 
 /// The names in a message: the archive holds them as any text.
@@ -70,6 +75,15 @@ fn names(message: &Message) -> Vec<&NodeName> {
             };
             events.chain(update.workers.iter().map(|view| &view.name)).chain(blamed).collect()
         }
+        _ => Vec::new(),
+    }
+}
+
+/// The zones in a message, likewise.
+fn zones(message: &Message) -> Vec<&Zone> {
+    match message {
+        Message::Register(registration) => registration.zone.iter().collect(),
+        Message::Update(update) => update.workers.iter().flat_map(|view| &view.zone).collect(),
         _ => Vec::new(),
     }
 }

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use super::chunk::Encoding;
 use super::generation::{Cause, Member, Ownership, Record};
-use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
+use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::message::{Fingerprint, Heartbeat, Message, Registration};
 use super::outcome::{
     Event, EventKind, Outcome, PartEvaluation, Update, Waiting, WorkerResult, WorkerState,
@@ -125,6 +125,7 @@ fn from_worker() -> Vec<Message> {
             address: address(),
             fingerprint,
             probe: 5,
+            zone: Zone::parse("rack-1"),
         }),
         Message::Heartbeat(heartbeat),
         Message::Status(status),
@@ -189,13 +190,12 @@ fn of_operators() -> Vec<Message> {
         address: address(),
         rank: Some(Rank(0)),
         data_shards: 3,
+        zone: Zone::parse("rack-1"),
         state: WorkerState::Training,
     };
-    let event = Event {
-        number: 1,
-        unix_ms: 2,
-        kind: EventKind::Lost { worker: WORKER, reason: "closed".into(), detect_ms: 3 },
-    };
+    let reason = "closed".into();
+    let kind = EventKind::Lost { worker: WORKER, reason, detect_ms: 3, pause_ms: 2 };
+    let event = Event { number: 1, unix_ms: 2, kind };
     vec![
         Message::Submit(run()),
         Message::Watch { step: STEP, event: 1 },
@@ -203,8 +203,10 @@ fn of_operators() -> Vec<Message> {
             lines: vec![line()],
             events: vec![event],
             workers: vec![view],
+            forgotten: vec![WorkerId(6)],
             bitwise: true,
             waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),
+            unreachable: vec![(WorkerId(6), WORKER)],
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },

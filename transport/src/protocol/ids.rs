@@ -105,3 +105,45 @@ impl fmt::Display for NodeName {
         self.0.fmt(f)
     }
 }
+
+/// The longest label of a zone, characters.
+pub const MAX_ZONE: usize = 64;
+
+/// What a machine may fail together with, as its operator calls it (a rack, a host, a cloud's
+/// zone): 1 to 64 printable characters, the first and last of them no spaces.
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord,
+)]
+#[serde(transparent)]
+pub struct Zone(String);
+
+impl Zone {
+    /// Parses a label; `None` when it is empty, too long, has a character that cannot be seen, or a
+    /// space at an end.
+    pub fn parse(label: &str) -> Option<Self> {
+        let fits = (1..=MAX_ZONE).contains(&label.chars().count())
+            && label.trim() == label
+            && !label.chars().any(char::is_control);
+        fits.then(|| Self(label.to_string()))
+    }
+
+    /// The label.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zone_has_1_to_64_printable_characters() {
+        for label in ["a", "eu-west-1a", "Rack 7, row ü", &"z".repeat(64), &"ü".repeat(64)] {
+            assert_eq!(Zone::parse(label).as_ref().map(Zone::as_str), Some(label));
+        }
+        for label in ["", " ", " a", "a\n", "a\tb", "\u{7f}", &"z".repeat(65)] {
+            assert_eq!(Zone::parse(label), None, "{label:?}");
+        }
+    }
+}

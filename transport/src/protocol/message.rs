@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::generation::Record;
-use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId};
+use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::outcome::{Update, WorkerResult};
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
@@ -24,6 +24,8 @@ pub struct Registration {
     pub fingerprint: Fingerprint,
     /// Digest of a small computation: equal digests promise equal bits.
     pub probe: u64,
+    /// What its machine may fail together with, if it was told.
+    pub zone: Option<Zone>,
 }
 
 /// What all workers of a run must agree on. The first to register fixes it.

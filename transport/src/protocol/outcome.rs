@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::generation::Cause;
-use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
+use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::step::MetricsLine;
 
 /// One line of `events.jsonl`.
@@ -93,6 +93,15 @@ pub enum EventKind {
         reason: String,
         /// From its last sign of life until its loss was noticed, milliseconds.
         detect_ms: u64,
+        /// From that notice until this event, milliseconds: what the survivors had to say took so
+        /// long.
+        pause_ms: u64,
+    },
+    /// Two members cannot reach each other, and each holds parameter shards that no other member
+    /// has: neither can be left out. Told once of each pair.
+    Unreachable {
+        /// The two.
+        workers: (WorkerId, WorkerId),
     },
     /// Every owner of a parameter shard was lost: the run went back.
     Rollback {
@@ -138,9 +147,10 @@ pub enum WorkerState {
 }
 
 /// A worker as the coordinator sees it.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct WorkerView {
     /// Its id.
+    #[serde(rename = "id")]
     pub worker: WorkerId,
     /// Its node.
     pub name: NodeName,
@@ -150,6 +160,8 @@ pub struct WorkerView {
     pub rank: Option<Rank>,
     /// How many data shards it computes in each step.
     pub data_shards: u32,
+    /// What its machine may fail together with, if it stated that.
+    pub zone: Option<Zone>,
     /// What it does.
     pub state: WorkerState,
 }
@@ -227,18 +239,24 @@ pub struct Update {
     pub lines: Vec<MetricsLine>,
     /// Events, in order.
     pub events: Vec<Event>,
-    /// The workers, by id.
+    /// Workers by id: in the first answer on a link all that are told of, later those that are new
+    /// or have changed since the answer before.
     pub workers: Vec<WorkerView>,
+    /// Workers of earlier answers on this link that are told of no longer.
+    pub forgotten: Vec<WorkerId>,
     /// All probe digests are equal, so the run's bits are those of any other such run.
     pub bitwise: bool,
     /// What the run waits for, where it waits.
     pub waiting: Option<Waiting>,
+    /// Pairs of members that cannot reach each other, of which neither can be left out: no step
+    /// commits before they can.
+    pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// How the run stands.
     pub outcome: Outcome,
 }
 
 /// A run that starts no step: too few workers take part.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// How many take part, or would.
     pub members: u32,

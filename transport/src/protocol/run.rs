@@ -5,7 +5,10 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::chunk::Encoding;
 
 /// One training job.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
+)]
+#[serde(deny_unknown_fields)]
 pub struct RunSpec {
     /// Its name.
     pub name: String,
@@ -32,7 +35,10 @@ pub struct RunSpec {
 }
 
 /// The model.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
+)]
+#[serde(deny_unknown_fields)]
 pub struct ModelSpec {
     /// `gpt`, `mlp`, or a name that the user's program registered.
     pub kind: String,
@@ -47,7 +53,10 @@ pub struct ModelSpec {
 }
 
 /// The data.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
+)]
+#[serde(deny_unknown_fields)]
 pub struct DataSpec {
     /// A registered data set's name; `text` reads files.
     pub kind: String,
@@ -58,7 +67,19 @@ pub struct DataSpec {
 }
 
 /// The global batch: `data_shards * accumulate * micro_batch` samples.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+)]
+#[serde(deny_unknown_fields)]
 pub struct BatchSpec {
     /// Fixed for the life of the run.
     pub data_shards: u32,
@@ -81,7 +102,18 @@ impl BatchSpec {
 }
 
 /// Which optimizer.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
@@ -93,7 +125,18 @@ pub enum OptimizerKind {
 }
 
 /// How the rate goes on after the warm-up.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
     /// It stays.
@@ -105,7 +148,10 @@ pub enum ScheduleKind {
 }
 
 /// The optimizer.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+#[derive(
+    Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
+)]
+#[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
     /// Which.
     pub kind: OptimizerKind,

@@ -1,7 +1,8 @@
 //! The link to a coordinator: found again whenever it is lost.
 //!
 //! Training goes on meanwhile. The core is told what is said, when the link is lost, when another
-//! is up, and when none could be had for too long. Which coordinator leads is not known here: the
+//! is up, and when none could be had for long: whether that ends the worker is the core's to say,
+//! and as long as it does not, the search goes on. Which coordinator leads is not known here: the
 //! first that lets this worker in is taken.
 
 use std::net::SocketAddr;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Addr, MailboxError};
-use everstep_transport::identity::{Credentials, JoinToken, NODE_LIFETIME, Role};
+use everstep_transport::identity::{JoinToken, Role, UnixTime};
 use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, Link};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -18,8 +19,10 @@ use super::actor::WorkerActor;
 use super::event::{Connected, Event};
 use crate::step::event::Input;
 
-/// How long coordinators are looked for before the worker gives up.
+/// How long coordinators are looked for before the core is told that there are none.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// How often the log says that none is found.
+const WARNING: Duration = Duration::from_secs(60);
 /// Between two rounds of calls, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long one round may take, at first and at most: QUIC asks a silent port ever less often, so
@@ -34,23 +37,17 @@ pub struct Reach {
     pub addresses: Vec<SocketAddr>,
     /// The join token.
     pub token: JoinToken,
-    /// What the worker shows, and when it was issued.
-    pub credentials: (Credentials, Instant),
 }
 
-/// Carries what the coordinator says to the actor, over this link and over those that follow it,
-/// until the actor ends or no coordinator is found.
-pub async fn attend(mut reach: Reach, mut link: Link, own: Addr<WorkerActor>) {
-    loop {
+/// Carries what a coordinator says to the actor, over one link after the other, until the actor
+/// ends.
+pub async fn attend(reach: Reach, own: Addr<WorkerActor>) {
+    while let Some(link) = reach.search(&own).await {
         let Ok(reason) = carry(&link, &own).await else { return };
         if own.send(Event(Input::CoordinatorLost(reason.clone()))).await.is_err() {
             return; // the worker is leaving, and has closed it
         }
         tracing::warn!(reason, "the link to the coordinator is lost");
-        match reach.link().await {
-            Ok(found) => link = found,
-            Err(reason) => return own.do_send(Event(Input::CoordinatorGone(reason))),
-        }
     }
 }
 
@@ -66,13 +63,28 @@ async fn carry(link: &Link, own: &Addr<WorkerActor>) -> Result<String, MailboxEr
 }
 
 impl Reach {
-    /// A link to any coordinator, or why there is none.
-    async fn link(&mut self) -> Result<Link, String> {
+    /// A link to any coordinator, whenever there is one; none if the worker gives up before.
+    async fn search(&self, own: &Addr<WorkerActor>) -> Option<Link> {
+        loop {
+            let reason = match self.link().await {
+                Ok(found) => return Some(found),
+                Err(reason) => reason,
+            };
+            let told = own.send(Event(Input::CoordinatorGone(reason))).await;
+            if told.is_err() || !own.connected() {
+                return None;
+            }
+        }
+    }
+
+    /// A link to any coordinator, or why there is none for so long.
+    async fn link(&self) -> Result<Link, String> {
         let began = Instant::now();
+        let mut warned = began;
         let (mut pause, mut round) = (PAUSES.0, ROUNDS.0);
         loop {
-            // Half of its life is over: a certificate that has expired lets nobody in.
-            if self.credentials.1.elapsed() > NODE_LIFETIME / 2 {
+            // No link to renew it over: a certificate that has expired lets nobody in.
+            if self.endpoint.credentials().are_due(UnixTime::now()) {
                 self.renew().await;
             }
             let reason = match timeout(round, self.round()).await {
@@ -87,6 +99,10 @@ impl Reach {
             tracing::debug!(reason, "trying again");
             if began.elapsed() > PATIENCE {
                 return Err(reason);
+            }
+            if warned.elapsed() > WARNING {
+                warned = Instant::now();
+                tracing::warn!(reason, "no coordinator can be reached; still trying");
             }
             sleep(pause).await;
             (pause, round) = ((pause * 2).min(PAUSES.1), (round * 2).min(ROUNDS.1));
@@ -114,15 +130,11 @@ impl Reach {
     }
 
     /// Enrols again with the same key, and so under the same name.
-    async fn renew(&mut self) {
+    async fn renew(&self) {
         for address in &self.addresses {
-            match quic::renew(*address, &self.token, &self.credentials.0).await {
+            match quic::renew(*address, &self.token, &self.endpoint.credentials()).await {
                 Ok(renewed) => match self.endpoint.renew(&renewed) {
-                    Ok(()) => {
-                        tracing::info!("the worker's certificate is renewed");
-                        self.credentials = (renewed, Instant::now());
-                        return;
-                    }
+                    Ok(()) => return tracing::info!("the worker's certificate is renewed"),
                     Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
                 },
                 Err(error) => tracing::debug!(%address, %error, "no new certificate"),
@@ -135,7 +147,9 @@ impl Reach {
 mod tests {
     use std::net::{Ipv4Addr, UdpSocket};
 
-    use everstep_transport::identity::{Authority, Enrolment, Identity};
+    use everstep_transport::identity::{
+        Authority, Credentials, Enrolment, Identity, NODE_LIFETIME, Terms,
+    };
     use everstep_transport::protocol::NodeName;
     use everstep_transport::quic::Settings;
 
@@ -160,7 +174,8 @@ mod tests {
 
         fn coordinator(&self, address: SocketAddr) -> Endpoint {
             let credentials = self.issue(Role::Coordinator, NODE_LIFETIME);
-            let enrolment = Enrolment::new(self.authority.clone(), vec![self.token.accepted()]);
+            let workers = self.token.accepted(Terms::unlimited(Role::Worker));
+            let enrolment = Enrolment::new(self.authority.clone(), vec![workers]);
             let settings = Settings::for_address(address.ip());
             Endpoint::bind(address, &credentials, settings, Some(enrolment)).unwrap()
         }
@@ -171,8 +186,7 @@ mod tests {
             let settings = Settings::for_address(anywhere.ip());
             let endpoint = Endpoint::bind(anywhere, &credentials, settings, None).unwrap();
             let token = self.token.to_string().parse().unwrap();
-            let credentials = (credentials, Instant::now());
-            Reach { endpoint: Arc::new(endpoint), addresses, token, credentials }
+            Reach { endpoint: Arc::new(endpoint), addresses, token }
         }
     }
 
@@ -194,7 +208,7 @@ mod tests {
     async fn a_coordinator_that_comes_up_late_is_found() {
         let world = World::new();
         let address = nowhere();
-        let mut reach = world.reach(vec![address], NODE_LIFETIME);
+        let reach = world.reach(vec![address], NODE_LIFETIME);
         let late = async {
             sleep(Duration::from_millis(700)).await;
             (world.coordinator(address), Instant::now())
@@ -208,10 +222,10 @@ mod tests {
     async fn a_worker_whose_certificate_has_expired_enrols_again() {
         let world = World::new();
         let centre = world.coordinator((Ipv4Addr::LOCALHOST, 0).into());
-        let mut reach = world.reach(vec![centre.local_address()], Duration::ZERO);
-        let before = reach.credentials.0.chain();
+        let reach = world.reach(vec![centre.local_address()], Duration::ZERO);
+        let before = reach.endpoint.credentials();
         sleep(Duration::from_millis(1100)).await; // certificates count seconds
         reach.link().await.unwrap();
-        assert_ne!(reach.credentials.0.chain()[0], before[0]);
+        assert_ne!(reach.endpoint.credentials().chain(), before.chain());
     }
 }

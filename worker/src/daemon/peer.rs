@@ -79,6 +79,15 @@ impl Peer {
         }
     }
 
+    /// A link is due, if there is none: nothing was said on it yet.
+    pub fn expect(&mut self) {
+        if self.link.is_none() {
+            self.unsaid.clear();
+            self.is_used = false;
+            self.awaited.get_or_insert_with(Instant::now);
+        }
+    }
+
     /// A link is up. True if it takes the place of one on which something was said or sent in this
     /// generation: who called had lost that one, and nobody knows what arrived.
     pub fn attach(&mut self, link: Link, from: LinkOf, inlet: &Inlet) -> bool {
@@ -141,9 +150,12 @@ impl Peer {
         self.link.as_ref().map(|attached| attached.number)
     }
 
-    /// Its link has ended.
+    /// Its link has ended, and with it the lanes. A member gets others in the next generation.
     pub fn lose(&mut self) {
         self.link = None;
+        if !self.is_member {
+            self.lanes = Lanes::new(self.lanes.generation());
+        }
     }
 
     /// True once, when a link has been awaited for too long.

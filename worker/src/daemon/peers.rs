@@ -76,10 +76,13 @@ impl Peers {
         self.connect()
     }
 
-    /// A learner is a peer, too, in this generation. Returns what the core is to be told.
+    /// A learner is a peer, too, in this generation; or a peer whose link was lost is to have
+    /// another one. Returns what the core is to be told.
     pub fn meet(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
-        if Some(worker) != self.own && !self.known.contains_key(&worker) {
-            self.known.insert(worker, Peer::new(name, address, self.generation));
+        if Some(worker) != self.own {
+            let generation = self.generation;
+            let peer = self.known.entry(worker);
+            peer.or_insert_with(|| Peer::new(name, address, generation)).expect();
         }
         self.connect()
     }

@@ -9,7 +9,7 @@ use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{DataShard, RunSpec, Step};
+use everstep_transport::protocol::{DataShard, RunSpec, Step, Zone};
 
 use super::model_file::ModelFile;
 use super::{Device, Parts, holdings};
@@ -27,6 +27,8 @@ pub struct Place {
     pub incarnation: u64,
     /// Where it listens.
     pub address: SocketAddr,
+    /// What its machine may fail together with, if it was told.
+    pub zone: Option<Zone>,
     /// Where the model goes, if this worker is to write it.
     pub dir: Option<PathBuf>,
     /// See [`Parts::overlap`].
@@ -60,6 +62,7 @@ pub fn build(
         address: place.address,
         fingerprint: fingerprint(run, &layout, dataset.as_ref()),
         probe: probe(compute.as_mut(), &batch)?,
+        zone: place.zone.clone(),
     };
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);

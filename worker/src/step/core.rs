@@ -175,9 +175,7 @@ impl Core {
             Input::Start => self.greet(),
             Input::Coordinator(message) => self.coordinator(now, message),
             Input::CoordinatorLost(_) => {} // Training goes on; the shell finds another link.
-            Input::CoordinatorGone(reason) => {
-                self.end(Exit::Failed(format!("no coordinator can be reached: {reason}")));
-            }
+            Input::CoordinatorGone(reason) => self.abandoned(&reason),
             Input::Drain => self.drain(),
             Input::DrainOverdue => self.end(Exit::Drained),
             Input::Built(built) => self.built(built),
@@ -224,8 +222,10 @@ impl Core {
     // Time.
 
     fn tick(&mut self, now: Time) {
-        if let Phase::Training(member) = &mut self.phase {
-            member.tick(now);
+        match &mut self.phase {
+            Phase::Learning(learner) => learner.tick(now),
+            Phase::Training(member) => member.tick(now),
+            _ => {}
         }
         if now.since(self.heartbeat_at) >= HEARTBEAT {
             self.heartbeat(now);
@@ -302,6 +302,14 @@ impl Core {
     }
 
     // Ends.
+
+    /// No coordinator answers. Who is registered may hold what a run lives on, and goes on until
+    /// one does, or until it is told to leave.
+    fn abandoned(&mut self, reason: &str) {
+        if self.worker.is_none() {
+            self.end(Exit::Failed(format!("no coordinator can be reached: {reason}")));
+        }
+    }
 
     fn drain(&mut self) {
         self.drains = true;

@@ -21,7 +21,8 @@ pub enum Input {
     Coordinator(Message),
     /// The link to the coordinator is gone; the shell looks for one.
     CoordinatorLost(String),
-    /// No coordinator could be reached for longer than a worker waits.
+    /// No coordinator could be reached for longer than a worker waits that is not registered; the
+    /// shell goes on looking for one.
     CoordinatorGone(String),
     /// Leave the run, in good order if there is time.
     Drain,
@@ -92,7 +93,9 @@ pub enum Effect {
     /// A generation begins, for a member or a learner: connect to its members, and to no one else.
     /// What is queued for members is dropped, and streams under way are given up.
     Enter(Record),
-    /// A learner is fed from now on: let it in, as another one to talk to in this generation.
+    /// A learner is fed from now on: let it in, as another one to talk to in this generation. Or a
+    /// member that this learner has lost lets it in again. Where there is no link, another one is
+    /// due, and what waits for the one before is dropped.
     Meet {
         /// Its id.
         worker: WorkerId,

@@ -20,7 +20,7 @@ use everstep_transport::time::Time;
 
 use super::event::{Admission, Effect, Job, Report};
 use super::holdings::{Holdings, Reduced};
-use super::learning::{Head, Learning, Scene};
+use super::learning::{ANSWER, Head, Learning, Scene};
 use super::roster::Roster;
 use super::setup::Setup;
 use super::version::Version;
@@ -34,6 +34,8 @@ pub(super) struct Learner {
     holdings: Holdings,
     learning: Learning,
     stage: Stage,
+    /// Since when, as far as is known, none of the parameters have come that were asked for.
+    quiet_since: Option<Time>,
     /// The newest step whose line is written, as far as was told in this generation.
     written: Step,
     refused: u64,
@@ -63,6 +65,7 @@ impl Learner {
         Self {
             learning: Learning::default(),
             stage: Stage::Idle,
+            quiet_since: None,
             written: Step(0),
             refused: 0,
             out: jobs.into_iter().map(Effect::Device).collect(),
@@ -166,14 +169,22 @@ impl Learner {
 
     // Inputs.
 
-    /// It is fed from now on, or with other shards than before.
-    pub fn feed(&mut self, shards: &[Shard]) {
+    /// It is fed from now on, or with other shards than before. Members that it has `lost` let it
+    /// in again: it calls them anew, and asks again for what they owe it.
+    pub fn feed(&mut self, shards: &[Shard], lost: &BTreeSet<WorkerId>) {
         if self.stage == Stage::Idle {
             self.stage = Stage::Fed;
             self.out.push_back(Effect::Enter(self.roster.record().clone()));
-            if self.roster.record().waiting {
-                self.fetch();
-            }
+            self.fetch(|_| true);
+        } else {
+            let members = self.roster.record().members.iter();
+            let again = members.filter(|member| lost.contains(&member.worker));
+            self.out.extend(again.map(|member| Effect::Meet {
+                worker: member.worker,
+                name: member.name.clone(),
+                address: member.address,
+            }));
+            self.fetch(|primary| lost.contains(&primary));
         }
         self.learn_with(|learning, scene| learning.feed(shards, scene));
     }
@@ -191,6 +202,7 @@ impl Learner {
         let shard = chunk.shard;
         match chunk.kind {
             ChunkKind::Parameters => {
+                self.quiet_since = None;
                 let version = self.holdings.version();
                 self.holdings.computing[shard.0 as usize] = version;
                 let load = Job::Load { shard, version: version.step, values };
@@ -240,6 +252,19 @@ impl Learner {
         self.learn_with(|learning, scene| learning.lost(peer, scene));
     }
 
+    /// Time passes: what nobody answers is asked again.
+    pub fn tick(&mut self, now: Time) {
+        if self.stage != Stage::Fed {
+            return;
+        }
+        self.learn_with(|learning, scene| learning.tick(now, scene));
+        if now.since(*self.quiet_since.get_or_insert(now)) >= ANSWER {
+            let lost = self.roster.record().members.iter().map(|member| member.worker);
+            let lost: BTreeSet<_> = lost.filter(|it| self.learning.has_lost(*it)).collect();
+            self.fetch(|primary| !lost.contains(&primary));
+        }
+    }
+
     /// Every line up to `step` is written.
     pub fn written(&mut self, step: Step) {
         self.written = self.written.max(step);
@@ -260,14 +285,20 @@ impl Learner {
         }
     }
 
-    /// Asks primaries for parameters of the resume version: no commit will bring them.
-    fn fetch(&mut self) {
+    /// Where no commit will bring them, asks these primaries for the parameters of the resume
+    /// version that are not here.
+    fn fetch(&mut self, from: impl Fn(WorkerId) -> bool) {
+        self.quiet_since = None;
+        if !self.roster.record().waiting {
+            return;
+        }
         let resume = Version::resumed(self.roster.record());
         let mut questions: BTreeMap<WorkerId, BTreeSet<Shard>> = BTreeMap::new();
         for (index, version) in self.holdings.computing.iter().enumerate() {
             let shard = Shard(index as u32);
-            if *version != resume {
-                questions.entry(self.roster.primary(shard)).or_default().insert(shard);
+            let primary = self.roster.primary(shard);
+            if *version != resume && from(primary) {
+                questions.entry(primary).or_default().insert(shard);
             }
         }
         let generation = self.roster.generation();

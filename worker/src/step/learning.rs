@@ -16,7 +16,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Chunk, ChunkKind, Commit, Message, Shard, Step, WorkerId};
+use everstep_transport::time::Time;
 
+pub(super) use self::lesson::ANSWER;
 use self::lesson::{Lesson, MAX_WAITING};
 use super::event::{Admission, Effect};
 use super::holdings::Holdings;
@@ -137,6 +139,7 @@ impl Learning {
 
     /// A state begins; says whether it was asked for.
     pub fn head(&mut self, from: WorkerId, head: Head, scene: &mut Scene<'_>) -> bool {
+        self.heard(from);
         let known = Version::within(scene.roster.record(), head.version).is_some();
         let lesson = self.lessons.get_mut(&head.shard);
         let taken = lesson.is_some_and(|lesson| lesson.begin(from, head, known));
@@ -146,6 +149,9 @@ impl Learning {
 
     /// A part of a state has come.
     pub fn part(&mut self, shard: Shard, values: Buffer, scene: &mut Scene<'_>) {
+        if let Some(donor) = self.lessons.get(&shard).and_then(Lesson::donor) {
+            self.heard(donor);
+        }
         if let Some(lesson) = self.lessons.get_mut(&shard) {
             let job = lesson.part(values, scene.state_parts);
             if job.is_some() {
@@ -190,7 +196,25 @@ impl Learning {
         self.advance(scene);
     }
 
+    /// Whether an owner cannot be asked.
+    pub fn has_lost(&self, owner: WorkerId) -> bool {
+        self.lost.contains(&owner)
+    }
+
+    /// Time passes: what an owner does not answer is asked of another, or again.
+    pub fn tick(&mut self, now: Time, scene: &mut Scene<'_>) {
+        let late = self.lessons.values_mut().filter_map(|lesson| lesson.tick(now).then_some(()));
+        if !scene.promised && late.count() > 0 {
+            self.ask(scene);
+        }
+    }
+
     // What follows.
+
+    /// An owner that says something may yet answer the rest.
+    fn heard(&mut self, owner: WorkerId) {
+        self.lessons.values_mut().for_each(|lesson| lesson.heard(owner));
+    }
 
     fn advance(&mut self, scene: &mut Scene<'_>) {
         let Scene { holdings, out, .. } = scene;

@@ -107,7 +107,8 @@ impl Bench {
     pub fn of(run: &RunSpec, dir: Option<PathBuf>) -> Self {
         let registry = builtin::registry().dataset("sums", |_| Ok(Arc::new(Sums)));
         let address = "127.0.0.1:1".parse().expect("an address");
-        let place = Place { incarnation: 1, address, dir, overlap: true, prefetch: 2 };
+        let (zone, overlap) = (None, true);
+        let place = Place { incarnation: 1, address, zone, dir, overlap, prefetch: 2 };
         let built = build(&registry, run, &place, Pool::new(1 << 20));
         Self { device: built.expect("a device").0, script: Script::default() }
     }

@@ -117,7 +117,8 @@ impl Cluster {
             samples: SAMPLES,
         };
         let address = (Ipv4Addr::LOCALHOST, 1).into();
-        let registration = Registration { incarnation: 1, address, fingerprint, probe: 0 };
+        let registration =
+            Registration { incarnation: 1, address, fingerprint, probe: 0, zone: None };
         Built { registration, tokens_per_step: 1 }
     }
 

@@ -53,7 +53,8 @@ impl Lone {
             shards: 1,
             samples: SAMPLES,
         };
-        let registration = Registration { incarnation: 1, address, fingerprint, probe: 0 };
+        let registration =
+            Registration { incarnation: 1, address, fingerprint, probe: 0, zone: None };
         lone.give(Input::Coordinator(Message::Welcome { run }));
         lone.give(Input::Built(Built { registration, tokens_per_step: 1 }));
         lone.give(Input::Coordinator(Message::Registered { worker: WORKER }));

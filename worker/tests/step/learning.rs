@@ -1,12 +1,14 @@
 //! How shards are learned, by a worker that is no member and by one that is.
 
+use std::time::Duration;
+
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Message, Record, Shard, Step, WorkerId,
+    Chunk, ChunkKind, Commit, Generation, Message, Record, Shard, Step, WorkerId,
 };
-use everstep_worker::step::event::{Admission, Effect, Job, Report};
+use everstep_worker::step::event::{Admission, Effect, Input, Job, Report};
 
-use crate::solo::{Solo, chunk, commit, feed, length};
+use crate::solo::{Solo, chunk, commit, feed, length, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER, record};
 
 /// A learner in the generation of three, not fed yet.
@@ -29,6 +31,53 @@ fn fed() -> Solo {
 fn asked(solo: &mut Solo) -> Vec<WorkerId> {
     let sent = solo.sent().into_iter();
     sent.filter(|(_, what)| what == "fetch_state").map(|(to, _)| to).collect()
+}
+
+/// The states that it asked for.
+fn questions(solo: &mut Solo) -> Vec<(WorkerId, Vec<Shard>)> {
+    let question = |effect| match effect {
+        Effect::Send { to, message: Message::FetchState { shards, .. } } => Some((to, shards)),
+        _ => None,
+    };
+    solo.took().into_iter().filter_map(question).collect()
+}
+
+/// Whom it asked for parameters.
+fn fetched(solo: &mut Solo) -> Vec<WorkerId> {
+    let sent = solo.sent().into_iter();
+    sent.filter(|(_, what)| what == "fetch_parameters").map(|(to, _)| to).collect()
+}
+
+fn lose(solo: &mut Solo, from: WorkerId) {
+    solo.give(Input::PeerLost { from, reason: "gone".into() });
+}
+
+/// Time passes, in ticks.
+fn pass(solo: &mut Solo, seconds: u64) {
+    for _ in 0..4 * seconds {
+        solo.now = solo.now + Duration::from_millis(250);
+        solo.give(Input::Tick);
+    }
+}
+
+fn feed_in(generation: Generation, shards: &[u32]) -> Message {
+    let mut feed = feed(STRANGER, shards);
+    if let Message::Feed { generation: of, .. } = &mut feed {
+        *of = generation;
+    }
+    feed
+}
+
+/// A learner that lacks everything, fed in a generation that waits.
+fn fed_while_all_wait() -> Solo {
+    let mut solo = Solo::registered(STRANGER);
+    let mut record = Record { waiting: true, ..next_record(Some(commit(1))) };
+    record.members.iter_mut().for_each(|member| member.data_shards.clear());
+    let number = record.number;
+    solo.hear(Message::Announce(record));
+    solo.entered(number, Step(1));
+    solo.hear(feed_in(number, &[0]));
+    solo
 }
 
 fn state(solo: &mut Solo, from: WorkerId, version: u64) {
@@ -104,12 +153,87 @@ fn a_lost_owner_is_asked_no_more() {
     reduced(&mut solo, 2);
     assert_eq!(asked(&mut solo), [MEMBERS[0]]);
     for _ in 0..2 {
-        solo.give(everstep_worker::step::event::Input::PeerLost {
-            from: MEMBERS[0],
-            reason: "gone".into(),
-        });
+        lose(&mut solo, MEMBERS[0]);
     }
     assert_eq!(asked(&mut solo), [MEMBERS[1]]);
+}
+
+#[test]
+fn an_owner_that_says_nothing_is_given_up_each_time_later() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    pass(&mut solo, 5);
+    assert_eq!(asked(&mut solo), []);
+    pass(&mut solo, 1);
+    assert_eq!(asked(&mut solo), [MEMBERS[1]]);
+    pass(&mut solo, 6);
+    assert_eq!(asked(&mut solo), []);
+    state(&mut solo, MEMBERS[1], 1);
+    restored(&mut solo, 1, true);
+    pass(&mut solo, 60);
+    assert_eq!(asked(&mut solo), []);
+}
+
+#[test]
+fn parameters_that_do_not_come_are_asked_for_again() {
+    let mut solo = fed_while_all_wait();
+    assert_eq!(fetched(&mut solo), MEMBERS);
+    pass(&mut solo, 4);
+    let parameters = chunk(ChunkKind::Parameters, 1, 1);
+    solo.piece(MEMBERS[1], Chunk { generation: GENERATION.next(), ..parameters });
+    pass(&mut solo, 4);
+    assert_eq!(fetched(&mut solo), [], "one has just come");
+    pass(&mut solo, 2);
+    assert_eq!(fetched(&mut solo), [MEMBERS[0], MEMBERS[2]]);
+}
+
+/// Invariant I11.
+#[test]
+fn i11_a_learner_that_is_fed_again_calls_who_had_lost_it_and_asks_for_what_that_owes() {
+    let mut solo = fed_while_all_wait();
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    lose(&mut solo, MEMBERS[0]);
+    lose(&mut solo, MEMBERS[1]);
+    assert_eq!(asked(&mut solo), [MEMBERS[1]], "and then both owners are lost");
+    solo.hear(feed_in(GENERATION.next(), &[0]));
+    let called = |effect: &Effect| match effect {
+        Effect::Meet { worker, .. } => Some(*worker),
+        _ => None,
+    };
+    assert_eq!(solo.effects.iter().filter_map(called).collect::<Vec<_>>(), MEMBERS[..2]);
+    let names = [(MEMBERS[0], "fetch_parameters"), (MEMBERS[1], "fetch_parameters")];
+    let mut expected = names.map(|(to, what)| (to, what.to_string())).to_vec();
+    expected.push((MEMBERS[0], "fetch_state".into()));
+    assert_eq!(solo.sent(), expected);
+}
+
+/// Neither when its donor dies, nor when the generation changes while others are under way.
+#[test]
+fn no_piece_that_was_verified_is_fetched_twice() {
+    let mut solo = beside();
+    solo.hear(feed(STRANGER, &[0, 1]));
+    reduced(&mut solo, 2);
+    solo.piece(MEMBERS[1], chunk(ChunkKind::Reduced, 2, 1));
+    let expected = [(MEMBERS[0], vec![Shard(0)]), (MEMBERS[2], vec![Shard(1)])];
+    assert_eq!(questions(&mut solo), expected);
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    state(&mut solo, MEMBERS[0], 1);
+    restored(&mut solo, 1, true);
+    lose(&mut solo, MEMBERS[0]);
+    solo.hear(feed(STRANGER, &[0, 1]));
+    assert_eq!(questions(&mut solo), []);
+    let record = next_record(Some(commit(1)));
+    let generation = record.number;
+    solo.hear(Message::Pause { term: crate::solo::TERM, number: generation });
+    solo.hear(Message::Announce(record));
+    solo.entered(generation, Step(1));
+    solo.hear(feed_in(generation, &[0, 1]));
+    for (from, shard) in [(MEMBERS[0], 0), (MEMBERS[1], 1)] {
+        let reduced = chunk(ChunkKind::Reduced, 2, shard);
+        solo.piece(from, Chunk { generation, ..reduced });
+    }
+    assert_eq!(questions(&mut solo), [(MEMBERS[2], vec![Shard(1)])]);
 }
 
 #[test]
@@ -214,10 +338,7 @@ fn a_primary_feeds_from_the_next_commit_and_the_next_round_on() {
 fn a_lost_learner_is_fed_no_more_and_named() {
     let mut solo = Solo::member(1);
     solo.hear(feed(STRANGER, &[1]));
-    solo.give(everstep_worker::step::event::Input::PeerLost {
-        from: STRANGER,
-        reason: "gone".into(),
-    });
+    lose(&mut solo, STRANGER);
     solo.prepare(1);
     solo.took();
     solo.peer(MEMBERS[0], Message::Commit(commit(1)));

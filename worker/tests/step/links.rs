@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::{Decision, Generation, Message, WorkerId};
-use everstep_worker::step::event::{Effect, Exit, Input, Report};
+use everstep_transport::protocol::{Decision, Generation, Message, Record, Shard, WorkerId};
+use everstep_worker::step::event::{Effect, Exit, Input, Job, Report};
 
 use crate::cluster::Cluster;
-use crate::solo::{Solo, TERM, commit};
+use crate::solo::{Solo, TERM, commit, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER};
 
 fn heartbeats(solo: &mut Solo) -> Vec<Vec<WorkerId>> {
@@ -53,10 +53,44 @@ fn training_outlives_the_link_to_the_coordinator() {
 }
 
 #[test]
-fn without_any_coordinator_a_worker_fails_in_the_end() {
-    let mut solo = Solo::member(1);
+fn who_is_not_registered_gives_up_when_no_coordinator_answers() {
+    let mut solo = Solo::registered(STRANGER);
+    solo.hear(Message::Evicted { worker: STRANGER });
     solo.give(Input::CoordinatorGone("nobody answers".into()));
     assert!(matches!(exit(&mut solo), Some(Exit::Failed(_))));
+}
+
+#[test]
+fn a_member_outlives_all_coordinators_until_it_is_told_to_leave() {
+    let mut solo = Solo::member(1);
+    solo.give(Input::CoordinatorLost("gone".into()));
+    solo.give(Input::CoordinatorGone("nobody answers".into()));
+    solo.give(Input::Drain);
+    assert_eq!(exit(&mut solo), None, "somebody may answer yet");
+    solo.prepare(1);
+    assert!(solo.sent().iter().any(|(_, what)| what == "prepared"));
+    solo.give(Input::DrainOverdue);
+    assert_eq!(exit(&mut solo), Some(Exit::Drained));
+}
+
+/// A member lags behind two changes: what it was asked in the first of them, which it never enters,
+/// takes no room from what counts.
+#[test]
+fn what_is_over_takes_no_room_from_what_comes_early() {
+    let mut solo = Solo::member(1);
+    let generation = |more: u64| Generation(GENERATION.0 + more);
+    let ask = |solo: &mut Solo, generation| {
+        let shards = vec![Shard(1)];
+        solo.peer(MEMBERS[0], Message::FetchParameters { generation, shards });
+    };
+    (0..4).for_each(|_| ask(&mut solo, generation(1)));
+    solo.hear(Message::Pause { term: TERM, number: generation(2) });
+    ask(&mut solo, generation(2));
+    solo.took();
+    let record = Record { number: generation(2), predecessor: generation(1), ..next_record(None) };
+    solo.hear(Message::Announce(record));
+    let shared = |job: &Job| matches!(job, Job::Share { to, .. } if *to == MEMBERS[0]);
+    assert!(solo.jobs().iter().any(shared));
 }
 
 #[test]

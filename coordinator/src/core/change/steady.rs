@@ -27,6 +27,9 @@ impl Core {
         if self.feeds.are_outdated(now, record.number, &learners) {
             self.feed(now, learners);
         }
+        for learner in self.feeds.repeat(now) {
+            self.say_feed(learner);
+        }
         if (frees || self.feeds.are_due(now)) && self.all_are_linked() {
             if waiting { self.pause(now) } else { self.hold(now) }
         }
@@ -61,17 +64,39 @@ impl Core {
     /// Tells everyone what is learned from now on, where that is new.
     fn feed(&mut self, now: Time, learners: Learners) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
-        let feeds = Feeds::new(now, run, record, learners);
+        let feeds = Feeds::new(now, run, record, learners, self.state.workers());
         for learner in self.feeds.replace(feeds) {
-            let mut to = self.member_links();
-            if !self.state.is_member(learner)
-                && let Some(link) = self.links.of_registered(learner)
-            {
-                self.announce(vec![link]);
-                to.push(link);
-            }
-            if let Some(feed) = self.feed_of(learner) {
-                self.broadcast(to, feed);
+            self.say_feed(learner);
+        }
+    }
+
+    /// Tells all members, and the learner, what it learns.
+    fn say_feed(&mut self, learner: WorkerId) {
+        let mut to = self.member_links();
+        if !self.state.is_member(learner)
+            && let Some(link) = self.links.of_registered(learner)
+        {
+            self.announce(vec![link]);
+            to.push(link);
+        }
+        if let Some(feed) = self.feed_of(learner) {
+            self.broadcast(to, feed);
+        }
+    }
+
+    /// A worker cannot reach these. Where one of the two is a member and the other one learns,
+    /// either end's word counts: only one of them may have noticed.
+    pub(in crate::core) fn cut_from_learners(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        unreachable: &[WorkerId],
+    ) {
+        for other in unreachable.iter().copied() {
+            match (self.state.is_member(worker), self.state.is_member(other)) {
+                (false, true) => self.feeds.cut_off(now, worker),
+                (true, false) => self.feeds.cut_off(now, other),
+                _ => {}
             }
         }
     }
@@ -103,8 +128,9 @@ impl Core {
     pub(in crate::core) fn catch_up(&mut self, now: Time, link: LinkId, worker: WorkerId) {
         match (&mut self.phase, self.reign) {
             (Phase::Pausing(pausing), Reign::Leads(term)) => {
-                if pausing.missing.contains(&worker) {
-                    pausing.since = now; // it had no chance to answer before
+                // It had no chance to answer before; one whose link comes and goes had one then.
+                if pausing.missing.contains(&worker) && pausing.returned.insert(worker) {
+                    pausing.since = now;
                 }
                 let number = pausing.number;
                 self.send(link, Message::Pause { term, number });

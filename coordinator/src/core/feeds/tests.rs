@@ -39,7 +39,7 @@ fn learners(joiners: &[u64], leaving: &[u64]) -> Learners {
 }
 
 fn feeds(record: &Record, learners: Learners) -> Feeds {
-    Feeds::new(Time(0), &exemplars::run(), record, learners)
+    Feeds::new(Time(0), &exemplars::run(), record, learners, &BTreeMap::new())
 }
 
 #[test]
@@ -73,15 +73,35 @@ fn a_change_is_due_when_all_are_ready_or_some_have_waited_long() {
     let mut feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3], &[]));
     let late = Time(0) + PATIENCE;
     assert!(!feeds.are_due(Time(0)) && !feeds.are_due(late));
-    feeds.learned(WorkerId(2), Generation(3));
+    feeds.learned(Time(0), WorkerId(2), Generation(3));
     assert!(!feeds.are_due(Time(0)) && feeds.are_due(late));
-    feeds.learned(WorkerId(3), Generation(2));
-    feeds.learned(WorkerId(9), Generation(3));
+    feeds.learned(Time(0), WorkerId(3), Generation(2));
+    feeds.learned(Time(0), WorkerId(9), Generation(3));
     assert_eq!(feeds.ready().len(), 1, "of another generation, or not fed");
-    feeds.learned(WorkerId(3), Generation(3));
+    feeds.learned(Time(0), WorkerId(3), Generation(3));
     assert!(feeds.are_due(Time(0)));
-    feeds.cut_off(WorkerId(3));
+    feeds.cut_off(Time(0), WorkerId(3));
     assert!(!feeds.are_due(Time(0)));
+}
+
+#[test]
+fn who_stays_cut_off_is_fed_again_each_second_and_is_ready_when_nobody_complains() {
+    let mut feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3], &[]));
+    let at = |tenths: u64| Time(0) + Duration::from_millis(100 * tenths);
+    for tenths in 0..24 {
+        feeds.cut_off(at(tenths), WorkerId(2));
+        feeds.cut_off(at(tenths), WorkerId(9));
+        let fed = feeds.repeat(at(tenths));
+        let expected = [WorkerId(2)];
+        assert_eq!(fed, expected[..usize::from([10, 20].contains(&tenths))], "{tenths}");
+    }
+    assert_eq!(feeds.repeat(at(30)), [WorkerId(2)], "it was told after the last time");
+    assert_eq!(feeds.repeat(at(60)), []);
+    feeds.learned(at(72), WorkerId(2), Generation(3));
+    feeds.learned(at(72), WorkerId(3), Generation(3));
+    assert_eq!(feeds.ready().iter().map(|id| id.0).collect::<Vec<_>>(), [3]);
+    feeds.learned(at(73), WorkerId(2), Generation(3));
+    assert!(feeds.ready().contains(&WorkerId(2)));
 }
 
 #[test]
@@ -112,8 +132,8 @@ fn who_has_learned_the_same_stays_ready() {
     let record = record(1, &[&[0]]);
     let mut feeds_so_far = feeds(&record, learners(&[2, 3], &[]));
     let lessons = feeds_so_far.lessons().clone();
-    feeds_so_far.learned(WorkerId(2), Generation(3));
-    feeds_so_far.learned(WorkerId(3), Generation(3));
+    feeds_so_far.learned(Time(0), WorkerId(2), Generation(3));
+    feeds_so_far.learned(Time(0), WorkerId(3), Generation(3));
     let new = feeds_so_far.replace(feeds(&record, learners(&[2, 3, 4], &[])));
     let same = |id: u64| feeds_so_far.lessons()[&WorkerId(id)] == lessons[&WorkerId(id)];
     assert!(new.contains(&WorkerId(4)));

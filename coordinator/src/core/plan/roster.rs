@@ -11,6 +11,7 @@ use everstep_transport::protocol::WorkerId;
 
 use super::Evidence;
 use super::holdings::Holdings;
+use crate::core::partition::Pair;
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 
@@ -21,6 +22,8 @@ pub(super) struct Roster {
     pub(super) left: Vec<WorkerId>,
     /// Who is left out, and whom it cannot reach.
     left_out: BTreeMap<WorkerId, WorkerId>,
+    /// Pairs of members that cannot reach each other.
+    pub(super) unreachable: Vec<Pair>,
 }
 
 impl Roster {
@@ -36,11 +39,13 @@ impl Roster {
         let before: BTreeSet<WorkerId> = evidence.previous().collect();
         let others: Vec<WorkerId> = answered.difference(&before).copied().collect();
         members.extend(others.iter().filter(|id| anew || evidence.ready.contains(id)));
-        let reserve = left_out.keys().chain(&others).copied();
-        let rescued = rescued(holdings, &members, reserve);
+        let rescued = rescued(holdings, &members, others.iter().copied());
         members.extend(rescued);
-        let mut roster = Self { members, left: Vec::new(), left_out };
+        let mut roster = Self { members, left: Vec::new(), left_out, unreachable: Vec::new() };
         roster.let_go(evidence, holdings);
+        let broken = evidence.broken.iter().copied();
+        let both = |(a, b): &Pair| roster.members.contains(a) && roster.members.contains(b);
+        roster.unreachable = broken.filter(both).collect();
         roster
     }
 
@@ -82,8 +87,8 @@ fn survivors(evidence: &Evidence, answered: &BTreeSet<WorkerId>) -> impl Iterato
     })
 }
 
-/// For each pair that stays broken the one with more broken links; of equals one that takes no last
-/// copy of a shard with it, and then the newest.
+/// For each pair that stays broken, of the two that take no last copy of a shard with them the one
+/// with more broken links, and of equals the newest. A pair of which neither can go stays.
 fn left_out(
     evidence: &Evidence,
     members: &[WorkerId],
@@ -98,9 +103,8 @@ fn left_out(
             peers.entry(a).or_default().push(b);
             peers.entry(b).or_default().push(a);
         }
-        let worst = peers.iter().max_by_key(|(worker, peers)| {
-            (peers.len(), holdings.can_spare(**worker, &rest), **worker)
-        });
+        let free = peers.iter().filter(|(worker, _)| holdings.can_spare(**worker, &rest));
+        let worst = free.max_by_key(|(worker, peers)| (peers.len(), **worker));
         let Some((&worst, peers)) = worst else { return left_out };
         left_out.insert(worst, peers[0]);
         rest.retain(|worker| *worker != worst);

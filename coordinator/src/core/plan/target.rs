@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use everstep_transport::protocol::{DataShard, Record, RunSpec, Shard, WorkerId};
 
 use crate::assign::{Candidate, Demand, assign};
+use crate::state::Worker;
 
 /// Neighbouring parameter shards with the same owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,15 @@ struct Run {
     count: u32,
     /// Primary first.
     owners: Vec<WorkerId>,
+}
+
+/// These workers, with the zones that they have stated.
+pub(in crate::core) fn candidates(
+    known: &BTreeMap<WorkerId, Worker>,
+    workers: impl Iterator<Item = WorkerId>,
+) -> Vec<Candidate> {
+    let zone = |worker| known.get(&worker).and_then(|known| known.registration.zone.clone());
+    workers.map(|worker| Candidate { worker, zone: zone(worker) }).collect()
 }
 
 #[derive(Debug)]
@@ -29,17 +39,16 @@ impl Target {
         run: &RunSpec,
         shards: u32,
         current: Option<&Record>,
-        members: &[WorkerId],
+        members: &[Candidate],
     ) -> Self {
-        let candidates: Vec<_> =
-            members.iter().map(|&worker| Candidate { worker, zone: None }).collect();
         let demand = Demand { data_shards: run.batch.data_shards, shards, copies: run.copies };
-        let assignment = assign(demand, &candidates, current);
-        let data_shards = members.iter().copied().zip(assignment.data_shards).collect();
+        let assignment = assign(demand, members, current);
+        let data_shards =
+            members.iter().map(|member| member.worker).zip(assignment.data_shards).collect();
         let runs = assignment.owners.into_iter().map(|runs| Run {
             first: runs.first,
             count: runs.count,
-            owners: runs.owners.iter().map(|rank| members[rank.0 as usize]).collect(),
+            owners: runs.owners.iter().map(|rank| members[rank.0 as usize].worker).collect(),
         });
         Self { data_shards, runs: runs.collect() }
     }

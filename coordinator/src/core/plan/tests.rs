@@ -45,7 +45,8 @@ impl Cluster {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let (model, data) = ([0; 32], [0; 32]);
         let fingerprint = Fingerprint { model, data, parameters: 9, shards: 1, samples: 9 };
-        let registration = Registration { incarnation: 1, address, fingerprint, probe: 1 };
+        let registration =
+            Registration { incarnation: 1, address, fingerprint, probe: 1, zone: None };
         let name = NodeName::parse("worker").expect("a valid name");
         self.workers.insert(worker, Worker { name, registration, standing: Standing::Registered });
         self.silence.heard(NOW, worker);
@@ -113,13 +114,13 @@ impl Cluster {
     /// Everyone learns what they should; returns whether a change is due.
     fn learn(&mut self, step: u64) -> bool {
         let record = self.current.clone().expect("a generation");
-        let mut feeds = Feeds::new(NOW, &self.run, &record, self.learners());
+        let mut feeds = Feeds::new(NOW, &self.run, &record, self.learners(), &self.workers);
         for (worker, shards) in feeds.lessons().clone() {
             let shown = self.statuses.entry(worker).or_insert_with(|| status(None));
             let learned = shards.into_iter().map(|shard| (shard, Step(step), record.number));
             shown.versions.extend(learned);
             shown.commit = Some(commit(record.number, step));
-            feeds.learned(worker, record.number);
+            feeds.learned(NOW, worker, record.number);
         }
         self.ready = feeds.ready().clone();
         feeds.are_due(NOW) || super::super::feeds::frees_somebody(&record, &self.learners().leaving)

@@ -2,7 +2,7 @@ use super::*;
 
 fn lost(world: &World) -> Vec<(WorkerId, String, u64)> {
     let lost = world.events().into_iter().filter_map(|event| match event {
-        EventKind::Lost { worker, reason, detect_ms } => Some((worker, reason, detect_ms)),
+        EventKind::Lost { worker, reason, detect_ms, .. } => Some((worker, reason, detect_ms)),
         _ => None,
     });
     lost.collect()
@@ -130,6 +130,22 @@ fn who_does_not_answer_in_time_is_left_out_told_so_and_comes_back_as_another() {
     world.say(links[1], Message::Hello { schema: schema(), worker: None });
     world.say(links[1], Message::Register(registration(99)));
     assert_eq!(world.words(links[1])[..2], ["welcome", "registered"]);
+}
+
+/// Whoever measures detection from outside has to take this off.
+#[test]
+fn a_loss_says_how_long_the_survivors_were_waited_for_after_it_was_noticed() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=2);
+    world.actor(links[1]).mute = true;
+    world.kill(links[3]);
+    world.pass(2_050, &links[..3]);
+    let paused = |kind| match kind {
+        EventKind::Lost { reason, pause_ms, .. } if reason.contains("closed") => Some(pause_ms),
+        _ => None,
+    };
+    let paused: Vec<_> = world.events().into_iter().filter_map(paused).collect();
+    assert!(matches!(paused[..], [1_950..=2_050]), "{paused:?}");
 }
 
 #[test]

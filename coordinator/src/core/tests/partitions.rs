@@ -1,5 +1,21 @@
 use super::*;
 
+/// Two members that cannot reach each other live on, and say so in every generation.
+fn live_apart(world: &mut World, links: &[LinkId], millis: u64) {
+    for _ in 0..millis / 50 {
+        break_link(world, links[1], links[2]);
+        world.pass(50, links);
+    }
+}
+
+fn told_unreachable(world: &World) -> Vec<(WorkerId, WorkerId)> {
+    let told = world.events().into_iter().filter_map(|event| match event {
+        EventKind::Unreachable { workers } => Some(workers),
+        _ => None,
+    });
+    told.collect()
+}
+
 fn break_link(world: &mut World, from: LinkId, to: LinkId) {
     let to = world.id(to);
     world.beat_with(from, |heartbeat| heartbeat.unreachable = vec![to]);
@@ -99,4 +115,58 @@ fn what_was_broken_in_an_older_generation_is_no_news() {
         heartbeat.unreachable = vec![other];
     });
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
+}
+
+/// Each holds the only copy of its shards. It is said once, and the generation is renewed ever more
+/// rarely: nothing else can be done.
+#[test]
+fn a_pair_that_cannot_be_parted_is_told_of_and_not_renewed_all_the_time() {
+    let run = RunSpec { copies: 1, ..run_of(3) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=3);
+    live_apart(&mut world, &links, 50);
+    assert_eq!((world.generation(), told_unreachable(&world)), (Generation(2), vec![]));
+    live_apart(&mut world, &links, 50);
+    let pair = (world.id(links[1]), world.id(links[2]));
+    assert_eq!((world.generation(), told_unreachable(&world)), (Generation(3), vec![pair]));
+    live_apart(&mut world, &links, 30_000);
+    let renewals = world.generation().0 - 3;
+    assert!((8..=10).contains(&renewals), "{renewals} in half a minute");
+    assert_eq!(told_unreachable(&world), [pair], "once");
+    assert_eq!((world.members().len(), world.comings_and_goings()), (3, vec![]));
+    assert_eq!(world.watch(0, 0).unreachable, [pair]);
+    world.pass(12_000, &links);
+    assert_eq!(world.watch(0, 0).unreachable, [], "they have reached each other since");
+    assert_eq!(world.generation().0 - 3, renewals + 1, "what was broken was still to be renewed");
+}
+
+#[test]
+fn while_a_pair_waits_for_its_renewal_another_loss_is_mended_at_once() {
+    let run = RunSpec { copies: 1, ..run_of(4) };
+    let (mut world, links) = World::training_as(run);
+    live_apart(&mut world, &links, 8_000);
+    let before = world.generation();
+    world.kill(links[3]);
+    assert_eq!(world.generation(), before.next());
+}
+
+/// Worker 1 cannot reach two others, and alone holds a shard; they hold nothing alone.
+#[test]
+fn who_holds_a_last_copy_stays_though_it_has_more_broken_links() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=3);
+    let lonely = links[0];
+    let others = [world.id(links[1]), world.id(links[2])];
+    let all = |heartbeat: &mut Heartbeat| heartbeat.unreachable = others.to_vec();
+    world.beat_with(lonely, all);
+    world.commit(4..=4);
+    for link in &links[1..] {
+        world.actor(*link).versions.retain(|shard, _| shard.0 < SHARDS - 1);
+        let shards = (0..SHARDS - 1).map(|shard| (Shard(shard), (Step(4), Generation(2))));
+        world.actor(*link).versions.extend(shards);
+    }
+    world.actor(lonely).versions.insert(Shard(SHARDS - 1), (Step(4), Generation(2)));
+    world.beat_with(lonely, all);
+    assert_eq!(world.members(), [world.id(lonely), world.id(links[3])]);
+    assert_eq!(told_unreachable(&world), []);
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 fn states(world: &mut World) -> Vec<WorkerState> {
-    world.watch(0, 0).workers.iter().map(|view| view.state).collect()
+    world.seen().iter().map(|view| view.state).collect()
 }
 
 #[test]
@@ -17,7 +17,7 @@ fn every_worker_is_shown_as_what_it_is() {
     world.pass(50, &links);
     assert_eq!(states(&mut world), [Training, Training, Training, Training, Learning]);
     world.kill(links[3]);
-    let ranks: Vec<_> = world.watch(0, 0).workers.iter().map(|view| view.rank).collect();
+    let ranks: Vec<_> = world.seen().iter().map(|view| view.rank).collect();
     assert_eq!((ranks[3], states(&mut world)[3]), (None, Lost));
     world.say(links[4], Message::Leave);
     assert_eq!(states(&mut world)[3..], [Lost, Left]);
@@ -42,4 +42,26 @@ fn a_run_that_has_not_begun_is_not_shown_as_waiting() {
     world.worker("worker-1");
     world.pass(5_000, &[]);
     assert_eq!(world.watch(0, 0).waiting, None);
+}
+
+#[test]
+fn a_watcher_is_told_of_a_worker_again_only_when_it_has_changed() {
+    let (mut world, links) = World::training(3);
+    let told = |world: &mut World| {
+        let update = world.watch(0, 0);
+        let ids: Vec<u64> = update.workers.iter().map(|view| view.worker.0).collect();
+        (ids, update.forgotten)
+    };
+    let all: Vec<u64> = links.iter().map(|link| world.id(*link).0).collect();
+    assert_eq!(told(&mut world), (all.clone(), vec![]));
+    assert_eq!(told(&mut world), (vec![], vec![]));
+    world.say(links[1], Message::Leave);
+    assert_eq!(told(&mut world), (vec![all[1]], vec![]));
+    let joiner = world.worker("worker-4");
+    let joined = world.id(joiner);
+    assert_eq!(told(&mut world), (vec![joined.0], vec![]));
+    world.kill(joiner);
+    assert_eq!(told(&mut world), (vec![], vec![joined]), "it was no member: nothing is left of it");
+    world.operator = world.connect(Role::Operator, "operator");
+    assert_eq!(told(&mut world), (all, vec![]), "on another link everything is new");
 }

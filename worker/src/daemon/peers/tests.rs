@@ -153,6 +153,12 @@ impl Worker {
         self.act(move |peers| peers.enter(Some(own), &record)).await;
     }
 
+    async fn meet(&self, other: &Worker) {
+        let (name, address) = (other.name.clone(), other.endpoint.local_address());
+        let id = other.id;
+        self.act(move |peers| peers.meet(id, name, address)).await;
+    }
+
     async fn say(&self, to: &Worker, message: Message) {
         let to = to.id;
         self.act(move |peers| {
@@ -302,9 +308,7 @@ async fn a_learner_waits_as_a_stranger_until_it_is_met() {
         sleep(Duration::from_millis(200)).await;
         one.has_heard_nothing();
         for member in [&one, &two] {
-            let (name, address) = (learner.name.clone(), learner.endpoint.local_address());
-            let id = learner.id;
-            member.act(move |peers| peers.meet(id, name, address)).await;
+            member.meet(&learner).await;
         }
         one.hears("3 said fetch_record").await;
         talk(&two, &learner).await;
@@ -312,6 +316,33 @@ async fn a_learner_waits_as_a_stranger_until_it_is_met() {
         assert_eq!((one.links(), learner.links()), (2, 2));
     }
     learner.has_heard_nothing();
+}
+
+#[actix::test]
+async fn a_learner_that_was_lost_calls_again_and_is_fed_on_its_new_link() {
+    let world = World::new();
+    let (one, learner) = (world.worker(1), world.worker(2));
+    one.enter(&record(1, &[&one])).await;
+    learner.enter(&record(1, &[&one])).await;
+    one.meet(&learner).await;
+    talk(&one, &learner).await;
+    one.stream(&learner, 1).await;
+    learner.hears("1 sent Partial").await;
+    let id = one.id;
+    learner
+        .act(move |peers| {
+            let link = peers.known.remove(&id).and_then(Peer::into_link);
+            link.expect("there was one").close("cut");
+            vec![]
+        })
+        .await;
+    one.hears("2 lost: the peer closed the link: cut").await;
+    learner.meet(&one).await;
+    talk(&one, &learner).await;
+    one.meet(&learner).await;
+    one.stream(&learner, 1).await;
+    learner.hears("1 sent Partial").await;
+    one.has_heard_nothing();
 }
 
 #[actix::test]

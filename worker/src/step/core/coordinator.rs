@@ -207,8 +207,8 @@ impl Core {
     fn feed(&mut self, feed: Feed) {
         match &mut self.phase {
             Phase::Learning(learner) if self.worker == Some(feed.learner) => {
-                self.unreachable.clear();
-                learner.feed(&feed.shards);
+                let lost = std::mem::take(&mut self.unreachable);
+                learner.feed(&feed.shards, &lost);
             }
             Phase::Training(member) => {
                 if !member.plan().roster().lists(feed.learner) {

@@ -74,7 +74,10 @@ impl Core {
     }
 
     fn keep(&mut self, from: WorkerId, message: Message) {
+        let promised = self.promised.1;
         let waiting = self.early.entry(from).or_default();
+        // What is over, and was never entered here, takes no room.
+        waiting.retain(|message| generation_of(message) >= Some(promised));
         if waiting.len() < MAX_EARLY {
             waiting.push_back(message);
         } else {

@@ -3,9 +3,11 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Chunk, Commit, Decision, Shard, Step, WorkerId};
+use everstep_transport::time::Time;
 
 use super::Head;
 use crate::step::event::{Effect, Job};
@@ -16,6 +18,9 @@ use crate::step::holdings::{Copy, Holdings};
 pub const MAX_WAITING: usize = 4;
 /// How often it is doubled, at most.
 const MAX_DOUBLINGS: usize = 6;
+/// An owner that was asked and says nothing for so long is asked no more. Each try doubles this,
+/// too: an owner answers when its device has done what it was told before, perhaps a whole step.
+pub const ANSWER: Duration = Duration::from_secs(5);
 
 /// How far one shard is learned.
 #[derive(Debug)]
@@ -23,6 +28,8 @@ pub struct Lesson {
     stage: Stage,
     /// How often an owner was asked: the next time another one is.
     tries: usize,
+    /// Since when the owner that was asked is known to have said nothing.
+    quiet_since: Option<Time>,
     /// From this step on every reduced gradient is here, or on its way.
     first: Option<Step>,
     /// Gradients that cannot be applied yet.
@@ -47,7 +54,7 @@ impl Lesson {
     /// A shard that may be held already, since an earlier generation.
     pub fn new(held: bool) -> Self {
         let stage = if held { Stage::Held } else { Stage::Wanted };
-        Self { stage, tries: 0, first: None, waiting: BTreeMap::new() }
+        Self { stage, tries: 0, quiet_since: None, first: None, waiting: BTreeMap::new() }
     }
 
     pub fn is_held(&self) -> bool {
@@ -94,7 +101,11 @@ impl Lesson {
     }
 
     fn patience(&self) -> usize {
-        MAX_WAITING << self.tries.saturating_sub(1).min(MAX_DOUBLINGS)
+        MAX_WAITING << self.doublings()
+    }
+
+    fn doublings(&self) -> usize {
+        self.tries.saturating_sub(1).min(MAX_DOUBLINGS)
     }
 
     /// Chooses whom to ask, and counts it as asked: so that several owners serve, each is asked
@@ -102,6 +113,7 @@ impl Lesson {
     pub fn ask(&mut self, shard: Shard, owners: &[WorkerId]) -> Option<WorkerId> {
         let place = (shard.0 as usize + self.tries).checked_rem(owners.len())?;
         self.tries += 1;
+        self.quiet_since = None;
         self.stage = Stage::Asked { donor: owners[place] };
         Some(owners[place])
     }
@@ -141,13 +153,39 @@ impl Lesson {
         intact
     }
 
+    /// Who is to answer, if somebody is.
+    pub fn donor(&self) -> Option<WorkerId> {
+        match self.stage {
+            Stage::Asked { donor } | Stage::Arriving { donor, .. } => Some(donor),
+            _ => None,
+        }
+    }
+
     /// An owner cannot be reached.
     pub fn lost(&mut self, peer: WorkerId) {
-        if let Stage::Asked { donor } | Stage::Arriving { donor, .. } = self.stage
-            && donor == peer
-        {
+        if self.donor() == Some(peer) {
             self.stage = Stage::Wanted;
         }
+    }
+
+    /// An owner says something, perhaps of another shard.
+    pub fn heard(&mut self, owner: WorkerId) {
+        if self.donor() == Some(owner) {
+            self.quiet_since = None;
+        }
+    }
+
+    /// Time passes: gives an owner up that has said nothing for too long. Says whether it did.
+    pub fn tick(&mut self, now: Time) -> bool {
+        if self.donor().is_none() {
+            return false;
+        }
+        let since = *self.quiet_since.get_or_insert(now);
+        let late = now.since(since) >= ANSWER * (1 << self.doublings());
+        if late {
+            self.stage = Stage::Wanted;
+        }
+        late
     }
 
     /// Applies what can be applied, or begins again where that has become impossible.

@@ -50,8 +50,10 @@ impl Member {
         }
     }
 
-    /// Time passes: a step leader whose hold nobody followed up goes on.
+    /// Time passes: an owner that does not answer is asked no more, and a step leader whose hold
+    /// nobody followed up goes on.
     pub fn tick(&mut self, now: Time) {
+        self.learn_with(|learning, scene| learning.tick(now, scene));
         let Pace::Holding { since } = self.pace else { return };
         if self.plan.leads() && now.since(since) >= HOLD {
             let (generation, step) = (self.plan.generation(), self.step());

@@ -1,0 +1,82 @@
+//! How a cluster stands at one moment, for whoever only reads.
+
+use everstep_transport::protocol::outcome::{Outcome, Waiting, WorkerView};
+use everstep_transport::protocol::{Generation, MetricsLine, RunSpec, Step, Term, WorkerId};
+use everstep_transport::time::Time;
+
+use super::Core;
+use crate::core::change::Phase;
+
+/// How a cluster stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterView {
+    /// The term in which this coordinator leads, if it does.
+    pub leads: Option<Term>,
+    /// The run, once one was submitted.
+    pub run: Option<RunSpec>,
+    /// The current generation; 0 before the first.
+    pub generation: Generation,
+    /// How many members it has.
+    pub world_size: u32,
+    /// A change of generation is under way.
+    pub changing: bool,
+    /// The line of the newest settled step.
+    pub line: Option<MetricsLine>,
+    /// The workers that are there, and the newest of those that are gone, by id.
+    pub workers: Vec<WorkerView>,
+    /// What the run waits for, where it waits.
+    pub waiting: Option<Waiting>,
+    /// Pairs of members that cannot reach each other, of which neither can be left out.
+    pub unreachable: Vec<(WorkerId, WorkerId)>,
+    /// All probe digests are equal, so the run's bits are those of any other such run.
+    pub bitwise: bool,
+    /// How the run ended, if it did.
+    pub end: Option<End>,
+    /// Messages that their sender might not send, or not then.
+    pub ignored: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With its last step.
+    Complete,
+    /// Before, for this reason.
+    Failed(String),
+}
+
+impl ClusterView {
+    /// The newest settled step; 0 for none.
+    pub fn step(&self) -> Step {
+        self.line.as_ref().map_or(Step(0), |line| line.step)
+    }
+}
+
+impl Core {
+    /// How the cluster stands.
+    pub fn cluster_view(&self, now: Time) -> ClusterView {
+        ClusterView {
+            leads: self.leader(),
+            run: self.state.run().cloned(),
+            generation: self.state.generation(),
+            world_size: self.state.record().map_or(0, |record| record.world_size()),
+            changing: !matches!(self.phase, Phase::Steady),
+            line: self.lines.after(Step(0)).last().cloned(),
+            workers: self.views(),
+            waiting: self.waiting(),
+            unreachable: self.unreachable(now),
+            bitwise: self.state.bitwise(),
+            end: match self.state.outcome() {
+                Outcome::Running => None,
+                Outcome::Complete(_) => Some(End::Complete),
+                Outcome::Failed { reason, .. } => Some(End::Failed(reason.clone())),
+            },
+            ignored: self.ignored,
+        }
+    }
+
+    /// The lines of the settled steps after this one, in order.
+    pub fn lines_after(&self, step: Step) -> &[MetricsLine] {
+        self.lines.after(step)
+    }
+}
