@@ -13,7 +13,7 @@ use serde_json::json;
 use super::churn::{self, Churn, Times};
 use crate::cli::KillsFlags;
 use crate::cluster::{Options, Progress};
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::output;
 
 /// One kill, milliseconds.
@@ -34,7 +34,16 @@ struct Outcome {
     kills: Vec<Kill>,
     step_ms: f64,
     calm: Times,
-    steps_lost: u64,
+    losses: Losses,
+}
+
+/// What a kill must not cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Losses {
+    /// Steps before the last one that have no line.
+    steps: u64,
+    samples_lost: u64,
+    samples_repeated: u64,
     rollbacks: usize,
 }
 
@@ -52,11 +61,11 @@ pub(super) fn run(flags: &KillsFlags, registry: &Registry) -> Result<(), Failure
             churn.say(kills.len() as u32, flags.kills, "kills");
         }
         let progress = churn.progress();
-        let (step_ms, rollbacks) = (churn::step_ms(progress), rollbacks(progress));
-        let (calm, steps_lost) = (churn::calm(progress), steps_lost(progress));
-        Ok(Outcome { kills, step_ms, calm, steps_lost, rollbacks })
+        let (step_ms, calm) = (churn::step_ms(progress), churn::calm(progress));
+        Ok(Outcome { kills, step_ms, calm, losses: Losses::of(progress) })
     })?;
-    print(flags, &outcome)
+    print(flags, &outcome)?;
+    outcome.losses.must_be_none()
 }
 
 /// Kills a worker of a cluster that is whole, and waits until training goes on; none if the victim
@@ -95,18 +104,38 @@ fn noticed_at(progress: &Progress, victim: WorkerId) -> Option<f64> {
     })
 }
 
-/// Steps before the last one that have no line.
-fn steps_lost(progress: &Progress) -> u64 {
-    progress.step().0 - progress.lines.len() as u64
-}
+impl Losses {
+    /// Of the whole run, what was taken back included.
+    fn of(progress: &Progress) -> Self {
+        let lines = || progress.undone.iter().chain(&progress.lines);
+        let is_rollback = |kind: &EventKind| matches!(kind, EventKind::Rollback { .. });
+        Self {
+            steps: progress.step().0 - progress.lines.len() as u64,
+            samples_lost: lines().map(|line| line.samples_lost).sum(),
+            samples_repeated: lines().map(|line| line.samples_repeated).sum(),
+            rollbacks: progress.events.iter().filter(|event| is_rollback(&event.kind)).count(),
+        }
+    }
 
-fn rollbacks(progress: &Progress) -> usize {
-    let is_rollback = |kind: &EventKind| matches!(kind, EventKind::Rollback { .. });
-    progress.events.iter().filter(|event| is_rollback(&event.kind)).count()
+    fn must_be_none(self) -> Result<(), Failure> {
+        let none = Self { steps: 0, samples_lost: 0, samples_repeated: 0, rollbacks: 0 };
+        if self == none {
+            return Ok(());
+        }
+        Err(Failure::new(Exit::Failed, "the kills cost more than time").because(self.words()))
+    }
+
+    fn words(self) -> String {
+        let Self { steps, samples_lost, samples_repeated, rollbacks } = self;
+        format!(
+            "{steps} steps and {samples_lost} samples lost, {samples_repeated} samples repeated, \
+             {rollbacks} rollbacks"
+        )
+    }
 }
 
 fn print(flags: &KillsFlags, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { kills, step_ms, calm, steps_lost, rollbacks } = outcome;
+    let Outcome { kills, step_ms, calm, losses } = outcome;
     let times = |time: fn(&Kill) -> f64| Times::new(kills.iter().map(time));
     let [stall, detect, record, resume] =
         [times(|k| k.stall), times(|k| k.detect), times(|k| k.record), times(|k| k.resume)];
@@ -116,8 +145,9 @@ fn print(flags: &KillsFlags, outcome: &Outcome) -> Result<(), Failure> {
             "workers": workers, "kills": count, "by_hand": by_hand, "step_ms": step_ms,
             "calm_ms": calm.json(), "stall_ms": stall.json(),
             "detect_ms": detect.json(), "detect_from": "kill",
-            "record_ms": record.json(), "resume_ms": resume.json(), "steps_lost": steps_lost,
-            "rollbacks": rollbacks,
+            "record_ms": record.json(), "resume_ms": resume.json(), "steps_lost": losses.steps,
+            "samples_lost": losses.samples_lost, "samples_repeated": losses.samples_repeated,
+            "rollbacks": losses.rollbacks,
         }));
     }
     let whose = if by_hand { "nobody tells the cluster" } else { "the launcher tells of it" };
@@ -128,11 +158,12 @@ fn print(flags: &KillsFlags, outcome: &Outcome) -> Result<(), Failure> {
            detect  {}  (kill to the coordinator's notice; {whose})\n  \
            record  {}  (kill to new generation)\n  \
            resume  {}  (new generation to its first commit)\n  \
-           {steps_lost} steps lost, {rollbacks} rollbacks",
+           {}",
         calm.words(),
         stall.words(),
         detect.words(),
         record.words(),
-        resume.words()
+        resume.words(),
+        losses.words()
     ))
 }
