@@ -51,7 +51,7 @@ pub enum Verb {
     Coordinator(CoordinatorFlags),
     /// Run a worker: it computes for a run, one that waits for workers or one under way
     ///
-    /// In this version runs are submitted by `everstep train`, which writes the token to
+    /// `everstep train`, and a coordinator that is started by hand, write the token to
     /// DIR/join.token. SIGTERM lets a worker leave in good order: it ends with exit code 143 once
     /// the others need nothing more of it.
     Worker(WorkerVerb),

@@ -28,6 +28,7 @@ use std::time::Duration;
 use actix::Addr;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::http::KeepAlive;
 use actix_web::middleware::{DefaultHeaders, Next, from_fn};
 use actix_web::web::Data;
 use actix_web::{App, HttpServer, ResponseError};
@@ -47,8 +48,6 @@ const MAX_BODY: usize = 32 * 1024;
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long its body may take.
 const BODY_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a connection may be idle.
-const IDLE: Duration = Duration::from_secs(15);
 /// Bytes of answers that the kernel keeps for a client.
 const SEND_BUFFER: usize = 64 * 1024;
 /// How long a client may leave an answer unread.
@@ -183,7 +182,8 @@ impl Api {
             .workers(1)
             .max_connections(MAX_CONNECTIONS)
             .client_request_timeout(HEAD_PATIENCE)
-            .keep_alive(IDLE)
+            // The next request's head would have no time-out.
+            .keep_alive(KeepAlive::Disabled)
             .shutdown_timeout(FAREWELL)
             .disable_signals()
             .on_connect(|connection, _| bound(connection))

@@ -299,10 +299,18 @@ impl State {
         self.stand(worker, standing);
         self.vacate(worker);
         self.gone.push_back(worker);
-        if self.gone.len() > REMEMBERED
-            && let Some(oldest) = self.gone.pop_front()
-        {
-            self.workers.remove(&oldest);
+        if self.gone.len() > REMEMBERED {
+            self.forget_one();
+        }
+    }
+
+    /// Forgets the oldest of those that were lost; for who has left, and did not hear of it, would
+    /// come back.
+    fn forget_one(&mut self) {
+        let is_lost = |id: &WorkerId| self.workers[id].standing == Standing::Lost;
+        let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
+        if let Some(worker) = self.gone.remove(oldest) {
+            self.workers.remove(&worker);
         }
     }
 

@@ -42,7 +42,8 @@ pub struct WorkerFlags {
     #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
     /// What its machine may fail together with (a rack, a host, a cloud's zone): 1 to 64 printable
-    /// characters; copies of the same parameters are kept in different zones where that can be
+    /// characters; neighbouring copies of the same parameters are kept in different zones where
+    /// that can be
     #[arg(long, value_name = "LABEL", env = "EVERSTEP_ZONE", value_parser = zone)]
     pub zone: Option<Zone>,
     /// Where it writes the trained model, if it is asked to [default: the run's directory, if the

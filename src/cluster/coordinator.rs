@@ -146,6 +146,8 @@ impl Coordinator {
                 Ok(()) => return Ok(()),
                 Err(error) => died = error,
             }
+            // Whatever it died of: another may have taken the port meanwhile.
+            self.process.forget_api();
             if self.is_hopeless() {
                 return Err(died);
             }

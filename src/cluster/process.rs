@@ -164,6 +164,11 @@ impl Process {
         self.api.as_deref()
     }
 
+    /// Its successor may answer over HTTP wherever it can.
+    pub fn forget_api(&mut self) {
+        self.api = None;
+    }
+
     /// What it is called.
     pub fn naming(&self) -> &Naming {
         &self.naming

@@ -29,7 +29,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use actix::{Actor, Addr};
 use everstep_kernels::buffer::Pool;
-use everstep_transport::identity::{Credentials, JoinToken, Role, TokenError};
+use everstep_transport::identity::{
+    Credentials, EnrolmentError, JoinToken, Refusal, Role, TokenError,
+};
 use everstep_transport::protocol::{NodeName, Zone};
 use everstep_transport::quic::{BindError, ConnectError, Endpoint, EnrolError, Settings, enrol};
 
@@ -210,9 +212,10 @@ async fn enrol_anywhere(
         }
         let absent = matches!(
             &last,
-            WorkerError::Enrol(EnrolError::Connect(
-                ConnectError::NoAnswer { .. } | ConnectError::Busy { .. }
-            ))
+            WorkerError::Enrol(
+                EnrolError::Connect(ConnectError::NoAnswer { .. } | ConnectError::Busy { .. })
+                    | EnrolError::Enrolment(EnrolmentError::Refused(Refusal::Undecided))
+            )
         );
         if !absent || began.elapsed() > CONNECT_PATIENCE {
             return Err(last);

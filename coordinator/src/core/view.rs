@@ -102,8 +102,11 @@ impl Core {
         }
     }
 
-    /// Members that cannot reach each other and have to.
+    /// Members that cannot reach each other and have to: a generation that commits is not theirs.
     fn unreachable(&self, now: Time) -> Vec<Pair> {
+        if self.state.record().is_none_or(|record| self.reached > record.resume) {
+            return Vec::new();
+        }
         let lasting = self.partition.lasting(now);
         let both = |(a, b): &Pair| self.state.is_member(*a) && self.state.is_member(*b);
         if self.running() { lasting.filter(both).collect() } else { Vec::new() }

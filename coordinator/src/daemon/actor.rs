@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use actix::{Actor, ActorContext, Addr, Context, Handler, Message, MessageResult};
+use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{self, Step, Term};
 use everstep_transport::quic::{Encoded, Link, LinkError};
 use everstep_transport::time::Time;
@@ -124,7 +125,8 @@ impl Coordinator {
             tracing::info!(number = event.number, kind = ?event.kind, "event");
             self.history.event(event);
         }
-        self.petitions.look(self.core.state().run());
+        let state = self.core.state();
+        self.petitions.look(state.run().filter(|_| *state.outcome() == Outcome::Running));
         self.logged = self.core.state().events().len();
     }
 

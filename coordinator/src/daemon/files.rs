@@ -1,9 +1,8 @@
 //! What a coordinator keeps in its directory: the cluster's identity, and where its history is.
 //!
 //! `authority/` is the certificate authority, `join.token` (mode 0600) admits workers, `operator/`
-//! holds the credentials of the program that submits runs and watches them. Certificates of nodes
-//! live for a day; the operator's is made anew at every start, and so is the coordinator's own,
-//! which never touches the disk. `log.redb` and `metrics.log` are made here, and read and written
+//! holds the credentials of the program that submits runs and watches them. They are made anew at
+//! every start, and so are the coordinator's own, which never touch the disk. `log.redb` and `metrics.log` are made here, and read and written
 //! elsewhere.
 
 use std::fs::{self, File, OpenOptions};
@@ -12,9 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use everstep_transport::identity::{
-    Authority, Credentials, Identity, JoinToken, NODE_LIFETIME, Role,
-};
+use everstep_transport::identity::{Authority, Credentials, Identity, JoinToken, Role};
 use everstep_transport::protocol::NodeName;
 
 use super::CoordinatorError;
@@ -27,9 +24,9 @@ const TOKEN_FILE: &str = "join.token";
 const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "metrics.log";
 
-/// A coordinator holds the authority's key as well: a short life of its own certificate would
-/// protect nothing, and shut the door of a long run.
-const COORDINATOR_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The authority's key lies beside the coordinator's and the operator's certificates: a short life
+/// of these would protect nothing, and shut the door of a long run.
+const KEYHOLDER_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A cluster's identity, and where it is kept.
 pub(super) struct Cluster {
@@ -72,8 +69,8 @@ impl Cluster {
     pub(super) fn renew_credentials(&self) -> Result<Credentials, CoordinatorError> {
         let home = self.dir.join(OPERATOR_DIR);
         create_dir(&home)?;
-        self.issue(Role::Operator, "operator", NODE_LIFETIME)?.save(&home)?;
-        self.issue(Role::Coordinator, "coordinator-1", COORDINATOR_LIFETIME)
+        self.issue(Role::Operator, "operator", KEYHOLDER_LIFETIME)?.save(&home)?;
+        self.issue(Role::Coordinator, "coordinator-1", KEYHOLDER_LIFETIME)
     }
 
     /// Where the log is.

@@ -45,7 +45,7 @@ impl Source {
 
     /// How everything stands, or stood a moment ago.
     pub(super) async fn overview(&self) -> Result<Arc<Overview>, Problem> {
-        let mut latest = self.latest.lock().await;
+        let mut latest = patiently(self.latest.lock()).await?;
         if let Some((at, overview)) = &*latest
             && at.elapsed() < FRESH
         {
@@ -61,7 +61,7 @@ impl Source {
         &self,
         question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
     ) -> Result<A, Problem> {
-        let mut next = self.next_page.lock().await;
+        let mut next = patiently(self.next_page.lock()).await?;
         sleep_until((*next).into()).await;
         *next = Instant::now() + PACE;
         self.ask(question).await
@@ -69,7 +69,7 @@ impl Source {
 
     /// Has an operator's message agreed to by the log, or says in the coordinator's words why not.
     pub(super) async fn change(&self, message: Message) -> Result<(), Problem> {
-        let _turn = self.change.lock().await;
+        let _turn = patiently(self.change.lock()).await?;
         let (answer, answered) = oneshot::channel();
         self.coordinator.do_send(Petition { message, answer });
         let agreed = timeout(AGREEMENT, answered).await;
@@ -94,10 +94,15 @@ impl Source {
         &self,
         question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
     ) -> Result<A, Problem> {
-        let answer = timeout(PATIENCE, self.coordinator.send(Ask(Box::new(question)))).await;
-        let silent = || Problem::unready("the coordinator does not answer");
-        answer.map_err(|_| silent())?.map_err(|_| silent())
+        let answer = patiently(self.coordinator.send(Ask(Box::new(question)))).await?;
+        answer.map_err(|_| Problem::unready("the coordinator stops"))
     }
+}
+
+/// Waits for the actor, or for others who wait for it.
+async fn patiently<T>(wanted: impl Future<Output = T>) -> Result<T, Problem> {
+    let silent = |_| Problem::unready("the coordinator does not answer");
+    timeout(PATIENCE, wanted).await.map_err(silent)
 }
 
 impl Overview {

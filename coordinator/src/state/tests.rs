@@ -315,6 +315,25 @@ fn of_those_who_are_gone_only_the_newest_are_remembered() {
     assert_eq!(state.nodes.len(), 1, "their nodes too");
 }
 
+/// Who has left may not have heard that it may go, and would register anew.
+#[test]
+fn who_has_left_is_remembered_longer_than_who_was_lost() {
+    let mut entries = preemptions(1);
+    let guest = WorkerId(entries.len() as u64 + 1);
+    entries.push(register("guest", 1, |_| {}));
+    entries.push(entry(Command::Drain { worker: guest }));
+    for number in 2..=100 {
+        let worker = entries.len() as u64 + 1;
+        entries.push(register(&format!("late-{number}"), number, |_| {}));
+        entries.push(generation(2 * number, &[2, worker]));
+        entries.push(altered(2 * number + 1, &[2], |change| change.lost = vec![loss(worker)]));
+    }
+    let (state, verdicts) = replay(&entries);
+    assert!(!verdicts.iter().any(|verdict| matches!(verdict, Verdict::Refused(_))));
+    assert_eq!(state.workers()[&guest].standing, Standing::Left);
+    assert_eq!(state.workers().len(), 1 + REMEMBERED);
+}
+
 /// However old it is: it has only just gone.
 #[test]
 fn the_last_to_go_is_remembered() {

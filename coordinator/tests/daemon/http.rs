@@ -10,8 +10,9 @@ use everstep_coordinator::http::{self, HttpError};
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Message, codec, exemplars};
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::client::{ask, look, send};
 use crate::support::{Cluster, Node, anywhere, lines};
@@ -113,6 +114,8 @@ async fn a_run_is_told_of_until_it_is_complete() {
     workers.iter().for_each(|worker| worker.finishes());
     let status = until(api, |status| status["state"] == "complete").await;
     assert_eq!(status["status"], "complete: all 10 steps");
+    let again = send(api, "/api/v1/run", &cluster.api_token(), &run_json(|_| ())).await;
+    assert_eq!((again.status, &again.json()["error"]), (409, &json!("the run is over")));
 }
 
 #[tokio::test]
@@ -281,6 +284,18 @@ async fn the_token_for_changes_is_private_and_outlives_the_coordinator() {
     assert_eq!(mode & 0o777, 0o600);
     cluster.restart().await;
     assert_eq!(cluster.api_token(), token);
+}
+
+/// The head of a second request would have no time-out.
+#[tokio::test]
+async fn a_connection_ends_with_its_answer() {
+    let cluster = Cluster::idle(None).await;
+    let mut stream = TcpStream::connect(cluster.api).await.expect("heard");
+    let words = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\nG";
+    stream.write_all(words).await.expect("sent");
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let _ = timeout(Duration::from_secs(3), read).await.expect("it is closed, or reset");
 }
 
 #[tokio::test]

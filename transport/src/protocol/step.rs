@@ -52,9 +52,10 @@ pub struct MetricsLine {
     pub unix_ms: u64,
     /// Compute of the slowest member, seconds.
     pub compute_seconds: f64,
-    /// What the vote and the commit of the step before took: from the vote to the commit, for the
-    /// member for which that was shortest, seconds. The others waited for its vote. 0 for the first
-    /// step of a generation.
+    /// What the vote and the commit of the step before took at most: from the vote to the commit,
+    /// for the member other than the step leader for which that was shortest, seconds. It may have
+    /// waited for the step leader's own vote; the others waited for each other's. 0 for the first
+    /// step of a generation, and where nobody else is.
     pub commit_seconds: f64,
     /// Samples of the plan that no committed partial sum contains.
     pub samples_lost: u64,

@@ -84,7 +84,8 @@ pub struct Tally {
     pub loss: f64,
     /// Compute of the slowest member, seconds.
     pub compute_seconds: f64,
-    /// From vote to commit of the step before, of the member that waited least, seconds.
+    /// From vote to commit of the step before, of the member that waited least for the step leader's
+    /// word, seconds.
     pub commit_seconds: f64,
     /// The samples that each data shard contains, in index order.
     pub samples: Vec<(DataShard, Vec<u64>)>,
@@ -156,9 +157,11 @@ impl Ballot {
         Ok(())
     }
 
-    /// Counts the votes of a complete ballot.
-    pub fn tally(&self) -> Tally {
+    /// Counts the votes of a complete ballot, for the step leader.
+    pub fn tally(&self, leader: WorkerId) -> Tally {
         let votes = self.votes.values();
+        let others = self.votes.iter().filter(|(voter, _)| **voter != leader);
+        let waits = others.map(|(_, vote)| vote.commit_seconds);
         let mut squares: Vec<_> = votes.clone().flat_map(|vote| &vote.squares).collect();
         squares.sort_by_key(|(shard, _)| *shard);
         let mut parts: Vec<&Contribution> =
@@ -167,8 +170,8 @@ impl Ballot {
         Tally {
             norm: squares.iter().map(|(_, sum)| sum).sum::<f64>().sqrt(),
             loss: parts.iter().map(|part| part.loss).sum::<f64>() / parts.len() as f64,
-            compute_seconds: votes.clone().map(|vote| vote.compute_seconds).fold(0.0, f64::max),
-            commit_seconds: votes.map(|vote| vote.commit_seconds).reduce(f64::min).unwrap_or(0.0),
+            compute_seconds: votes.map(|vote| vote.compute_seconds).fold(0.0, f64::max),
+            commit_seconds: waits.reduce(f64::min).unwrap_or(0.0),
             samples: parts.iter().map(|part| (part.data_shard, part.samples.clone())).collect(),
         }
     }

@@ -187,6 +187,9 @@ fn parameters_are_handed_out_once_for_each_question() {
         solo.report(Report::Shared { to, version, shard, values });
     }
     assert_eq!(solo.sent(), [(to, "Resumed".to_string())]);
+    // It is on its way: who asks again only waits for want of patience.
+    solo.peer(to, question(1));
+    assert!(solo.jobs().is_empty());
 }
 
 /// Invariant I16.

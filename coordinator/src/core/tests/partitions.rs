@@ -39,6 +39,7 @@ fn a_pair_that_fails_again_at_once_is_parted() {
     world.commit(1..=3);
     break_link(&mut world, links[1], links[3]);
     world.commit(4..=4);
+    world.beat(links[0]);
     world.pass(3_000, &links);
     let gone = world.id(links[3]);
     break_link(&mut world, links[1], links[3]);
@@ -57,6 +58,7 @@ fn a_pair_that_fails_again_later_is_renewed_again() {
     world.commit(1..=3);
     break_link(&mut world, links[1], links[3]);
     world.commit(4..=4);
+    world.beat(links[0]);
     world.pass(10_050, &links);
     break_link(&mut world, links[1], links[3]);
     assert_eq!((world.generation(), world.members().len()), (Generation(3), 4));
@@ -86,6 +88,7 @@ fn a_worker_with_a_last_copy_is_not_left_out() {
     let newest = links[2];
     break_link(&mut world, links[1], newest);
     world.commit(4..=4);
+    world.beat(links[0]);
     for link in [links[0], links[1]] {
         world.actor(link).versions.remove(&Shard(5));
     }
@@ -135,6 +138,9 @@ fn a_pair_that_cannot_be_parted_is_told_of_and_not_renewed_all_the_time() {
     assert_eq!(told_unreachable(&world), [pair], "once");
     assert_eq!((world.members().len(), world.comings_and_goings()), (3, vec![]));
     assert_eq!(world.watch(0, 0).unreachable, [pair]);
+    world.commit(4..=4);
+    world.beat(links[0]);
+    assert_eq!(world.watch(0, 0).unreachable, [], "who commits lacks nobody");
     world.pass(12_000, &links);
     assert_eq!(world.watch(0, 0).unreachable, [], "they have reached each other since");
     assert_eq!(world.generation().0 - 3, renewals + 1, "what was broken was still to be renewed");
@@ -160,6 +166,7 @@ fn who_holds_a_last_copy_stays_though_it_has_more_broken_links() {
     let all = |heartbeat: &mut Heartbeat| heartbeat.unreachable = others.to_vec();
     world.beat_with(lonely, all);
     world.commit(4..=4);
+    world.beat(links[0]);
     for link in &links[1..] {
         world.actor(*link).versions.retain(|shard, _| shard.0 < SHARDS - 1);
         let shards = (0..SHARDS - 1).map(|shard| (Shard(shard), (Step(4), Generation(2))));

@@ -107,7 +107,7 @@ impl Member {
         if over {
             return;
         }
-        let commit = self.commit_of(now, ballot.tally());
+        let commit = self.commit_of(now, ballot.tally(self.plan.worker()));
         let strangers = self.feeds.strangers(commit.step);
         let others: Vec<_> = self.plan.others().chain(strangers).collect();
         for to in others {

@@ -14,6 +14,9 @@ use crate::step::event::{Job, Lane, Parcel};
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     parameters: BTreeSet<(WorkerId, Shard)>,
+    /// Of these the parameters are on their way already. They do not change while they may be asked
+    /// for, so who asks again for want of patience must not have them queued twice.
+    answered: BTreeSet<(WorkerId, Shard)>,
     states: BTreeSet<(WorkerId, Shard)>,
 }
 
@@ -21,6 +24,7 @@ impl Questions {
     /// Nobody waits for answers at the other end.
     pub fn forget(&mut self, worker: WorkerId) {
         self.parameters.retain(|(to, _)| *to != worker);
+        self.answered.retain(|(to, _)| *to != worker);
         self.states.retain(|(to, _)| *to != worker);
     }
 }
@@ -33,8 +37,14 @@ impl Member {
         if !current || !self.serves(to) || !shards.iter().all(primary) {
             return self.refuse();
         }
-        shards.retain(|shard| self.questions.parameters.insert((to, *shard)));
-        self.device(Job::Share { to, shards });
+        shards.retain(|shard| {
+            let question = (to, *shard);
+            !self.questions.answered.contains(&question)
+                && self.questions.parameters.insert(question)
+        });
+        if !shards.is_empty() {
+            self.device(Job::Share { to, shards });
+        }
     }
 
     /// Somebody asks for master weights and moments.
@@ -56,6 +66,7 @@ impl Member {
         // What an earlier generation asked for may come late, and be of an earlier version.
         let current = version == self.plan.record().resume && version == self.committed();
         if current && self.questions.parameters.remove(&(to, shard)) {
+            self.questions.answered.insert((to, shard));
             let chunk = self.chunk(ChunkKind::Parameters, shard);
             self.stream(to, Lane::Resumed, chunk, values);
         }
