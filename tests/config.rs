@@ -294,6 +294,20 @@ fn the_program_prints_one_block_and_exits_2() {
 }
 
 #[test]
+fn the_examples_can_be_used() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let files = std::fs::read_dir(folder).expect("there are examples");
+    let files = files.map(|entry| entry.expect("readable").path());
+    let is_run = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "toml");
+    let runs: Vec<_> = files.filter(is_run).collect();
+    for path in &runs {
+        let read = read(Some(path), &Overrides::default(), &everstep::builtin::registry());
+        assert!(read.is_ok(), "{}: {:?}", path.display(), read.err());
+    }
+    assert!(runs.len() >= 3, "{runs:?}");
+}
+
+#[test]
 fn what_cannot_be_used_exits_2_and_names_it() {
     for (arguments, named) in [
         (&["train", "--config", "no/such.toml"][..], "no/such.toml"),
