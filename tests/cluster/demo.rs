@@ -1,6 +1,9 @@
-//! The demo, where nobody watches: plain lines, and the same end.
+//! The demo: where nobody watches, plain lines; where somebody does, keys; and the same end.
 
-use crate::world::{World, show};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::world::{Launched, Program, World, show, until};
 
 #[test]
 fn a_disturbed_run_ends_as_an_undisturbed_one() {
@@ -26,4 +29,44 @@ fn a_time_is_turned_into_steps_that_were_measured() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("measured: a step takes "), "{ended:?}");
     assert!(ended.stdout.ends_with("\nequal\n"), "{ended:?}");
+}
+
+/// The demo in a terminal of its own, which nobody looks at.
+fn perform(world: &World) -> Launched {
+    let (config, dir) = (world.config(), world.path("demo"));
+    let flags = ["demo", "--config", show(&config), "--workers", "3", "--dir", show(&dir)];
+    let demo = world.command(&flags);
+    let words = [demo.get_program()].into_iter().chain(demo.get_args());
+    let words: Vec<_> = words.map(|word| format!("'{}'", word.to_str().expect("UTF-8"))).collect();
+    let mut shell = Command::new("sh");
+    let script = r#"exec script -qefc "stty rows 40 cols 120; exec $DEMO" /dev/null > /dev/null"#;
+    shell.args(["-c", script]).env("DEMO", words.join(" ")).stdin(Stdio::piped());
+    for (name, _) in demo.get_envs() {
+        shell.env_remove(name);
+    }
+    Launched { program: Program::start(shell), dir, report: PathBuf::new() }
+}
+
+#[test]
+fn keys_add_stop_kill_and_drain_workers() {
+    let world = World::new().with("run.steps", 1_000_000);
+    let mut run = perform(&world);
+    run.until_workers(3, "training");
+    run.program.press("a");
+    let members = run.until_whole(4).members();
+    let stopped = |count| {
+        let there = || members.iter().filter(|member| member.is_stopped()).count();
+        until("who is stopped", || (there() == count).then_some(()));
+    };
+    run.program.press("2p");
+    stopped(1);
+    run.program.press("p");
+    stopped(0);
+    run.program.press("1k");
+    until("the loss", || (run.count("lost") == 1).then_some(()));
+    run.until_whole(3);
+    run.program.press("d");
+    until("the leave", || (run.count("left") == 1).then_some(()));
+    run.program.press("q");
+    assert_eq!(run.program.end().code, Some(130));
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::world::{Launched, Program, Run, Signal, World, show, until};
+use crate::world::{Launched, Node, Program, Run, Signal, World, show, until};
 
 /// `everstep worker drain`.
 fn drain(world: &World, run: &Launched, id: u64, flags: &[&str]) -> Program {
@@ -71,13 +71,21 @@ fn a_worker_that_is_told_to_end_leaves_in_good_order_and_has_no_successor() {
     let world = World::new().with("run.steps", 800);
     let run = world.launch(&["--workers", "2", "--respawn"]);
     run.until_step(3);
-    let guest = world.join(&run);
-    run.until_whole(3);
-    guest.signal(Signal::TERM);
-    assert_eq!(guest.end().code, Some(143));
-    let cluster = run.until_whole(2);
-    cluster.member(1).signal(Signal::TERM);
-    until("both have left", || (run.count("left") == 2).then_some(()));
+    for is_told_by_an_operator in [false, true] {
+        run.until_whole(2);
+        let guest = world.join(&run);
+        let cluster = run.until_whole(3);
+        if is_told_by_an_operator {
+            let id = cluster.members().iter().find(|node| node.pid.is_none()).and_then(|n| n.id);
+            let drained = drain(&world, &run, id.expect("the guest's"), &[]).end();
+            assert_eq!(drained.code, Some(0), "{drained:?}");
+        } else {
+            guest.signal(Signal::TERM);
+        }
+        assert_eq!(guest.end().code, Some(143));
+    }
+    run.until_whole(2).member(1).signal(Signal::TERM);
+    until("all have left", || (run.count("left") == 3).then_some(()));
     let run = run.complete();
     run.assert_survived(800);
     assert_eq!(run.hash(), world.undisturbed());
@@ -86,10 +94,25 @@ fn a_worker_that_is_told_to_end_leaves_in_good_order_and_has_no_successor() {
 
 #[test]
 fn below_min_workers_a_run_waits_says_so_and_goes_on_with_whoever_pastes_the_command() {
+    replace_one_of_two(|_, _, member| member.signal(Signal::KILL));
+}
+
+#[test]
+fn a_run_waits_as_well_when_a_member_leaves_in_good_order_and_does_no_step_twice() {
+    let run = replace_one_of_two(|world, run, member| {
+        let drained = drain(world, run, member.id.expect("an id"), &[]).end();
+        assert_eq!(drained.code, Some(0), "{drained:?}");
+    });
+    assert_eq!(run.report["steps_redone"], 0);
+    assert_eq!(run.generations("leave").len(), 1);
+}
+
+/// A run that needs two members has two; the step leader goes, and another comes.
+fn replace_one_of_two(go: impl FnOnce(&World, &Launched, &Node)) -> Run {
     let world = World::new().with("run.steps", 400).with("run.min_workers", 2);
     let run = world.launch(&["--workers", "2"]);
     run.until_step(3);
-    run.until_whole(2).member(0).signal(Signal::KILL);
+    go(&world, &run, run.until_whole(2).member(0));
     let sentence = "waiting: 1 of at least 2 workers take part; another joins with: ";
     let command = until("the command", || {
         let said = run.program.said();
@@ -107,6 +130,7 @@ fn below_min_workers_a_run_waits_says_so_and_goes_on_with_whoever_pastes_the_com
     assert_eq!(run.hash(), world.undisturbed());
     let stood = run.report["generations"].as_array().unwrap();
     assert!(stood.iter().any(|generation| generation["waiting"] == true), "{stood:?}");
+    run
 }
 
 #[test]

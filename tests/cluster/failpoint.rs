@@ -15,9 +15,15 @@ use everstep::cluster::{Cluster, Directory, Options, Report};
 use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::WorkerState;
+use futures_util::{StreamExt, stream};
 use rustix::process::Pid;
 
 use crate::world::World;
+
+/// What makes a worker's steps so slow that a lot may happen in a short run.
+const SLOW: &str = "load=300*sleep(10)";
+/// How many runs there are at once: their processes mostly wait.
+const ABREAST: usize = 4;
 
 /// A cluster under way, of workers of whom some are victims.
 struct Scene<'a> {
@@ -103,12 +109,25 @@ impl<'a> Scene<'a> {
     /// The newest member, which is to be signalled.
     fn newest(&self) -> (WorkerId, Pid) {
         let newest = *self.cluster.progress().members().iter().max().expect("a member");
-        let pid = self.cluster.worker_pid(newest).expect("its process");
-        (newest, Pid::from_raw(pid as i32).expect("a process id"))
+        (newest, self.process(newest))
     }
 
-    /// Lets the run become complete; it must be as if nothing had happened.
-    async fn complete(mut self) -> Report {
+    /// The process of a worker that lives.
+    fn process(&self, worker: WorkerId) -> Pid {
+        let pid = self.cluster.worker_pid(worker).expect("its process");
+        Pid::from_raw(pid as i32).expect("a process id")
+    }
+
+    /// Lets the run become complete; it must be as if nothing had happened, and never have gone
+    /// back (I6).
+    async fn complete(self) -> Report {
+        let report = self.end().await;
+        assert_eq!(report.rollbacks, []);
+        report
+    }
+
+    /// Lets the run become complete, with the same bits and nothing lost.
+    async fn end(mut self) -> Report {
         assert!(!self.until(|_| false).await, "nothing else ends it");
         let report = self.cluster.report(&self.run);
         self.cluster.finish().await;
@@ -117,6 +136,14 @@ impl<'a> Scene<'a> {
         assert_eq!(report.state_hash, self.world.undisturbed());
         report
     }
+}
+
+/// Plays a scene for each of these rows, some side by side.
+fn abreast<T, S: Future<Output = ()>>(
+    rows: impl IntoIterator<Item = T>,
+    scene: impl FnMut(T) -> S,
+) {
+    block_on(stream::iter(rows).for_each_concurrent(ABREAST, scene));
 }
 
 fn block_on(work: impl Future<Output = ()>) {

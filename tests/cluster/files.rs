@@ -57,6 +57,17 @@ fn cluster_json_tells_who_takes_part_while_the_run_is_under_way() {
 }
 
 #[test]
+fn cluster_json_tells_the_zones_that_workers_state() {
+    let world = World::new().with("run.steps", 1_000_000).with("run.start_workers", 3);
+    let run = world.launch(&["--workers", "1"]);
+    run.until_workers(1, "waiting");
+    let _guests = ["a", "b"].map(|zone| world.join_with(&run, &["--zone", zone]));
+    let cluster = run.until_workers(3, "training");
+    let zones = cluster.workers.iter().map(|worker| worker.zone.as_deref());
+    assert_eq!(zones.collect::<BTreeSet<_>>(), BTreeSet::from([None, Some("a"), Some("b")]));
+}
+
+#[test]
 fn the_directory_of_a_complete_run_tells_its_story() {
     let world = World::new();
     let run = world.train(&["--workers", "3"]);

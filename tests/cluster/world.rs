@@ -95,9 +95,15 @@ impl World {
 
     /// A worker that a user starts in another shell.
     pub fn join(&self, run: &Launched) -> Program {
+        self.join_with(run, &[])
+    }
+
+    /// The same, with these flags.
+    pub fn join_with(&self, run: &Launched, flags: &[&str]) -> Program {
         let address = run.cluster().expect("a cluster").coordinator().address.to_string();
         let token = format!("@{}", show(&run.dir.join("join.token")));
-        self.start(&["worker", "--coordinators", &address, "--join", &token])
+        let ours = ["worker", "--coordinators", &address, "--join", &token];
+        self.start(&[&ours[..], flags].concat())
     }
 
     /// Starts `everstep train` with the configuration, in a new directory.
@@ -135,10 +141,16 @@ impl World {
         })
     }
 
-    /// Writes the configuration; returns its path.
+    /// Writes the configuration, if it is another: who was just started may be reading it. Returns
+    /// its path.
     pub fn config(&self) -> PathBuf {
         let line = |(key, value): (&&str, &toml::Value)| format!("{key} = {value}\n");
-        self.write("run.toml", &self.settings.iter().map(line).collect::<String>())
+        let config: String = self.settings.iter().map(line).collect();
+        let path = self.path("run.toml");
+        if fs::read_to_string(&path).is_ok_and(|known| known == config) {
+            return path;
+        }
+        self.write("run.toml", &config)
     }
 }
 
@@ -162,11 +174,19 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// Words in a fixed, irregular order.
 fn text(bytes: usize) -> String {
     const WORDS: [&str; 8] = ["a ", "worker ", "owns ", "the ", "shard ", "and ", "sums\n", "it "];
-    let mut chance = 1_u32;
+    let mut draw = chance(1);
     let mut text = String::new();
     while text.len() < bytes {
-        chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        text += WORDS[(chance >> 29) as usize];
+        text += WORDS[draw(WORDS.len())];
     }
     text
+}
+
+/// Draws numbers below a bound; the same seed draws the same ones.
+pub fn chance(seed: u32) -> impl FnMut(usize) -> usize {
+    let mut drawn = seed;
+    move |bound| {
+        drawn = drawn.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (drawn as usize * bound) >> 32
+    }
 }

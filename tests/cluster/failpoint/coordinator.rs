@@ -8,10 +8,9 @@ use std::fs;
 
 use everstep_coordinator::daemon::failpoint::POINTS;
 use everstep_transport::protocol::WorkerId;
-use futures_util::{StreamExt, stream};
 use rustix::process::{Signal, kill_process};
 
-use super::{Scene, block_on, world};
+use super::{SLOW, Scene, abreast, world};
 use crate::world::World;
 
 /// What happens in a run while its coordinators die.
@@ -65,7 +64,7 @@ const LIVES: &[(While, &[&str])] = &[
     (While::Losing, &["disconnected"]),
     (While::Losing, &["exited.receive"]),
     (While::Losing, &[SOME_PAUSED_LATER, "propose.generation", SOME_TOLD]),
-    (While::Losing, &[STATUS_LATER, "appended.generation", "fetch_record.receive"]),
+    (While::Losing, &[STATUS_LATER, "appended.generation"]),
     (While::Breaking, &["unreachable.receive", "applied.generation"]),
     (While::Evicting, &["evicted.send"]),
     (While::Leaving, &["leave.receive", "propose.drain", "appended.drain", "applied.drain"]),
@@ -85,12 +84,8 @@ const SOME_TOLD: &str = "announce.send=1*off->1*sleep(30)->1*return(kill)";
 const SOME_PAUSED_LATER: &str = "pause.send=5*off->1*sleep(30)->1*return(kill)";
 /// The first that comes after those of four members when the run began.
 const STATUS_LATER: &str = "status.receive=4*off->1*return(kill)";
-/// What makes a worker's steps so slow that several coordinators die in a short run.
-const SLOW: &str = "load=300*sleep(10)";
 /// What makes a worker stop in the midst of a run.
 const BROKEN: &str = "load=50*off->1*panic(on purpose)";
-/// How many runs there are at once: their processes mostly wait.
-const ABREAST: usize = 4;
 
 #[test]
 fn there_is_a_way_to_every_failpoint() {
@@ -103,120 +98,104 @@ fn name<'a>(point: &&'a str) -> &'a str {
     point.split('=').next().unwrap_or(point)
 }
 
-/// The runs in which this happens, of these workers, some side by side. `happen` begins when three
-/// steps are done.
-fn play(
-    world: &World,
-    happening: While,
-    workers: &[&str],
-    happen: impl AsyncFn(&mut Scene<'_>, &[&str]),
-) {
+/// The runs in which one of these happens. It begins when three steps are done.
+fn play(world: &World, happenings: &[While]) {
     world.undisturbed(); // it blocks: later, the runs would wait for it
-    let rows = LIVES.iter().filter(|(way, _)| *way == happening);
-    let run = async |(_, points): &(While, &[&str])| {
-        let mut scene = Scene::begin_under(world, points, workers).await;
+    let rows = LIVES.iter().filter(|(happening, _)| happenings.contains(happening));
+    abreast(rows, async |(happening, points)| {
+        let mut scene = Scene::begin_under(world, points, happening.workers()).await;
         scene.until(|scene| scene.cluster.progress().step().0 >= 3).await;
         let points: Vec<_> = points.iter().map(name).collect();
-        happen(&mut scene, &points).await;
+        happening.happen(&mut scene, &points).await;
         let log = scene.log.clone();
-        let report = scene.complete().await;
+        let report = scene.end().await;
         let met = fs::read_to_string(log).unwrap_or_default();
         let missed: Vec<_> =
             points.iter().filter(|point| !met.lines().any(|l| l == **point)).collect();
         assert!(missed.is_empty(), "{happening:?}: not met: {missed:?}");
         assert_eq!(report.coordinator_restarts as usize, points.len(), "{happening:?}: {points:?}");
-    };
-    block_on(stream::iter(rows).for_each_concurrent(ABREAST, run));
+        let rollbacks = usize::from(*happening == While::GoingBack);
+        assert_eq!(report.rollbacks.len(), rollbacks, "{happening:?}: {points:?}");
+    });
 }
 
-/// Nothing but the run.
-async fn nothing(_: &mut Scene<'_>, _: &[&str]) {}
+impl While {
+    /// The workers at first.
+    fn workers(self) -> &'static [&'static str] {
+        match self {
+            Self::Beginning | Self::Ending => &["", "", ""],
+            Self::GoingBack => &[SLOW, ""],
+            Self::Losing => &[SLOW, "", "", ""],
+            Self::Breaking => &[SLOW, "", BROKEN],
+            _ => &[SLOW, "", ""],
+        }
+    }
 
-/// Signals the newest member.
-async fn signal(scene: &mut Scene<'_>, signal: Signal) {
-    kill_process(scene.newest().1, signal).expect("it lives");
+    /// Does what is to happen besides, while coordinators die at these points.
+    async fn happen(self, scene: &mut Scene<'_>, points: &[&str]) {
+        let signal = |scene: &Scene<'_>, signal| {
+            kill_process(scene.newest().1, signal).expect("it lives");
+        };
+        match self {
+            Self::Beginning | Self::Ending | Self::Breaking => {}
+            Self::Joining => scene.add(""),
+            Self::LosingLearner => scene.add("feed.receive"),
+            Self::Losing | Self::GoingBack => signal(scene, Signal::KILL),
+            Self::Leaving => signal(scene, Signal::TERM),
+            Self::Failing => fail_to_join(scene, points).await,
+            Self::Evicting => evict(scene).await,
+            Self::Operating => operate(scene, points).await,
+        }
+    }
+}
+
+/// A worker joins that does not find its text.
+async fn fail_to_join(scene: &mut Scene<'_>, points: &[&str]) {
+    let [text, away] = ["text.txt", "away.txt"].map(|name| scene.world.path(name));
+    fs::rename(&text, &away).expect("it is there");
+    scene.add("");
+    scene.until(|scene| scene.has_met(points[0])).await;
+    fs::rename(&away, &text).expect("it is there");
+}
+
+/// A member stands still until it is one no more; when it goes on, it is told so at the latest.
+async fn evict(scene: &mut Scene<'_>) {
+    let (evicted, process) = scene.newest();
+    kill_process(process, Signal::STOP).expect("it lives");
+    scene.until(|scene| !scene.cluster.progress().members().contains(&evicted)).await;
+    kill_process(process, Signal::CONT).expect("it lives");
+}
+
+/// An operator asks one worker to leave that can, and one that there is not.
+async fn operate(scene: &mut Scene<'_>, points: &[&str]) {
+    let newest = scene.newest().0;
+    while !points.iter().all(|point| scene.has_met(point)) {
+        for worker in [newest, WorkerId(1_000)] {
+            let _ = scene.cluster.drain(worker).await; // who asks may be left without an answer
+            assert!(!scene.cluster.advance().await.expect("it survives"));
+        }
+    }
 }
 
 #[test]
-fn a_coordinator_may_die_at_any_point_while_a_run_begins() {
-    play(&world(60, &[]), While::Beginning, &["", "", ""], nothing);
+fn a_coordinator_may_die_at_any_point_while_a_run_begins_and_after_the_last_step() {
+    play(&world(60, &[]), &[While::Beginning, While::Ending]);
 }
 
 #[test]
-fn a_coordinator_may_die_at_any_point_after_the_last_step() {
-    play(&world(60, &[]), While::Ending, &["", "", ""], nothing);
+fn a_coordinator_may_die_at_any_point_of_a_join_a_loss_or_a_leave() {
+    use While::*;
+    let happenings = [Joining, LosingLearner, Losing, Breaking, Evicting, Leaving, Operating];
+    play(&world(400, &[]), &happenings);
 }
 
-#[test]
-fn a_coordinator_may_die_at_any_point_of_a_join() {
-    play(&world(400, &[]), While::Joining, &[SLOW, "", ""], async |scene, _| scene.add(""));
-}
-
+/// Nobody else may look for the text then.
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_fails() {
-    let world = world(400, &[]);
-    let [text, away] = ["text.txt", "away.txt"].map(|name| world.path(name));
-    play(&world, While::Failing, &[SLOW, "", ""], async |scene, points| {
-        fs::rename(&text, &away).expect("it is there");
-        scene.add("");
-        scene.until(|scene| scene.has_met(points[0])).await;
-        fs::rename(&away, &text).expect("it is there");
-    });
-}
-
-#[test]
-fn a_coordinator_may_die_at_any_point_of_a_learners_loss() {
-    play(&world(400, &[]), While::LosingLearner, &[SLOW, "", ""], async |scene, _| {
-        scene.add("feed.receive");
-    });
-}
-
-#[test]
-fn a_coordinator_may_die_at_any_point_of_a_loss() {
-    play(&world(400, &[]), While::Losing, &[SLOW, "", "", ""], async |scene, _| {
-        signal(scene, Signal::KILL).await;
-    });
-}
-
-#[test]
-fn a_coordinator_may_die_when_members_say_whom_they_cannot_reach() {
-    play(&world(400, &[]), While::Breaking, &[SLOW, "", BROKEN], nothing);
-}
-
-#[test]
-fn a_coordinator_may_die_when_it_evicts_a_worker() {
-    play(&world(400, &[]), While::Evicting, &[SLOW, "", ""], async |scene, points| {
-        let evicted = scene.newest().1;
-        kill_process(evicted, Signal::STOP).expect("it lives");
-        scene.until(|scene| scene.has_met(points[0])).await;
-        kill_process(evicted, Signal::CONT).expect("it lives");
-    });
-}
-
-#[test]
-fn a_coordinator_may_die_at_any_point_of_a_leave() {
-    play(&world(400, &[]), While::Leaving, &[SLOW, "", ""], async |scene, _| {
-        signal(scene, Signal::TERM).await;
-    });
-}
-
-#[test]
-fn a_coordinator_may_die_when_an_operator_asks_for_a_leave() {
-    play(&world(400, &[]), While::Operating, &[SLOW, "", ""], async |scene, points| {
-        let newest = scene.newest().0;
-        while !points.iter().all(|point| scene.has_met(point)) {
-            for worker in [newest, WorkerId(1_000)] {
-                let _ = scene.cluster.drain(worker).await; // who asks may be left without an answer
-                assert!(!scene.cluster.advance().await.expect("it survives"));
-            }
-        }
-    });
+    play(&world(400, &[]), &[While::Failing]);
 }
 
 #[test]
 fn a_coordinator_may_die_at_any_point_of_a_rollback() {
-    let world = world(400, &[("redundancy.copies", 1)]);
-    play(&world, While::GoingBack, &[SLOW, ""], async |scene, _| {
-        signal(scene, Signal::KILL).await;
-    });
+    play(&world(400, &[("redundancy.copies", 1)]), &[While::GoingBack]);
 }

@@ -1,4 +1,4 @@
-//! A worker killed at every point of its life: the same bits, and each point was met (I3, I4).
+//! A worker killed at every point of its life: the same bits, and each point was met (I3, I4, I6).
 //!
 //! [`BY`] says for each point how a victim gets there.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use everstep_worker::failpoint::POINTS;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Scene, block_on, world};
+use super::{ABREAST, SLOW, Scene, abreast, block_on, world};
 use crate::world::{World, until};
 
 /// How a victim gets to its point.
@@ -30,6 +30,8 @@ enum By {
     JoiningWaiting,
     /// It is a member of a run that waits, when another joins.
     HostingWaiting,
+    /// It is a member when another is lost.
+    Losing,
     /// It is told to leave.
     Leaving,
     /// It stands still until it is evicted.
@@ -75,6 +77,7 @@ const BY: &[(By, &[&str])] = &[
     (By::Finishing, &["masters.send", "finished.send", "dismiss.receive"]),
     (By::JoiningWaiting, &["fetch_parameters.send", "parameters.receive"]),
     (By::HostingWaiting, &["fetch_parameters.receive", "parameters.send"]),
+    (By::Losing, &["pause.receive", "status.send", "announce.receive", "enter"]),
     (By::Leaving, &["leave.send"]),
     (By::ComingBack, &["evicted.receive"]),
     (By::Holding, &["go.send", "go.receive"]),
@@ -91,58 +94,65 @@ fn there_is_a_way_to_every_failpoint() {
 }
 
 /// Lets victims come one after the other, and each meet its point by what `meet` does, in as many
-/// runs as that takes.
-async fn one_by_one(
-    world: &World,
-    points: &[&str],
-    mut meet: impl AsyncFnMut(&mut Scene<'_>, &str) -> bool,
-) {
-    let mut left = points.iter();
-    let mut next = left.next();
-    while next.is_some() {
-        let mut scene = Scene::begin(world, &["", "", ""]).await;
-        let first = next;
-        assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-        while let Some(point) = next
-            && meet(&mut scene, point).await
-        {
-            next = left.next();
+/// runs as that takes. Each of some runs side by side has its share of the points.
+fn one_by_one(world: &World, points: &[&str], meet: impl AsyncFn(&mut Scene<'_>, &str) -> bool) {
+    world.undisturbed();
+    abreast(points.chunks(points.len().div_ceil(ABREAST)), async |points| {
+        let mut left = points.iter();
+        let mut next = left.next();
+        while next.is_some() {
+            let mut scene = Scene::begin(world, &[SLOW, "", ""]).await;
+            let first = next;
+            assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
+            while let Some(point) = next
+                && meet(&mut scene, point).await
+            {
+                next = left.next();
+            }
+            assert_ne!(first, next, "a whole run is over, and nobody has met {first:?}");
+            scene.complete().await;
         }
-        assert_ne!(first, next, "a whole run is over, and nobody has met {first:?}");
-        scene.complete().await;
-    }
+    });
 }
 
 #[test]
 fn a_worker_that_joins_may_die_at_any_point() {
     let world = world(400, &[]);
-    block_on(one_by_one(&world, points(By::Joining), async |scene, point| {
+    one_by_one(&world, points(By::Joining), async |scene, point| {
         scene.add(point);
         scene.until(|scene| scene.has_met(point)).await
-    }));
+    });
 }
 
 #[test]
 fn a_member_may_die_at_any_point_of_anothers_join() {
     let world = world(400, &[]);
-    block_on(one_by_one(&world, points(By::Hosting), async |scene, point| {
+    one_by_one(&world, points(By::Hosting), async |scene, point| {
         let members = scene.members();
         scene.add(point);
         if !scene.until(|scene| scene.members() > members || scene.has_met(point)).await {
             return false;
         }
-        // Some need that two come at once.
-        scene.add("");
-        scene.add("");
-        scene.until(|scene| scene.has_met(point)).await
-    }));
+        // Some need that two come at once, and a little luck.
+        while !scene.has_met(point) {
+            let members = scene.members();
+            scene.add("");
+            scene.add("");
+            let came = |scene: &Scene<'_>| scene.members() >= members + 2;
+            if !scene.until(|scene| scene.has_met(point) || came(scene)).await {
+                return false;
+            }
+        }
+        true
+    });
 }
 
 #[test]
 fn a_step_leader_may_die_at_any_point() {
-    let world = world(60, &[]);
-    for point in points(By::Leading) {
-        block_on(async {
+    for copies in [2, 3] {
+        let world = world(60, &[("redundancy.copies", copies)]);
+        world.undisturbed();
+        abreast(points(By::Leading), async |point| {
             let mut scene = Scene::begin(&world, &[point, "", ""]).await;
             assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
             scene.complete().await;
@@ -162,6 +172,29 @@ fn a_step_leader_may_die_when_it_is_asked_to_hold() {
             scene.complete().await;
         });
     }
+}
+
+/// Of four members with two copies two die that are no neighbours on the ring, the second of them
+/// in the change that the loss of the first brings about: its points are passed once before, when
+/// the run begins.
+#[test]
+fn a_member_may_die_at_any_point_of_the_change_after_anothers_loss() {
+    let world = world(100, &[("redundancy.copies", 2)]);
+    world.undisturbed();
+    let points = points(By::Losing).iter();
+    let rows = points.flat_map(|point| [(point, 0, 2), (point, 1, 3)]);
+    abreast(rows, async |(point, victim, killed)| {
+        let mut workers = [""; 4];
+        let again = format!("{point}=1*off->1*return(kill)");
+        (workers[victim], workers[(victim + 3) % 4]) = (&again, SLOW);
+        let mut scene = Scene::begin(&world, &workers).await;
+        assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
+        assert!(!scene.has_met(point), "{point} was met before");
+        let killed = scene.process(scene.cluster.progress().members()[killed]);
+        kill_process(killed, Signal::KILL).expect("it lives");
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        scene.complete().await;
+    });
 }
 
 #[test]
@@ -197,35 +230,34 @@ fn a_worker_that_joins_a_waiting_run_may_die_at_any_point() {
 fn a_member_of_a_waiting_run_may_die_at_any_point_of_anothers_join() {
     let world = world(60, &[("run.min_workers", 4), ("run.start_workers", 4)]);
     let world = world.with("redundancy.copies", 4);
-    for point in points(By::HostingWaiting) {
-        block_on(async {
-            let mut scene = Scene::begin(&world, &["", "", point, "commit.receive"]).await;
-            assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
-            scene.add("");
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-            scene.add("");
-            scene.complete().await;
-        });
-    }
+    world.undisturbed();
+    abreast(points(By::HostingWaiting), async |point| {
+        let mut scene = Scene::begin(&world, &["", "", point, "commit.receive"]).await;
+        assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
+        scene.add("");
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        scene.add("");
+        scene.complete().await;
+    });
 }
 
 #[test]
 fn a_worker_may_die_while_it_asks_to_leave() {
     let world = world(400, &[]);
-    block_on(one_by_one(&world, points(By::Leaving), async |scene, point| {
+    one_by_one(&world, points(By::Leaving), async |scene, point| {
         scene.add(point);
         if !scene.until_member_count(4).await {
             return false;
         }
         kill_process(scene.newest().1, Signal::TERM).expect("it lives");
         scene.until(|scene| scene.has_met(point)).await
-    }));
+    });
 }
 
 #[test]
 fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
-    let world = world(800, &[]);
-    block_on(one_by_one(&world, points(By::ComingBack), async |scene, point| {
+    let world = world(400, &[]);
+    one_by_one(&world, points(By::ComingBack), async |scene, point| {
         scene.add(point);
         if !scene.until_member_count(4).await {
             return false;
@@ -237,7 +269,7 @@ fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
         }
         kill_process(process, Signal::CONT).expect("it lives");
         scene.until(|scene| scene.has_met(point)).await
-    }));
+    });
 }
 
 #[test]
@@ -245,30 +277,30 @@ fn members_may_die_where_a_hold_ends_without_a_change() {
     let world = world(400, &[]);
     let leader = "hold.receive=1*sleep(200)";
     let killed = |point: &str| format!("{point}=1*return(kill)");
-    for (point, workers) in [
+    world.undisturbed();
+    let rows = [
         ("go.send", [format!("{leader};{}", killed("go.send")), String::new(), String::new()]),
         ("go.receive", [leader.to_string(), String::new(), killed("go.receive")]),
-    ] {
+    ];
+    abreast(rows, async |(point, workers)| {
         assert!(points(By::Holding).contains(&point));
-        block_on(async {
-            let mut scene = Scene::begin(&world, &workers.each_ref().map(|w| &**w)).await;
-            assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-            let coordinator = Pid::from_raw(scene.cluster.coordinator_pid() as i32).expect("a pid");
-            let log = scene.log.clone();
-            // It is deaf from the moment at which the step leader was asked to hold.
-            let deafener = thread::spawn(move || {
-                until("a hold", || {
-                    let met = fs::read_to_string(&log).unwrap_or_default();
-                    met.contains("hold.receive").then_some(())
-                });
-                kill_process(coordinator, Signal::STOP).expect("it lives");
-                thread::sleep(Duration::from_secs(2));
-                kill_process(coordinator, Signal::CONT).expect("it lives");
+        let mut scene = Scene::begin(&world, &workers.each_ref().map(|w| &**w)).await;
+        assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
+        let coordinator = Pid::from_raw(scene.cluster.coordinator_pid() as i32).expect("a pid");
+        let log = scene.log.clone();
+        // It is deaf from the moment at which the step leader was asked to hold.
+        let deafener = thread::spawn(move || {
+            until("a hold", || {
+                let met = fs::read_to_string(&log).unwrap_or_default();
+                met.contains("hold.receive").then_some(())
             });
-            scene.add("");
-            assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
-            deafener.join().expect("no panic");
-            scene.complete().await;
+            kill_process(coordinator, Signal::STOP).expect("it lives");
+            thread::sleep(Duration::from_secs(2));
+            kill_process(coordinator, Signal::CONT).expect("it lives");
         });
-    }
+        scene.add("");
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        deafener.join().expect("no panic");
+        scene.complete().await;
+    });
 }

@@ -1,7 +1,7 @@
 //! Programs that run: what they print, what they leave, and the processes of a cluster.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -45,6 +45,12 @@ impl Program {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         send(self.child.id(), signal);
+    }
+
+    /// Writes to its stdin, a pipe.
+    pub fn press(&mut self, keys: &str) {
+        let pipe = self.child.stdin.as_mut().expect("a pipe");
+        pipe.write_all(keys.as_bytes()).expect("it reads");
     }
 
     /// What it has said on stderr so far.
@@ -117,6 +123,15 @@ impl Launched {
             let whole = training.len() == count && others.is_empty();
             (whole && cluster.under_protected.is_empty()).then_some(cluster)
         })
+    }
+
+    /// Waits until so many workers were lost, and each parameter shard has its owners all the same.
+    pub fn until_protected(&self, lost: usize) {
+        until(&format!("owners for all after {lost} losses"), || {
+            let cluster = self.cluster()?;
+            let known = cluster.workers.iter().filter(|worker| worker.state == "lost").count();
+            (known == lost && cluster.under_protected.is_empty()).then_some(())
+        });
     }
 
     /// Waits until another step than those that are known is settled.
@@ -202,12 +217,21 @@ pub struct Node {
     /// A worker's state.
     #[serde(default)]
     pub state: Value,
+    /// What its machine may fail together with.
+    #[serde(default)]
+    pub zone: Option<String>,
 }
 
 impl Node {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         send(self.pid.expect("the launcher started it"), signal);
+    }
+
+    /// Whether its process stands still.
+    pub fn is_stopped(&self) -> bool {
+        let stat = self.pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok());
+        stat.is_some_and(|stat| stat.contains(") T "))
     }
 
     /// Whether it is a worker that takes part no more.
@@ -236,6 +260,11 @@ impl Cluster {
     pub fn member(&self, rank: usize) -> &Node {
         let member = self.workers.iter().find(|w| w.rank == Some(rank) && w.state == "training");
         member.unwrap_or_else(|| panic!("no rank {rank} in {self:?}"))
+    }
+
+    /// The members.
+    pub fn members(self) -> Vec<Node> {
+        self.workers.into_iter().filter(|worker| worker.state == "training").collect()
     }
 
     /// The worker with this id.
