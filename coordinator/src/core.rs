@@ -209,7 +209,7 @@ impl Core {
 
     /// Takes what happened. `now` never goes backwards.
     pub fn handle(&mut self, now: Time, input: Input) {
-        self.silence.wake(now);
+        self.wake(now);
         match input {
             Input::Connected { link, identity } => self.connected(link, identity),
             Input::Disconnected { link, gone, reason } => {

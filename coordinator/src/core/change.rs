@@ -60,6 +60,16 @@ pub(super) struct Pausing {
 
 // What sets it off.
 impl Core {
+    /// Something happens. If this coordinator was late itself, the answers to its Pause may still
+    /// be in a queue.
+    pub(super) fn wake(&mut self, now: Time) {
+        if self.silence.wake(now)
+            && let Phase::Pausing(pausing) = &mut self.phase
+        {
+            pausing.since = now;
+        }
+    }
+
     /// A worker is suspected: a member stops everyone, any other is forgotten.
     pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) {
         let reason = doubt.reason.clone();

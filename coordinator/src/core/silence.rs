@@ -132,11 +132,14 @@ impl Silence {
     }
 
     /// Something happens: if it comes late, everyone gets a fresh deadline, before it is judged.
-    pub(super) fn wake(&mut self, now: Time) {
-        if now.since(self.ticked) > TICK + LATE {
+    /// Returns whether that is so.
+    pub(super) fn wake(&mut self, now: Time) -> bool {
+        let late = now.since(self.ticked) > TICK + LATE;
+        if late {
             self.heard.values_mut().for_each(|heard| *heard = now);
             self.ticked = now;
         }
+        late
     }
 
     /// Whether an answer of the worker is worth waiting for: it is not suspected, or only of a lost

@@ -118,6 +118,21 @@ fn a_coordinator_that_stood_still_evicts_nobody() {
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 4));
 }
 
+/// Invariant I8. When it wakes up, the time for answers is over, and one is still in a queue.
+#[test]
+fn a_coordinator_that_stood_still_in_a_pause_waits_for_answers_anew() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    world.actor(links[1]).mute = true;
+    world.kill(links[2]);
+    world.now = world.now + Duration::from_millis(2_050);
+    world.give(Input::Tick);
+    assert_eq!(world.generation(), Generation(1));
+    world.actor(links[1]).mute = false;
+    world.pass(600, &links[..2]);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
+}
+
 #[test]
 fn a_worker_that_was_lost_is_told_so_whenever_it_comes_back() {
     let (mut world, links) = World::training(3);
