@@ -130,6 +130,8 @@ pub enum Observation<'a> {
     Computed(WorkerId, (Generation, Step), &'a Contribution),
     /// A member has learned, or decided, that a step is committed.
     Committed(WorkerId, &'a Commit),
+    /// A worker shows its last commit, as an answer to a Pause.
+    Shown(WorkerId, &'a Commit),
     /// A member of this generation takes this step, and all before, for settled.
     Settled(WorkerId, (Generation, Step)),
     /// A device has entered a generation that resumes at this step, and owns these shards.
@@ -290,6 +292,7 @@ impl Checks {
             Observation::Began(worker, step) => self.commits.began(worker, step),
             Observation::Computed(worker, when, part) => self.samples.computed(worker, when, part),
             Observation::Committed(worker, commit) => self.committed(worker, commit),
+            Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
             Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
@@ -346,7 +349,7 @@ impl Checks {
     }
 
     fn announced(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
-        if self.copies.are_trusted() { self.parameters.announced(worker, copy) } else { Ok(()) }
+        self.parameters.announced(worker, copy, self.copies.are_trusted())
     }
 
     fn recorded(
@@ -373,17 +376,20 @@ impl Checks {
 
     fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
         self.promises.acts(worker, commit.generation, format_args!("commits {}", commit.step))?;
-        self.copies.committed(commit.step)?;
+        if let Some(record) = self.records.of(commit.generation) {
+            self.copies.committed(commit.step, record)?;
+        }
         let first = self.resumes.committed(commit)?;
         // Who does not know that its generation is over may yet commit in it: to no effect.
         let current = self.records.current().filter(|it| it.number == commit.generation);
         let history = self.records.history(commit.generation);
         let history = current.is_some().then_some(history);
         self.commits.committed(worker, commit, history, first)?;
-        match current.filter(|_| first) {
-            Some(record) => self.samples.committed(commit.step, record),
-            None => Ok(()),
+        // Other samples make another verdict: the cause is found before what comes of it.
+        if let Some(record) = current.filter(|_| first) {
+            self.samples.committed(commit.step, record)?;
         }
+        self.commits.compare(worker, commit)
     }
 
     /// The last step that anyone has committed.

@@ -148,7 +148,8 @@ pub enum Fault {
         node: Node,
     },
     /// A bit of the next reduced gradient flips in the memory of a worker that backs it up: its
-    /// copy differs from then on, and the run ends.
+    /// copy differs from then on, and the run ends. Of who only learns a shard nobody compares the
+    /// copy.
     Garble {
         /// Whose memory.
         node: Node,

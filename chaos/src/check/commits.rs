@@ -90,10 +90,11 @@ impl Commits {
         }
         self.last.insert(worker, step);
         self.count += u64::from(first);
-        self.compare(worker, commit)
+        Ok(())
     }
 
-    fn compare(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+    /// What a member commits is what all others do, in this run and in the reference.
+    pub(super) fn compare(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
         let (step, verdict) = (commit.step, Verdict::of(commit));
         let first = *self.verdicts.entry(step).or_insert(verdict);
         let reference = self.reference.as_ref().and_then(|run| run.verdicts.get(&step).copied());

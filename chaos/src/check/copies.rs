@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use everstep_transport::protocol::{Shard, Step, WorkerId};
+use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
 
 use super::{Chronicle, Copy, Found, Invariant};
 
@@ -14,8 +14,8 @@ pub(super) struct Copies {
     first: BTreeMap<(Step, Shard), (WorkerId, u64)>,
     /// Workers whose memory was corrupted.
     corrupted: BTreeSet<WorkerId>,
-    /// The first version at which their copies differ.
-    diverged: Option<Step>,
+    /// Their copies that differ, and the newest versions of them.
+    diverged: BTreeMap<(WorkerId, Shard), Step>,
 }
 
 impl Copies {
@@ -24,7 +24,8 @@ impl Copies {
         Self { reference, first, corrupted, diverged }
     }
 
-    /// From now on the worker's copies may differ; nobody may commit on top of that.
+    /// From now on the worker's copies may differ; where it owns them, nobody may commit on top of
+    /// that. What only learns is no part of a commit.
     pub(super) fn corrupted(&mut self, worker: WorkerId) {
         self.corrupted.insert(worker);
     }
@@ -34,9 +35,18 @@ impl Copies {
         self.corrupted.is_empty()
     }
 
-    pub(super) fn committed(&self, step: Step) -> Result<(), Found> {
-        let Some(version) = self.diverged.filter(|version| *version < step) else { return Ok(()) };
-        let seen = format!("step {step} is committed, and copies of version {version} differ");
+    pub(super) fn committed(&self, step: Step, record: &Record) -> Result<(), Found> {
+        let owns = |worker, shard| {
+            let rank = record.rank(worker);
+            rank.is_some_and(|rank| record.owners_of(shard).contains(&rank))
+        };
+        let mut older = self.diverged.iter().filter(|(_, version)| **version < step);
+        let found = older.find(|((worker, shard), _)| owns(*worker, *shard));
+        let Some(((worker, shard), version)) = found else { return Ok(()) };
+        let seen = format!(
+            "step {step} is committed, and worker {worker} has another version {version} of shard \
+             {shard}"
+        );
         Err((Invariant::I19, seen))
     }
 
@@ -45,13 +55,16 @@ impl Copies {
         let key @ (version, shard) = (copy.version, copy.shard);
         let (owner, first) = *self.first.entry(key).or_insert((worker, digest));
         let reference = self.reference.as_ref().and_then(|run| run.digests.get(&key).copied());
-        let other = match (first, reference) {
-            _ if first != digest => format!("worker {owner} has {first:016x}"),
-            (_, Some(known)) if known != digest => format!("the reference has {known:016x}"),
-            _ => return Ok(()),
+        let other = match reference {
+            Some(known) if known != digest => format!("the reference has {known:016x}"),
+            None if first != digest => format!("worker {owner} has {first:016x}"),
+            _ => {
+                self.diverged.remove(&(worker, shard));
+                return Ok(());
+            }
         };
         if self.corrupted.contains(&worker) || self.corrupted.contains(&owner) {
-            self.diverged.get_or_insert(version);
+            self.diverged.insert((worker, shard), version);
             return Ok(());
         }
         let seen = format!(

@@ -9,29 +9,36 @@ use super::{Copy, Found, Invariant};
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
     /// What primaries made of each version of each shard: who learns may load any of them.
-    made: BTreeMap<(Shard, Step), Vec<f32>>,
+    made: BTreeMap<(Shard, Step), Vec<Vec<f32>>>,
 }
 
 impl Parameters {
-    /// A primary hands out a version, perhaps one that another primary has made before.
-    pub(super) fn announced(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+    /// A primary hands out a version, perhaps one that another primary has made before: the same,
+    /// as long as their memory is to be trusted.
+    pub(super) fn announced(
+        &mut self,
+        worker: WorkerId,
+        copy: Copy<'_>,
+        trusted: bool,
+    ) -> Result<(), Found> {
         let (version, shard) = (copy.version, copy.shard);
         let Some(values) = copy.parameters else { return Ok(()) };
-        if let Some(made) = self.made.get(&(shard, version)) {
-            if same_bits(made, values) {
-                return Ok(());
-            }
+        let made = self.made.entry((shard, version)).or_default();
+        if made.iter().any(|known| same_bits(known, values)) {
+            return Ok(());
+        }
+        if trusted && !made.is_empty() {
             let seen = format!("worker {worker} hands out another version {version} of {shard}");
             return Err((Invariant::I19, seen));
         }
-        self.made.insert((shard, version), values.to_vec());
+        made.push(values.to_vec());
         Ok(())
     }
 
     pub(super) fn loaded(&self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
         let (version, shard) = (copy.version, copy.shard);
-        let made = self.made.get(&(shard, version));
-        if made.zip(copy.parameters).is_some_and(|(made, loaded)| same_bits(made, loaded)) {
+        let mut made = self.made.get(&(shard, version)).into_iter().flatten();
+        if copy.parameters.is_some_and(|loaded| made.any(|known| same_bits(known, loaded))) {
             return Ok(());
         }
         let seen = format!(

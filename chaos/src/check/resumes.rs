@@ -1,9 +1,10 @@
 //! I17: a record's resume step is at least its predecessor's and at least every settled step,
 //! unless it is a rollback; its commit is one that its predecessor made, or its predecessor's own.
+//! And what it is planned from is true: a commit that a worker shows was made, in that generation.
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step};
+use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step, WorkerId};
 
 use super::{Found, Invariant, Verdict};
 
@@ -26,6 +27,15 @@ impl Resumes {
             return Ok(false);
         }
         Err((Invariant::I2, format!("two commits of one step: {first:?} and {commit:?}")))
+    }
+
+    /// A worker shows its last commit as evidence.
+    pub(super) fn shown(&self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+        let decided = self.decided.get(&(commit.generation, commit.step));
+        if decided.is_some_and(|decided| same(decided, commit)) {
+            return Ok(());
+        }
+        Err((Invariant::I17, format!("worker {worker} shows {commit:?}, which nobody has made")))
     }
 
     /// A record follows another; `settled` is the newest step that somebody took for settled.

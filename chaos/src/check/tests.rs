@@ -310,6 +310,18 @@ fn i19_a_commit_on_top_of_corrupted_memory() {
     assert_eq!(next, Err(Invariant::I19));
 }
 
+#[test]
+fn a_commit_beside_corrupted_memory_that_owns_nothing() {
+    let mut checks = checks(None);
+    complete_with(&mut checks, 9).expect("the owners' copies are equal");
+    let learner = WorkerId(9);
+    see(&mut checks, Observation::Corrupted(learner)).expect("it is a fault");
+    let learned = Observation::Updated(learner, copy(8, &[]), false);
+    see(&mut checks, learned).expect("its memory is known to be corrupted");
+    let next = see(&mut checks, Observation::Committed(FIRST, &commit(2)));
+    assert_eq!(next, Err(Invariant::I4), "nobody has computed for it; else it may be");
+}
+
 /// The first step, of which a corrupted copy has another digest.
 fn complete_with(checks: &mut Checks, digest: u64) -> Result<(), Invariant> {
     compute(checks, |_| {})?;
@@ -441,6 +453,18 @@ fn i17_records_that_go_back_or_resume_with_what_their_predecessor_did_not_make()
 }
 
 #[test]
+fn i17_commits_that_are_shown_and_that_nobody_has_made() {
+    let mut checks = checks(None);
+    let early = see(&mut checks, Observation::Shown(FIRST, &commit(1)));
+    assert_eq!(early, Err(Invariant::I17));
+    complete(&mut checks).expect("no invariant is broken");
+    assert_eq!(see(&mut checks, Observation::Shown(FIRST, &commit(1))), Ok(()));
+    let relabelled = Commit { generation: Generation(2), ..commit(1) };
+    let seen = see(&mut checks, Observation::Shown(FIRST, &relabelled));
+    assert_eq!(seen, Err(Invariant::I17));
+}
+
+#[test]
 fn i18_refusals_where_nobody_meddles() {
     let mut checks = checks(None);
     let refusal = Observation::Refused(format_args!("a piece"));
@@ -485,6 +509,18 @@ fn i19_primaries_that_hand_out_different_parameters() {
     assert_eq!(see(&mut checks, Observation::Shared(SECOND, copy(9, &[1.0]))), Ok(()));
     let other = see(&mut checks, Observation::Shared(SECOND, copy(9, &[2.0])));
     assert_eq!(other, Err(Invariant::I19));
+}
+
+#[test]
+fn i19_parameters_that_were_made_where_memory_is_corrupted_are_known() {
+    let mut checks = checks(None);
+    see(&mut checks, Observation::Corrupted(SECOND)).expect("it is a fault");
+    for (worker, made) in [(FIRST, 1.0), (SECOND, 2.0)] {
+        assert_eq!(see(&mut checks, Observation::Shared(worker, copy(9, &[made]))), Ok(()));
+        assert_eq!(see(&mut checks, Observation::Loaded(FIRST, copy(9, &[made]))), Ok(()));
+    }
+    let other = see(&mut checks, Observation::Loaded(FIRST, copy(9, &[3.0])));
+    assert_eq!(other, Err(Invariant::I19), "nobody has made that");
 }
 
 #[test]

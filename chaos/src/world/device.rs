@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use everstep_transport::protocol::{Generation, RunSpec};
+use everstep_transport::protocol::{Generation, RunSpec, Zone};
 use everstep_worker::device::build::{Place, build};
 use everstep_worker::step::event::{Input, Job, Report};
 
@@ -10,6 +10,10 @@ use super::World;
 use super::bench::{Bench, Done};
 use super::types::Happening;
 use crate::check::{Copy, Observation, Violation};
+use crate::random::mix;
+
+/// Where machines may stand; an empty label is none.
+const ZONES: [&str; 4] = ["", "north", "south", "west"];
 
 impl World {
     /// Builds a device; an earlier one is dropped, with every link to other workers.
@@ -17,10 +21,10 @@ impl World {
         self.leave_roster(place);
         let address = (Ipv4Addr::LOCALHOST, 1 + place as u16).into();
         let incarnation = self.random.bits();
-        // Without a thread that loads ahead: its pace would be the machine's.
-        let (zone, dir) = (None, None);
-        let own = Place { incarnation, address, zone, dir, overlap: true, prefetch: 0 };
         let worker = &mut self.workers[place];
+        let zone = zone(self.scenario.seed, worker.slot());
+        // Without a thread that loads ahead: its pace would be the machine's.
+        let own = Place { incarnation, address, zone, dir: None, overlap: true, prefetch: 0 };
         worker.builds += 1;
         worker.bench = None;
         let builds = worker.builds;
@@ -141,4 +145,10 @@ impl World {
             _ => Ok(()),
         }
     }
+}
+
+/// The zone of a machine, whatever process is on it.
+fn zone(seed: u64, slot: usize) -> Option<Zone> {
+    let drawn = mix(seed ^ mix(slot as u64)) % ZONES.len() as u64;
+    Zone::parse(ZONES[drawn as usize])
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{Generation, Message, Step};
+use everstep_transport::protocol::{Generation, Message, Shard, Step};
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane, Parcel};
 
@@ -325,10 +325,18 @@ impl World {
         }
     }
 
-    /// Garbles a reduced gradient, if a fault waits for one.
-    pub(super) fn garble(&mut self, place: usize, values: &mut Buffer) -> Result<(), Violation> {
+    /// Garbles a reduced gradient of a shard that is owned, if a fault waits for one.
+    pub(super) fn garble(
+        &mut self,
+        place: usize,
+        shard: Shard,
+        values: &mut Buffer,
+    ) -> Result<(), Violation> {
+        if self.armed.garbles.is_empty() || !self.workers[place].standing_for(shard).1.owns {
+            return Ok(());
+        }
         let slot = self.workers[place].slot();
-        if self.armed.garbles.is_empty() || !self.armed.garbles.remove(&slot) {
+        if !self.armed.garbles.remove(&slot) {
             return Ok(());
         }
         flip_a_bit(values);

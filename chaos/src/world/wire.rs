@@ -207,7 +207,7 @@ impl World {
             Parcel::Tensor { chunk, values } => {
                 let mut values = receive(&chunk, &values, self.workers[stream.to].pool());
                 match chunk.kind {
-                    ChunkKind::Reduced => self.garble(stream.to, &mut values)?,
+                    ChunkKind::Reduced => self.garble(stream.to, chunk.shard, &mut values)?,
                     ChunkKind::State => self.garble_state(stream.to, &mut values),
                     _ => {}
                 }

@@ -65,6 +65,19 @@ impl World {
 
     // What it says.
 
+    /// A worker says something to the coordinator: perhaps what a generation is planned from.
+    pub(super) fn witness_evidence(
+        &mut self,
+        place: usize,
+        message: &Message,
+    ) -> Result<(), Violation> {
+        let Message::Status(status) = message else { return Ok(()) };
+        match status.commit.as_ref().zip(self.workers[place].id()) {
+            Some((commit, id)) => self.observe(Observation::Shown(id, commit)),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn witness_words(
         &mut self,
         place: usize,

@@ -247,7 +247,10 @@ impl World {
     fn perform(&mut self, place: usize, effect: Effect) -> Result<(), Violation> {
         let own = Node::Worker(place);
         match effect {
-            Effect::Tell(message) => self.say(own, Node::Coordinator, message),
+            Effect::Tell(message) => {
+                self.witness_evidence(place, &message)?;
+                self.say(own, Node::Coordinator, message);
+            }
             Effect::Send { to, message } => {
                 self.witness_words(place, &message)?;
                 self.send(place, to, message);

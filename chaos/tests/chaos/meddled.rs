@@ -9,7 +9,7 @@
 //! | another record | I1 |
 //! | another commit; another partial sum | I2 |
 //! | another reduced shard | I3 |
-//! | another sampler; another recorded sample | I4 |
+//! | another sampler; a recorded sample that is another, left out or doubled | I4 |
 //! | another line | I13 |
 //! | other parameters | I19 |
 
@@ -17,6 +17,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use everstep_chaos::check::Invariant;
+use everstep_chaos::toy::SAMPLES;
 use everstep_chaos::world::{Failure, Finished, Node, Passing};
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Message, Shard, Step};
@@ -78,10 +79,14 @@ fn lose(name: &'static str) -> impl FnMut(Passing<'_>) + 'static {
     })
 }
 
+/// Returns what was seen, in words.
 #[track_caller]
-fn assert_found(met: Result<Finished, Failure>, invariant: Invariant) {
+fn assert_found(met: Result<Finished, Failure>, invariant: Invariant) -> String {
     match met {
-        Err(Failure::Violation(violation)) => assert_eq!(violation.invariant, invariant),
+        Err(Failure::Violation(violation)) => {
+            assert_eq!(violation.invariant, invariant, "{violation}");
+            violation.seen
+        }
         other => panic!("{invariant:?} should have been broken: {other:?}"),
     }
 }
@@ -249,18 +254,28 @@ fn i4_another_sampler_is_found() {
     assert_found(met, Invariant::I4);
 }
 
+/// The devices have computed what they should, and so nothing else can be found: from the vote on
+/// the step leader, its commit's line, the coordinator and who watches count it.
 #[test]
-fn i4_another_recorded_sample_is_found() {
-    let met = Toy::new(|_| {}).meddled(
-        3,
-        once(|_, messages| {
+fn i4_a_recorded_sample_that_is_not_the_plans_is_counted_in_the_line_of_its_step() {
+    type Skip = fn(&mut Vec<u64>);
+    let skips: [(Skip, u64, u64); 3] = [
+        (|samples| samples[0] = (samples[0] + 1) % SAMPLES, 1, 1),
+        (|samples| _ = samples.pop(), 1, 0),
+        (|samples| samples.push(samples[0]), 0, 1),
+    ];
+    for (skip, lost, repeated) in skips {
+        let meddler = once(move |_, messages| {
             let Some(Message::Prepared(vote)) = messages.first_mut() else { return false };
             let Some(part) = vote.contributions.first_mut() else { return false };
-            part.samples[0] = (part.samples[0] + 1) % 100;
+            skip(&mut part.samples);
             true
-        }),
-    );
-    assert_found(met, Invariant::I4);
+        });
+        let (toy, _) = Toy::new(|_| {}).with_reference();
+        let seen = assert_found(toy.meddled(3, meddler), Invariant::I4);
+        let counts = format!("samples_lost: {lost}, samples_repeated: {repeated}");
+        assert!(seen.starts_with("MetricsLine") && seen.contains(&counts), "{seen}");
+    }
 }
 
 #[test]

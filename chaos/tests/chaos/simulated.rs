@@ -1,6 +1,10 @@
 //! Whole clusters under seeded faults: nothing wrong is computed, nothing hangs, no run fails, and
 //! when nothing goes wrong any more the run becomes complete with the reference's bits.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
@@ -8,10 +12,10 @@ use everstep_chaos::check::Invariant;
 use everstep_chaos::fault::{Asker, Fault, Rates, Schedule, TOLERATED};
 use everstep_chaos::simulate::{Simulated, Simulation};
 use everstep_chaos::world::{Endured, Node, Passing, STANDSTILL, Tally};
-use everstep_transport::protocol::Message;
+use everstep_transport::protocol::{Message, Rank, Record, Zone};
 use everstep_transport::time::Time;
 
-use crate::support::Toy;
+use crate::support::{LIMIT, Toy};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -56,7 +60,7 @@ fn changes<'a>(endured: impl IntoIterator<Item = &'a Endured>) -> Tally {
 }
 
 #[test]
-fn four_hundred_seeds_of_every_fault_keep_every_promise() {
+fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
     let seeds = simulate(&simulation(Rates::default()), 400, 2);
     assert_endured(&seeds);
     let endured: Vec<&Endured> =
@@ -66,6 +70,16 @@ fn four_hundred_seeds_of_every_fault_keep_every_promise() {
     let Tally { generations, lost, left, redone, rollbacks } = changes(endured);
     assert!(completed > 1_200 && generations > 4_000, "{completed} runs, {generations}: too dull");
     assert!(lost > 800 && left > 100 && redone > 500 && rollbacks > 50, "too dull");
+}
+
+#[test]
+fn i3_fifty_seeds_of_garbled_gradients_end_runs_and_change_none() {
+    let rates = Rates { garbles: 3.0, ..Rates::default() };
+    let seeds = simulate(&simulation(rates), 50, 2);
+    assert_endured(&seeds);
+    let endured = seeds.iter().filter_map(|simulated| simulated.result.as_ref().ok());
+    let failed: u64 = endured.map(|one| one.failed).sum();
+    assert!(failed > 20, "{failed} runs failed: too dull");
 }
 
 #[test]
@@ -107,6 +121,41 @@ fn without_faults_every_run_is_complete_in_its_first_generation() {
         let once = Tally { generations: endured.completed, ..Tally::default() };
         assert_eq!(endured.changes, once);
     }
+}
+
+/// Of two owners in one zone none is chosen, unless most machines are in that one.
+#[test]
+fn owners_of_a_shard_stand_in_different_zones_where_machines_do() {
+    type Zones = BTreeMap<SocketAddr, Option<Zone>>;
+    fn parts(record: &Record, zones: &Zones) -> bool {
+        let zone = |rank: &Rank| zones[&record.member(*rank).address].as_ref();
+        let mut owners =
+            record.owners.iter().map(|run| [zone(&run.owners[0]), zone(&run.owners[1])]);
+        owners.all(|[one, other]| one.is_none() || one != other)
+    }
+    let (toy, records) = (Toy::new(|_| {}), Rc::new(Cell::new(0)));
+    for seed in 0..40 {
+        let mut world = toy.world(4, seed);
+        let (mut zones, records) = (Zones::new(), records.clone());
+        world.meddle(move |passing| {
+            let Passing::Messages { messages, .. } = passing else { return };
+            for message in messages {
+                match message {
+                    Message::Register(it) => _ = zones.insert(it.address, it.zone.clone()),
+                    Message::Announce(record) => {
+                        let labels = || zones.values().flatten();
+                        let crowd = |label| labels().filter(|other| *other == label).count();
+                        let most = labels().map(crowd).max().unwrap_or_default();
+                        assert!(most > 2 || parts(record, &zones), "{zones:?}: {record:?}");
+                        records.set(records.get() + u64::from(most == 2));
+                    }
+                    _ => {}
+                }
+            }
+        });
+        world.run(LIMIT).expect("nothing is changed");
+    }
+    assert!(records.get() > 40, "{} records: too dull", records.get());
 }
 
 // One fault, at any moment of a run.
@@ -197,10 +246,19 @@ fn a_partition_costs_a_worker_or_is_borne_by_its_length() {
 }
 
 #[test]
-fn two_members_that_do_not_reach_each_other_cost_no_step() {
+fn two_members_that_do_not_reach_each_other_are_parted_and_the_run_goes_on() {
     let ends = (Node::Worker(0), Node::Worker(2));
-    let endured = at_every_moment(&[Fault::Bridge { ends, span: Duration::from_secs(8) }]);
-    assert_eq!(changes(&endured).rollbacks, 0);
+    let endured = at_every_moment(&[Fault::Bridge { ends, span: SECONDS }]);
+    let Tally { lost, rollbacks, .. } = changes(&endured);
+    assert!(lost > 10 && rollbacks == 0, "{lost} lost, {rollbacks} rollbacks");
+    // One run each is completed when they reach each other again; the others meanwhile.
+    let runs: u64 = endured.iter().map(|one| one.completed).sum();
+    assert!(runs > 40, "{runs} runs in 20 times");
+}
+
+#[test]
+fn two_members_that_lose_their_link_go_on_together() {
+    let ends = (Node::Worker(0), Node::Worker(2));
     let endured = at_every_moment(&[Fault::Disconnect { ends }]);
     let Tally { lost, generations, .. } = changes(&endured);
     let runs: u64 = endured.iter().map(|one| one.completed).sum();

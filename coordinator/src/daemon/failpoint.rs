@@ -272,4 +272,17 @@ mod tests {
         assert_eq!(passed, POINTS.iter().copied().collect());
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
     }
+
+    /// What workers say to each other.
+    const WITHOUT_A_POINT: [&str; 6] =
+        ["prepared", "commit", "go", "fetch_parameters", "fetch_state", "state"];
+
+    #[test]
+    fn every_message_has_a_failpoint_but_for_those_that_are_named() {
+        let has_none = |message: &Message| {
+            ["send", "receive"].iter().all(|way| of_message(message, way).is_none())
+        };
+        let without = exemplars::all().into_iter().filter(has_none);
+        assert_eq!(without.map(|message| message.name()).collect::<Vec<_>>(), WITHOUT_A_POINT);
+    }
 }

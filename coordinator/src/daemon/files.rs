@@ -2,8 +2,8 @@
 //!
 //! `authority/` is the certificate authority, `join.token` (mode 0600) admits workers, `operator/`
 //! holds the credentials of the program that submits runs and watches them. They are made anew at
-//! every start, and so are the coordinator's own, which never touch the disk. `log.redb` and `metrics.log` are made here, and read and written
-//! elsewhere.
+//! every start, and so are the coordinator's own, which never touch the disk. `log.redb` and
+//! `metrics.log` are made here, and read and written elsewhere.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;

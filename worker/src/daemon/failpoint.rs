@@ -222,4 +222,27 @@ mod tests {
         assert_eq!(passed, POINTS.iter().copied().collect());
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
     }
+
+    /// What a worker neither says nor hears, what it does all the time, and what ends it anyway.
+    const WITHOUT_A_POINT: [&str; 10] = [
+        "heartbeat",
+        "failed",
+        "refused",
+        "heartbeat_answer",
+        "submit",
+        "watch",
+        "update",
+        "exited",
+        "drain",
+        "accepted",
+    ];
+
+    #[test]
+    fn every_message_has_a_failpoint_but_for_those_that_are_named() {
+        let has_none = |message: &Message| {
+            ["send", "receive"].iter().all(|way| of_message(message, way).is_none())
+        };
+        let without = exemplars::all().into_iter().filter(has_none);
+        assert_eq!(without.map(|message| message.name()).collect::<Vec<_>>(), WITHOUT_A_POINT);
+    }
 }

@@ -84,8 +84,8 @@ pub struct Tally {
     pub loss: f64,
     /// Compute of the slowest member, seconds.
     pub compute_seconds: f64,
-    /// From vote to commit of the step before, of the member that waited least for the step leader's
-    /// word, seconds.
+    /// From vote to commit of the step before, of the member that waited least for the step
+    /// leader's word, seconds.
     pub commit_seconds: f64,
     /// The samples that each data shard contains, in index order.
     pub samples: Vec<(DataShard, Vec<u64>)>,
