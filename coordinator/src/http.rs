@@ -1,7 +1,7 @@
 //! The HTTP API of a coordinator: probes, figures for Prometheus, and what operators ask for.
 //!
 //! In: an address, a token, and the coordinator's actor to ask. Out: answers, until it is told to
-//! stop. It decides nothing: what it tells is rendered from a plain [`Overview`], and what it is
+//! stop. It decides nothing: what it tells is rendered from a plain `Overview`, and what it is
 //! asked to change, it says to the core as any operator would.
 //!
 //! Clients may be many, slow or hostile, and training must not notice: there is one thread for all
