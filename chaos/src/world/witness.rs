@@ -83,7 +83,7 @@ impl World {
         place: usize,
         message: &Message,
     ) -> Result<(), Violation> {
-        let generation = generation_of(message);
+        let generation = message.between_workers();
         match generation.zip(self.workers[place].id()) {
             Some((generation, id)) => self.observe(Observation::Said(id, generation)),
             None => Ok(()),
@@ -112,7 +112,7 @@ impl World {
         let (from, generation, what) = match input {
             Input::Peer { from, message } => match message {
                 Message::Prepared(_) | Message::Commit(_) => {
-                    (*from, generation_of(message)?, message.name())
+                    (*from, message.between_workers()?, message.name())
                 }
                 _ => return None,
             },
@@ -189,17 +189,4 @@ fn standing(look: &Look) -> String {
         "id {worker:?}, settled {settled:?}, in generation {generation}, has promised {number} to \
          term {term}"
     )
-}
-
-/// The generation that a message between workers is of.
-fn generation_of(message: &Message) -> Option<Generation> {
-    match message {
-        Message::Prepared(vote) => Some(vote.generation),
-        Message::Commit(commit) => Some(commit.generation),
-        Message::Go { generation, .. }
-        | Message::FetchParameters { generation, .. }
-        | Message::FetchState { generation, .. }
-        | Message::State { generation, .. } => Some(*generation),
-        _ => None,
-    }
 }

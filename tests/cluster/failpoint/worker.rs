@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::thread;
-use std::time::Duration;
 
 use everstep_worker::failpoint::POINTS;
 use rustix::process::{Pid, Signal, kill_process};
@@ -290,12 +289,15 @@ fn members_may_die_where_a_hold_ends_without_a_change() {
         let log = scene.log.clone();
         // It is deaf from the moment at which the step leader was asked to hold.
         let deafener = thread::spawn(move || {
-            until("a hold", || {
-                let met = fs::read_to_string(&log).unwrap_or_default();
-                met.contains("hold.receive").then_some(())
-            });
+            let met = |point: &str| {
+                until(point, || {
+                    let met = fs::read_to_string(&log).unwrap_or_default();
+                    met.lines().any(|line| line == point).then_some(())
+                });
+            };
+            met("hold.receive");
             kill_process(coordinator, Signal::STOP).expect("it lives");
-            thread::sleep(Duration::from_secs(2));
+            met(point);
             kill_process(coordinator, Signal::CONT).expect("it lives");
         });
         scene.add("");

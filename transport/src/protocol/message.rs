@@ -232,6 +232,19 @@ pub enum Message {
 }
 
 impl Message {
+    /// The generation of what workers say to each other; none of what they may not say.
+    pub fn between_workers(&self) -> Option<Generation> {
+        match self {
+            Self::Prepared(vote) => Some(vote.generation),
+            Self::Commit(commit) => Some(commit.generation),
+            Self::Go { generation, .. }
+            | Self::FetchParameters { generation, .. }
+            | Self::FetchState { generation, .. }
+            | Self::State { generation, .. } => Some(*generation),
+            _ => None,
+        }
+    }
+
     /// The message's name, for logs and counters.
     pub fn name(&self) -> &'static str {
         match self {

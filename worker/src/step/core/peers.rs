@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 
 use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{Chunk, Generation, Message, WorkerId};
+use everstep_transport::protocol::{Chunk, Message, WorkerId};
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
@@ -44,7 +44,7 @@ impl Core {
     }
 
     pub(super) fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
-        let Some(generation) = generation_of(&message) else {
+        let Some(generation) = message.between_workers() else {
             self.refused += 1;
             return;
         };
@@ -77,7 +77,7 @@ impl Core {
         let promised = self.promised.1;
         let waiting = self.early.entry(from).or_default();
         // What is over, and was never entered here, takes no room.
-        waiting.retain(|message| generation_of(message) >= Some(promised));
+        waiting.retain(|message| message.between_workers() >= Some(promised));
         if waiting.len() < MAX_EARLY {
             waiting.push_back(message);
         } else {
@@ -138,18 +138,5 @@ impl Core {
     fn takes_late(&self, message: &Message) -> bool {
         let plant = self.plant == Some(crate::plant::Plant::BreakPromise);
         plant && matches!(message, Message::Commit(_))
-    }
-}
-
-/// The generation of what workers say to each other; none of what they may not say.
-fn generation_of(message: &Message) -> Option<Generation> {
-    match message {
-        Message::Prepared(vote) => Some(vote.generation),
-        Message::Commit(commit) => Some(commit.generation),
-        Message::Go { generation, .. }
-        | Message::FetchParameters { generation, .. }
-        | Message::FetchState { generation, .. }
-        | Message::State { generation, .. } => Some(*generation),
-        _ => None,
     }
 }
