@@ -37,7 +37,7 @@ use everstep_transport::protocol::outcome::{Outcome, WorkerResult, state_hash};
 use everstep_transport::protocol::{Message, WorkerId, codec};
 use everstep_transport::time::Time;
 use everstep_worker::registry::RegistryError;
-use everstep_worker::step::event::Input;
+use everstep_worker::step::event::{Input, LinkId};
 
 use crate::check::{Checks, Invariant, Observation, Violation};
 use crate::random::Random;
@@ -332,7 +332,10 @@ impl World {
                     None => Ok(()),
                 }
             }
-            (_, Node::Worker(place)) => self.feed(place, Input::Coordinator(message)),
+            (_, Node::Worker(place)) => {
+                let link = LinkId(self.links.number(to, from).unwrap_or_default());
+                self.feed(place, Input::Coordinator { link, message })
+            }
         }
     }
 

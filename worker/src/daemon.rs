@@ -7,7 +7,7 @@
 //!
 //! What lasts how long: the process keeps its port, its name and its key; a build keeps a device
 //! and an id; a generation keeps its peers' queues and streams. The links outlive generations, and
-//! training outlives the link to the coordinator.
+//! training outlives the links to the coordinators.
 
 mod actor;
 mod coordinator;
@@ -34,21 +34,22 @@ use everstep_transport::identity::{
 };
 use everstep_transport::protocol::{NodeName, Zone};
 use everstep_transport::quic::{BindError, ConnectError, Endpoint, EnrolError, Settings, enrol};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::device::build::Place;
 use crate::registry::Registry;
 use crate::step::core::{Core, Identity};
 use crate::step::event::Exit;
 use actor::{Ending, Shell, WorkerActor};
-use coordinator::Reach;
+use coordinator::{Reach, Tell};
 use event::Arrival;
 use workshop::Workshop;
 
 /// How a worker daemon is started.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where coordinators listen; the first that answers is taken, at the start and whenever the
-    /// link to one is lost.
+    /// Where coordinators listen: at least one that answers, which tells of the others.
     pub coordinators: Vec<SocketAddr>,
     /// The join token.
     pub token: String,
@@ -153,15 +154,18 @@ async fn work(
     let Options { zone, dir, overlap, .. } = options;
     let place = Place { incarnation: 0, address, zone, dir, overlap, prefetch: PREFETCH };
     let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
-    let shell = Shell { endpoint: endpoint.clone(), workshop, began };
+    let (known, coordinators) = watch::channel(Vec::new());
+    let shell = Shell { endpoint: endpoint.clone(), workshop, known, began };
     let addresses = options.coordinators;
-    let reach = Reach { endpoint: endpoint.clone(), addresses, token };
-    let (exit, link) = attend(shell, reach, name).await?;
+    let reach = Reach { endpoint: endpoint.clone(), addresses, known: coordinators, token };
+    let (exit, links) = attend(shell, reach, name).await?;
     tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
-    if let Some(link) = link {
-        link.finish().await;
-    }
+    let mut finishing = JoinSet::new();
+    links.into_iter().for_each(|link| {
+        finishing.spawn(async move { link.finish().await });
+    });
+    finishing.join_all().await;
     endpoint.close("the worker is done").await;
     match exit {
         Exit::Dismissed => Ok(Ended::Dismissed),
@@ -183,8 +187,9 @@ async fn attend(shell: Shell, reach: Reach, name: NodeName) -> Result<Ending, Wo
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
     actix::spawn(accept(endpoint, actor.clone()));
     actix::spawn(drain::attend(terminations, actor.clone()));
-    actix::spawn(coordinator::attend(reach, actor));
-    let broken = |_| (Exit::Failed("the worker's actor stopped".into()), None);
+    let tell = Tell { connected: actor.clone().recipient(), event: actor.recipient() };
+    actix::spawn(coordinator::attend(reach, tell));
+    let broken = |_| (Exit::Failed("the worker's actor stopped".into()), Vec::new());
     Ok(ended.await.unwrap_or_else(broken))
 }
 

@@ -10,7 +10,9 @@ use everstep_transport::identity::{
     Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
 };
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::{Message, NodeName, RunSpec, WorkerId, Zone, exemplars};
+use everstep_transport::protocol::{
+    CoordinatorView, Message, NodeName, RunSpec, Term, WorkerId, Zone, exemplars,
+};
 use everstep_transport::quic::{Endpoint, Link, Settings};
 use everstep_worker::builtin;
 use everstep_worker::daemon::{Ended, Options, WorkerError, run};
@@ -21,6 +23,7 @@ use tokio::time::{sleep, timeout};
 static ALONE: Mutex<()> = Mutex::new(());
 
 const FIRST: WorkerId = WorkerId(5);
+const TERM: Term = Term(1);
 /// Where its machine stands.
 const ZONE: &str = "rack 7";
 
@@ -41,7 +44,7 @@ impl Scene {
         let authority = Arc::new(Authority::create().unwrap());
         let token = JoinToken::create(&authority);
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
-        let endpoint = coordinator(&authority, &token, listen).unwrap();
+        let endpoint = coordinator(1, &authority, &token, listen).unwrap();
         let address = endpoint.local_address();
         let options = Options {
             coordinators: vec![address],
@@ -65,17 +68,16 @@ impl Scene {
     }
 
     async fn link(&self) -> Link {
-        let accepted = self.endpoint.as_ref().expect("a coordinator").accept();
-        timeout(PATIENCE, accepted).await.expect("a worker in time").expect("a link")
+        link_of(self.endpoint.as_ref().expect("a coordinator")).await
     }
 
     /// A link on which the worker has registered under [`FIRST`], and what it registered with.
     async fn registered(&self) -> (Link, Registration) {
         let link = self.link().await;
         assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
-        link.send(Message::Welcome { run: self.run() }).unwrap();
+        link.send(Message::Welcome { run: self.run(), term: TERM }).unwrap();
         let registration = registration(&link).await;
-        link.send(Message::Registered { worker: FIRST }).unwrap();
+        link.send(Message::Registered { worker: FIRST, term: TERM }).unwrap();
         hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
         (link, registration)
     }
@@ -86,7 +88,7 @@ impl Scene {
         let rebind = async {
             while self.endpoint.is_none() {
                 sleep(Duration::from_millis(20)).await;
-                self.endpoint = coordinator(&self.authority, &self.token, self.address);
+                self.endpoint = coordinator(1, &self.authority, &self.token, self.address);
             }
         };
         timeout(PATIENCE, rebind).await.expect("the port is free in time");
@@ -101,18 +103,27 @@ impl Scene {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+fn name(number: u64) -> NodeName {
+    NodeName::parse(&format!("coordinator-{number}")).unwrap()
+}
+
 fn coordinator(
+    number: u64,
     authority: &Arc<Authority>,
     token: &JoinToken,
     listen: SocketAddr,
 ) -> Option<Endpoint> {
-    let name = NodeName::parse("coordinator-1").unwrap();
-    let identity = Identity { role: Role::Coordinator, name };
+    let identity = Identity { role: Role::Coordinator, name: name(number) };
     let credentials = authority.issue(&identity, NODE_LIFETIME).unwrap();
     let workers = token.accepted(Terms::unlimited(Role::Worker));
     let enrolment = Enrolment::new(authority.clone(), vec![workers]);
     let settings = Settings::for_address(listen.ip());
     Endpoint::bind(listen, &credentials, settings, Some(enrolment)).ok()
+}
+
+async fn link_of(endpoint: &Endpoint) -> Link {
+    let accepted = timeout(PATIENCE, endpoint.accept()).await;
+    accepted.expect("a worker in time").expect("a link")
 }
 
 async fn hear(link: &Link) -> Message {
@@ -152,11 +163,33 @@ async fn a_worker_comes_back_under_its_id_when_its_coordinator_is_back() {
     let link = scene.link().await;
     println!("back {:?} after the coordinator was", up.elapsed());
     assert!(matches!(hear(&link).await, Message::Hello { worker: Some(FIRST), .. }));
-    link.send(Message::Registered { worker: FIRST }).unwrap();
+    link.send(Message::Registered { worker: FIRST, term: TERM }).unwrap();
     hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
     link.send(Message::Dismiss).unwrap();
     assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
     assert!(link.closed().await.is_gone());
+}
+
+#[tokio::test]
+async fn a_worker_is_told_of_the_next_leader_and_obeys_it_when_it_leads() {
+    let mut scene = Scene::set();
+    let (link, _) = scene.registered().await;
+    let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
+    let next = coordinator(2, &scene.authority, &scene.token, anywhere).unwrap();
+    let all = [(1, scene.address), (2, next.local_address())];
+    let members =
+        all.map(|(id, address)| CoordinatorView { id, name: name(id), address, api: None });
+    let members = members.to_vec();
+    link.send(Message::Coordinators { term: TERM, leader: Some(1), members }).unwrap();
+    let other = link_of(&next).await;
+    assert!(matches!(hear(&other).await, Message::Hello { worker: Some(FIRST), .. }));
+    drop((scene.endpoint.take(), link));
+    let died = Instant::now();
+    other.send(Message::Registered { worker: FIRST, term: Term(TERM.0 + 1) }).unwrap();
+    assert!(matches!(hear(&other).await, Message::Heartbeat(_)));
+    println!("heard {:?} after the leader's death", died.elapsed());
+    other.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
 }
 
 #[tokio::test]
@@ -166,7 +199,7 @@ async fn an_evicted_worker_registers_again_as_another_one() {
     assert_eq!(first.zone.as_ref().map(Zone::as_str), Some(ZONE));
     link.send(Message::Evicted { worker: FIRST }).unwrap();
     hear_until(&link, |message| matches!(message, Message::Hello { worker: None, .. })).await;
-    link.send(Message::Welcome { run: scene.run() }).unwrap();
+    link.send(Message::Welcome { run: scene.run(), term: TERM }).unwrap();
     let second = registration(&link).await;
     assert_ne!(second.incarnation, first.incarnation);
     assert_eq!(second, Registration { incarnation: second.incarnation, ..first });

@@ -12,7 +12,7 @@ use std::time::Duration;
 use everstep_coordinator::core as coordination;
 use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Input, Lane};
+use everstep_worker::step::event::{Input, Lane, LinkId};
 
 use super::clock::Clock;
 use super::types::Happening;
@@ -263,7 +263,7 @@ impl World {
             (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
             (Node::Worker(place), _) => {
                 self.seek_coordinator(owner, None);
-                self.feed(place, Input::CoordinatorLost(reason))
+                self.feed(place, Input::CoordinatorLost { link: LinkId(number) })
             }
         }
     }

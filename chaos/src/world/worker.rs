@@ -11,7 +11,7 @@ use everstep_transport::protocol::{
     Chunk, Generation, Message, NodeName, Shard, Step, Term, WorkerId,
 };
 use everstep_worker::step::core::{self, Core};
-use everstep_worker::step::event::{Admission, Effect, Exit, Input};
+use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
 use super::bench::Bench;
 use super::clock::Clock;
@@ -200,9 +200,12 @@ impl World {
     /// A worker reaches the coordinator.
     pub(super) fn connect_worker(&mut self, place: usize) -> Result<(), Violation> {
         let own = Node::Worker(place);
-        let link = coordination::LinkId(self.link(own, Node::Coordinator));
+        let number = self.link(own, Node::Coordinator);
+        let link = coordination::LinkId(number);
         let identity = Identity { role: Role::Worker, name: self.workers[place].name.clone() };
-        self.later(Happening::Worker(place, Input::Start));
+        let name = NodeName::parse("coordinator-1").expect("a valid name");
+        let up = Input::CoordinatorUp { link: LinkId(number), name };
+        self.later(Happening::Worker(place, up));
         self.coordinate(coordination::Input::Connected { link, identity })
     }
 
@@ -247,10 +250,11 @@ impl World {
     fn perform(&mut self, place: usize, effect: Effect) -> Result<(), Violation> {
         let own = Node::Worker(place);
         match effect {
-            Effect::Tell(message) => {
+            Effect::Tell { message, .. } => {
                 self.witness_evidence(place, &message)?;
                 self.say(own, Node::Coordinator, message);
             }
+            Effect::Coordinators(_) => {} // there is one
             Effect::Send { to, message } => {
                 self.witness_words(place, &message)?;
                 self.send(place, to, message);

@@ -1,11 +1,12 @@
 //! The actor that owns the core: carries events in and effects out.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, MessageResult};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Message, Record, Step};
+use everstep_transport::protocol::{CoordinatorView, Message, Record, Step};
 use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{oneshot, watch};
@@ -18,13 +19,13 @@ use super::reception::Inlet;
 use super::traffic::{self, Traffic};
 use super::workshop::Workshop;
 use crate::step::core::Core;
-use crate::step::event::{Effect, Exit, Input};
+use crate::step::event::{Effect, Exit, Input, LinkId};
 
 /// How often the core is told the time.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How the actor ended, and the link over which the last word goes out.
-pub type Ending = (Exit, Option<Link>);
+/// How the actor ended, and the links over which the last word goes out.
+pub type Ending = (Exit, Vec<Link>);
 
 /// The outside world, as the actor holds it.
 pub struct Shell {
@@ -32,6 +33,8 @@ pub struct Shell {
     pub endpoint: Arc<Endpoint>,
     /// Builds and runs the device.
     pub workshop: Workshop,
+    /// Tells whoever finds coordinators who they are; nobody, until somebody has said so.
+    pub known: watch::Sender<Vec<CoordinatorView>>,
     /// The core's time zero.
     pub began: Instant,
 }
@@ -40,8 +43,8 @@ pub struct Shell {
 pub struct WorkerActor {
     core: Core,
     shell: Shell,
-    /// The link to a coordinator, while there is one.
-    coordinator: Option<Link>,
+    /// The links to coordinators.
+    coordinators: BTreeMap<LinkId, Link>,
     peers: Peers,
     /// The version that the generation resumes with.
     resume: Step,
@@ -73,7 +76,7 @@ impl WorkerActor {
         Self {
             core,
             shell,
-            coordinator: None,
+            coordinators: BTreeMap::new(),
             peers,
             resume: Step(0),
             changed,
@@ -94,7 +97,7 @@ impl WorkerActor {
         let committed = |core: &Core| core.member().map(|member| member.committed());
         // Generations, promises and commits change what is admitted: all come with a message, but
         // for the commits that this worker decides itself.
-        let is_message = matches!(input, Input::Coordinator(_) | Input::Peer { .. });
+        let is_message = matches!(input, Input::Coordinator { .. } | Input::Peer { .. });
         let before = committed(&self.core);
         self.core.handle(now, input);
         let mut told = Vec::new();
@@ -113,11 +116,14 @@ impl WorkerActor {
     /// Does what the core wants done; returns what the core is to be told of it.
     fn perform(&mut self, effect: Effect, context: &mut Context<Self>) -> Vec<Input> {
         match effect {
-            Effect::Tell(Message::Finished(result)) => {
+            Effect::Tell { link, message: Message::Finished(result) } => {
                 let result = self.complete(result);
-                self.tell(Message::Finished(result));
+                self.tell(link, Message::Finished(result));
             }
-            Effect::Tell(message) => self.tell(message),
+            Effect::Tell { link, message } => self.tell(link, message),
+            Effect::Coordinators(all) => {
+                self.shell.known.send_replace(all);
+            }
             Effect::Send { to, message } => {
                 if let Some(peer) = self.peers.peer(to) {
                     peer.send(message);
@@ -140,7 +146,8 @@ impl WorkerActor {
             Effect::Device(job) => self.shell.workshop.give(job),
             Effect::Exit(exit) => {
                 if let Some(ended) = self.exit.take() {
-                    let _ = ended.send((exit, self.coordinator.take()));
+                    let links = std::mem::take(&mut self.coordinators).into_values().collect();
+                    let _ = ended.send((exit, links));
                 }
                 context.stop();
             }
@@ -156,9 +163,9 @@ impl WorkerActor {
         self.peers.enter(self.core.worker(), record)
     }
 
-    fn tell(&self, message: Message) {
+    fn tell(&self, link: LinkId, message: Message) {
         // What is lost is said again when there is another link: the core sees to that.
-        let Some(link) = &self.coordinator else { return };
+        let Some(link) = self.coordinators.get(&link) else { return };
         if let Err(error) = link.send(message) {
             tracing::debug!(%error, "the coordinator cannot be told");
         }
@@ -195,8 +202,8 @@ impl Handler<Event> for WorkerActor {
     type Result = ();
 
     fn handle(&mut self, Event(input): Event, context: &mut Self::Context) {
-        if matches!(input, Input::CoordinatorLost(_)) {
-            self.coordinator = None;
+        if let Input::CoordinatorLost { link } = &input {
+            self.coordinators.remove(link);
         }
         self.feed(input, context);
     }
@@ -233,10 +240,11 @@ impl Handler<Arrival> for WorkerActor {
 impl Handler<Connected> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, Connected(link): Connected, context: &mut Self::Context) {
-        tracing::info!(coordinator = %link.remote_address(), "connected");
-        self.coordinator = Some(link);
-        self.feed(Input::Start, context);
+    fn handle(&mut self, Connected { id, link }: Connected, context: &mut Self::Context) {
+        let name = link.identity().name.clone();
+        tracing::info!(%name, coordinator = %link.remote_address(), "connected");
+        self.coordinators.insert(id, link);
+        self.feed(Input::CoordinatorUp { link: id, name }, context);
     }
 }
 

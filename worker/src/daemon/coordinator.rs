@@ -1,231 +1,360 @@
-//! The link to a coordinator: found again whenever it is lost.
+//! The links to coordinators: one to each of them, found again whenever it is lost.
 //!
-//! Training goes on meanwhile. The core is told what is said, when the link is lost, when another
-//! is up, and when none could be had for long: whether that ends the worker is the core's to say,
-//! and as long as it does not, the search goes on. Which coordinator leads is not known here: the
-//! first that lets this worker in is taken.
+//! In: the addresses of the command line and, once somebody has told the core, who the coordinators
+//! are. Out: which links are up, what is said on them, which are gone; and that there was none at
+//! all for long. Whether that ends the worker is the core's to say, and as long as it does not, the
+//! search goes on. Training goes on meanwhile.
+//!
+//! Which coordinator leads is not known here. One that says nothing is no worse than another: its
+//! link is lost when QUIC finds that its process is gone, and not before.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use actix::{Addr, MailboxError};
-use everstep_transport::identity::{JoinToken, Role, UnixTime};
-use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, Link};
+use actix::{MailboxError, Recipient};
+use everstep_transport::identity::{Credentials, Identity, JoinToken, Role, UnixTime};
+use everstep_transport::protocol::{CoordinatorView, NodeName};
+use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, Link, LinkError};
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::actor::WorkerActor;
 use super::event::{Connected, Event};
-use crate::step::event::Input;
+use crate::step::event::{Input, LinkId};
 
 /// How long coordinators are looked for before the core is told that there are none.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How often the log says that none is found.
 const WARNING: Duration = Duration::from_secs(60);
-/// Between two rounds of calls, at first and at most.
+/// Between two calls at one place, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How long one round may take, at first and at most: QUIC asks a silent port ever less often, so
-/// a fresh call hears sooner of a coordinator that has just come up.
-const ROUNDS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+/// How long one call may take, at first and at most: QUIC asks a silent port ever less often, so a
+/// fresh call hears sooner of a coordinator that has just come up.
+const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 
-/// What it takes to reach a coordinator.
+/// What it takes to reach coordinators.
 pub struct Reach {
     /// The process's port.
     pub endpoint: Arc<Endpoint>,
-    /// Where coordinators listen.
+    /// Where some listen: called as long as nobody has said who they are, and when all links are
+    /// gone.
     pub addresses: Vec<SocketAddr>,
+    /// Who they are; empty until somebody has said so.
+    pub known: watch::Receiver<Vec<CoordinatorView>>,
     /// The join token.
     pub token: JoinToken,
 }
 
-/// Carries what a coordinator says to the actor, over one link after the other, until the actor
-/// ends.
-pub async fn attend(reach: Reach, own: Addr<WorkerActor>) {
-    while let Some(link) = reach.search(&own).await {
-        let Ok(reason) = carry(&link, &own).await else { return };
-        if own.send(Event(Input::CoordinatorLost(reason.clone()))).await.is_err() {
-            return; // the worker is leaving, and has closed it
-        }
-        tracing::warn!(reason, "the link to the coordinator is lost");
-    }
+/// Who is told what comes of it.
+pub struct Tell {
+    /// That a link is up.
+    pub connected: Recipient<Connected>,
+    /// What is said on it, that it is gone, and that there is none.
+    pub event: Recipient<Event>,
 }
 
-/// Carries one link's messages; returns why it ended. An error means that the actor has ended.
-async fn carry(link: &Link, own: &Addr<WorkerActor>) -> Result<String, MailboxError> {
-    own.send(Connected(link.clone())).await?;
-    loop {
-        match link.receive().await {
-            Ok(message) => own.send(Event(Input::Coordinator(message))).await?,
-            Err(error) => return Ok(error.to_string()),
-        }
-    }
+/// Holds a link to every coordinator and carries what they say, until whoever is told has ended.
+pub async fn attend(reach: Reach, tell: Tell) {
+    let _ = Search::new(reach, tell).run().await; // an error means just that
 }
 
-impl Reach {
-    /// A link to any coordinator, whenever there is one; none if the worker gives up before.
-    async fn search(&self, own: &Addr<WorkerActor>) -> Option<Link> {
-        loop {
-            let reason = match self.link().await {
-                Ok(found) => return Some(found),
-                Err(reason) => reason,
-            };
-            let told = own.send(Event(Input::CoordinatorGone(reason))).await;
-            if told.is_err() || !own.connected() {
-                return None;
-            }
+/// The links, and where others are looked for.
+struct Search {
+    caller: Arc<Caller>,
+    addresses: Vec<SocketAddr>,
+    known: watch::Receiver<Vec<CoordinatorView>>,
+    tell: Tell,
+    places: BTreeMap<SocketAddr, Place>,
+    /// Those that are up. Where there are two to one coordinator, it closes the one that it takes
+    /// for the older.
+    links: BTreeMap<LinkId, Linked>,
+    calls: JoinSet<(SocketAddr, Result<Link, ConnectError>)>,
+    /// One for each link that is up.
+    readers: JoinSet<Result<Ended, MailboxError>>,
+    /// How many links have been up.
+    count: u64,
+    want: Want,
+}
+
+/// An address that is called.
+struct Place {
+    /// Who was there.
+    met: Option<NodeName>,
+    is_called: bool,
+    /// When it may be called again.
+    due: Instant,
+    pause: Duration,
+    limit: Duration,
+}
+
+/// A link that is up.
+struct Linked {
+    address: SocketAddr,
+    link: Link,
+}
+
+/// A link that is gone, and why.
+struct Ended(LinkId, LinkError);
+
+/// The want of any link.
+struct Want {
+    since: Instant,
+    warned: Instant,
+    /// Why the last call led to nothing.
+    reason: String,
+}
+
+impl Search {
+    fn new(reach: Reach, tell: Tell) -> Self {
+        let Reach { endpoint, addresses, known, token } = reach;
+        let now = Instant::now();
+        Self {
+            caller: Arc::new(Caller { endpoint, token, renewing: Mutex::new(()) }),
+            addresses,
+            known,
+            tell,
+            places: BTreeMap::new(),
+            links: BTreeMap::new(),
+            calls: JoinSet::new(),
+            readers: JoinSet::new(),
+            count: 0,
+            want: Want { since: now, warned: now, reason: "none was named".into() },
         }
     }
 
-    /// A link to any coordinator, or why there is none for so long.
-    async fn link(&self) -> Result<Link, String> {
-        let began = Instant::now();
-        let mut warned = began;
-        let (mut pause, mut round) = (PAUSES.0, ROUNDS.0);
+    async fn run(mut self) -> Result<(), MailboxError> {
         loop {
-            // No link to renew it over: a certificate that has expired lets nobody in.
-            if self.endpoint.credentials().are_due(UnixTime::now()) {
-                self.renew().await;
-            }
-            let reason = match timeout(round, self.round()).await {
-                Ok(Ok(link)) => return Ok(link),
-                Ok(Err(ConnectError::Expired { .. })) => {
-                    self.renew().await;
-                    "the worker's certificate has expired".into()
+            let wake = self.call();
+            tokio::select! {
+                changed = self.known.changed() => match changed {
+                    Ok(()) => self.take(),
+                    Err(_) => return Ok(()), // nobody is there to tell
+                },
+                Some(Ok((address, called))) = self.calls.join_next() => {
+                    self.called(address, called).await?;
                 }
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => "no coordinator answers".to_string(),
-            };
-            tracing::debug!(reason, "trying again");
-            if began.elapsed() > PATIENCE {
-                return Err(reason);
+                Some(Ok(ended)) = self.readers.join_next() => self.lost(ended?).await?,
+                () = sleep_until(wake) => {}
             }
-            if warned.elapsed() > WARNING {
-                warned = Instant::now();
-                tracing::warn!(reason, "no coordinator can be reached; still trying");
-            }
-            sleep(pause).await;
-            (pause, round) = ((pause * 2).min(PAUSES.1), (round * 2).min(ROUNDS.1));
+            self.complain().await?;
         }
     }
 
-    /// Calls all coordinators at once and takes the first that answers.
-    async fn round(&self) -> Result<Link, ConnectError> {
-        let mut calls = JoinSet::new();
-        for address in &self.addresses {
-            let (endpoint, address) = (self.endpoint.clone(), *address);
-            calls.spawn(async move {
-                endpoint.connect(address, &Expected::Role(Role::Coordinator)).await
+    /// Calls where a link is wanted, once it is time; returns when it is time to look again.
+    fn call(&mut self) -> Instant {
+        let (now, is_alone) = (Instant::now(), self.links.is_empty());
+        let mut wake = now + PAUSES.1;
+        for (address, expected) in self.wanted() {
+            let place = self.places.entry(address).or_insert_with(|| Place::new(now));
+            if place.is_called {
+                continue;
+            }
+            if place.due > now {
+                wake = wake.min(place.due);
+                continue;
+            }
+            place.is_called = true;
+            let (caller, limit) = (self.caller.clone(), place.limit);
+            self.calls.spawn(async move {
+                (address, caller.call(address, &expected, limit, is_alone).await)
             });
         }
-        let mut last = ConnectError::NoAnswer { address: self.endpoint.local_address() };
-        while let Some(called) = calls.join_next().await {
-            match called {
-                Ok(Ok(link)) => return Ok(link),
-                Ok(Err(error)) => last = error,
-                Err(_) => {} // the runtime is ending
-            }
-        }
-        Err(last)
+        wake
     }
 
-    /// Enrols again with the same key, and so under the same name.
-    async fn renew(&self) {
-        for address in &self.addresses {
-            match quic::renew(*address, &self.token, &self.endpoint.credentials()).await {
-                Ok(renewed) => match self.endpoint.renew(&renewed) {
-                    Ok(()) => return tracing::info!("the worker's certificate is renewed"),
-                    Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
-                },
-                Err(error) => tracing::debug!(%address, %error, "no new certificate"),
+    /// Where links are wanted, and to whom.
+    fn wanted(&self) -> BTreeMap<SocketAddr, Expected> {
+        let known = self.known.borrow();
+        let named = match known.is_empty() || self.links.is_empty() {
+            true => self.addresses.as_slice(),
+            false => &[],
+        };
+        // A coordinator may have two of these addresses, and needs one link.
+        let is_linked = |address: &SocketAddr| {
+            let met = self.places.get(address).and_then(|place| place.met.as_ref());
+            met.is_some_and(|name| self.links.values().any(|linked| linked.name() == name))
+        };
+        let named = named.iter().filter(|address| !is_linked(address));
+        let named = named.map(|address| (*address, Expected::Role(Role::Coordinator)));
+        // One that has moved is called where it is now, though its old link may not have ended.
+        let is_there = |view: &CoordinatorView| {
+            let is =
+                |linked: &Linked| (linked.name(), linked.address) == (&view.name, view.address);
+            self.links.values().any(is)
+        };
+        let listed = known.iter().filter(|view| !is_there(view)).map(|view| {
+            let identity = Identity { role: Role::Coordinator, name: view.name.clone() };
+            (view.address, Expected::Node(identity))
+        });
+        named.chain(listed).collect()
+    }
+
+    /// There is news of who the coordinators are.
+    fn take(&mut self) {
+        let known = self.known.borrow_and_update();
+        let is_named = |address: &SocketAddr| {
+            self.addresses.contains(address) || known.iter().any(|view| view.address == *address)
+        };
+        self.places.retain(|address, place| place.is_called || is_named(address));
+        drop(known);
+        self.part();
+    }
+
+    /// Parts with those that are no coordinators any more, once there is a link to one that is.
+    fn part(&self) {
+        let known = self.known.borrow();
+        let is_known = |linked: &&Linked| known.iter().any(|view| view.name == *linked.name());
+        let (right, wrong): (Vec<_>, Vec<_>) = self.links.values().partition(is_known);
+        if !right.is_empty() {
+            let reason = "it is no coordinator of this cluster any more";
+            wrong.into_iter().for_each(|linked| linked.link.close(reason));
+        }
+    }
+
+    /// A call has ended.
+    async fn called(
+        &mut self,
+        address: SocketAddr,
+        called: Result<Link, ConnectError>,
+    ) -> Result<(), MailboxError> {
+        let now = Instant::now();
+        let place = self.places.entry(address).or_insert_with(|| Place::new(now));
+        place.is_called = false;
+        match called {
+            Ok(link) => {
+                *place = Place { met: Some(link.identity().name.clone()), ..Place::new(now) };
+                self.attach(address, link).await
             }
+            Err(error) => {
+                tracing::debug!(%address, %error, "trying again");
+                place.put_off(now);
+                self.want.reason = error.to_string();
+                Ok(())
+            }
+        }
+    }
+
+    async fn attach(&mut self, address: SocketAddr, link: Link) -> Result<(), MailboxError> {
+        self.count += 1;
+        let id = LinkId(self.count);
+        self.tell.connected.send(Connected { id, link: link.clone() }).await?;
+        self.readers.spawn(read(id, link.clone(), self.tell.event.clone()));
+        self.links.insert(id, Linked { address, link });
+        self.part();
+        Ok(())
+    }
+
+    /// A link is gone. It is called again after a short while only: it may go at once each time.
+    async fn lost(&mut self, Ended(id, reason): Ended) -> Result<(), MailboxError> {
+        let now = Instant::now();
+        if let Some(linked) = self.links.remove(&id) {
+            tracing::warn!(name = %linked.name(), %reason, "the link to a coordinator is lost");
+            if let Some(place) = self.places.get_mut(&linked.address) {
+                place.put_off(now);
+            }
+        }
+        if self.links.is_empty() {
+            self.want = Want { since: now, warned: now, reason: reason.to_string() };
+        }
+        self.tell.event.send(Event(Input::CoordinatorLost { link: id })).await
+    }
+
+    /// Says now and then that there is no link, if there is none.
+    async fn complain(&mut self) -> Result<(), MailboxError> {
+        if !self.links.is_empty() {
+            return Ok(());
+        }
+        let Want { since, warned, reason } = &mut self.want;
+        if warned.elapsed() > WARNING {
+            *warned = Instant::now();
+            tracing::warn!(reason, "no coordinator can be reached; still trying");
+        }
+        if since.elapsed() <= PATIENCE {
+            return Ok(());
+        }
+        *since = Instant::now();
+        self.tell.event.send(Event(Input::CoordinatorGone(reason.clone()))).await
+    }
+}
+
+impl Linked {
+    fn name(&self) -> &NodeName {
+        &self.link.identity().name
+    }
+}
+
+impl Place {
+    /// To be called at once.
+    fn new(now: Instant) -> Self {
+        Self { met: None, is_called: false, due: now, pause: PAUSES.0, limit: CALLS.0 }
+    }
+
+    fn put_off(&mut self, now: Instant) {
+        self.due = now + self.pause;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.limit = (self.limit * 2).min(CALLS.1);
+    }
+}
+
+/// Carries one link's messages; returns when it has ended. An error means that nobody is told any
+/// more.
+async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<Ended, MailboxError> {
+    loop {
+        match link.receive().await {
+            Ok(message) => event.send(Event(Input::Coordinator { link: id, message })).await?,
+            Err(reason) => return Ok(Ended(id, reason)),
+        }
+    }
+}
+
+/// Calls coordinators, with a certificate that is good for it.
+struct Caller {
+    endpoint: Arc<Endpoint>,
+    token: JoinToken,
+    /// One certificate is enough.
+    renewing: Mutex<()>,
+}
+
+impl Caller {
+    async fn call(
+        &self,
+        address: SocketAddr,
+        expected: &Expected,
+        limit: Duration,
+        is_alone: bool,
+    ) -> Result<Link, ConnectError> {
+        let held = self.endpoint.credentials();
+        // No link to renew it over: a certificate that has expired lets nobody in.
+        if is_alone && held.are_due(UnixTime::now()) {
+            self.renew(address, &held, limit).await;
+        }
+        let held = self.endpoint.credentials();
+        let called = timeout(limit, self.endpoint.connect(address, expected)).await;
+        let called = called.unwrap_or(Err(ConnectError::NoAnswer { address }));
+        if matches!(called, Err(ConnectError::Expired { .. })) {
+            self.renew(address, &held, limit).await;
+        }
+        called
+    }
+
+    /// Enrols again with the same key, and so under the same name, unless somebody else has.
+    async fn renew(&self, address: SocketAddr, held: &Credentials, limit: Duration) {
+        let _alone = self.renewing.lock().await;
+        if self.endpoint.credentials().chain() != held.chain() {
+            return;
+        }
+        match timeout(limit, quic::renew(address, &self.token, held)).await {
+            Ok(Ok(renewed)) => match self.endpoint.renew(&renewed) {
+                Ok(()) => tracing::info!("the worker's certificate is renewed"),
+                Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
+            },
+            Ok(Err(error)) => tracing::debug!(%address, %error, "no new certificate"),
+            Err(_) => tracing::debug!(%address, "no new certificate: no answer"),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, UdpSocket};
-
-    use everstep_transport::identity::{
-        Authority, Credentials, Enrolment, Identity, NODE_LIFETIME, Terms,
-    };
-    use everstep_transport::protocol::NodeName;
-    use everstep_transport::quic::Settings;
-
-    use super::*;
-
-    /// A cluster's authority and token.
-    struct World {
-        authority: Arc<Authority>,
-        token: JoinToken,
-    }
-
-    impl World {
-        fn new() -> Self {
-            let authority = Arc::new(Authority::create().unwrap());
-            Self { token: JoinToken::create(&authority), authority }
-        }
-
-        fn issue(&self, role: Role, valid: Duration) -> Credentials {
-            let name = NodeName::parse("some-node").unwrap();
-            self.authority.issue(&Identity { role, name }, valid).unwrap()
-        }
-
-        fn coordinator(&self, address: SocketAddr) -> Endpoint {
-            let credentials = self.issue(Role::Coordinator, NODE_LIFETIME);
-            let workers = self.token.accepted(Terms::unlimited(Role::Worker));
-            let enrolment = Enrolment::new(self.authority.clone(), vec![workers]);
-            let settings = Settings::for_address(address.ip());
-            Endpoint::bind(address, &credentials, settings, Some(enrolment)).unwrap()
-        }
-
-        fn reach(&self, addresses: Vec<SocketAddr>, valid: Duration) -> Reach {
-            let credentials = self.issue(Role::Worker, valid);
-            let anywhere: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-            let settings = Settings::for_address(anywhere.ip());
-            let endpoint = Endpoint::bind(anywhere, &credentials, settings, None).unwrap();
-            let token = self.token.to_string().parse().unwrap();
-            Reach { endpoint: Arc::new(endpoint), addresses, token }
-        }
-    }
-
-    /// An address where nobody listens.
-    fn nowhere() -> SocketAddr {
-        UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
-    }
-
-    #[tokio::test]
-    async fn one_coordinator_that_answers_is_enough() {
-        let world = World::new();
-        let centre = world.coordinator((Ipv4Addr::LOCALHOST, 0).into());
-        let addresses = vec![nowhere(), centre.local_address(), nowhere()];
-        let link = world.reach(addresses, NODE_LIFETIME).link().await.unwrap();
-        assert_eq!(link.remote_address(), centre.local_address());
-    }
-
-    #[tokio::test]
-    async fn a_coordinator_that_comes_up_late_is_found() {
-        let world = World::new();
-        let address = nowhere();
-        let reach = world.reach(vec![address], NODE_LIFETIME);
-        let late = async {
-            sleep(Duration::from_millis(700)).await;
-            (world.coordinator(address), Instant::now())
-        };
-        let (link, (_centre, up)) = tokio::join!(reach.link(), late);
-        assert_eq!(link.unwrap().remote_address(), address);
-        println!("found {:?} after it came up", up.elapsed());
-    }
-
-    #[tokio::test]
-    async fn a_worker_whose_certificate_has_expired_enrols_again() {
-        let world = World::new();
-        let centre = world.coordinator((Ipv4Addr::LOCALHOST, 0).into());
-        let reach = world.reach(vec![centre.local_address()], Duration::ZERO);
-        let before = reach.endpoint.credentials();
-        sleep(Duration::from_millis(1100)).await; // certificates count seconds
-        reach.link().await.unwrap();
-        assert_ne!(reach.endpoint.credentials().chain(), before.chain());
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use everstep_transport::protocol::{Chunk, WorkerId};
 use everstep_transport::quic::Link;
 
 use crate::device::Device;
-use crate::step::event::{Admission, Built, Input, Report};
+use crate::step::event::{Admission, Built, Input, LinkId, Report};
 
 /// Something happened.
 #[derive(actix::Message)]
@@ -48,7 +48,12 @@ pub struct Arrival(pub Link);
 /// A link to a coordinator is up.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
-pub struct Connected(pub Link);
+pub struct Connected {
+    /// What the core calls it.
+    pub id: LinkId,
+    /// The link.
+    pub link: Link,
+}
 
 /// A build is done.
 #[derive(actix::Message)]

@@ -89,7 +89,9 @@ pub fn on_effect(effect: &Effect) {
 
 fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
     match input {
-        Input::Coordinator(message) | Input::Peer { message, .. } => of_message(message, "receive"),
+        Input::Coordinator { message, .. } | Input::Peer { message, .. } => {
+            of_message(message, "receive")
+        }
         Input::Piece { chunk, .. } => match chunk.kind {
             ChunkKind::Partial => Some("reduce_scatter.receive"),
             ChunkKind::Reduced => Some("reduced.receive"),
@@ -109,8 +111,10 @@ fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
 
 fn of_effect(effect: &Effect) -> Option<&'static str> {
     match effect {
-        Effect::Tell(Message::Heartbeat(heartbeat)) => heartbeat.held.then_some("held"),
-        Effect::Tell(message) | Effect::Send { message, .. } => of_message(message, "send"),
+        Effect::Tell { message: Message::Heartbeat(heartbeat), .. } => {
+            heartbeat.held.then_some("held")
+        }
+        Effect::Tell { message, .. } | Effect::Send { message, .. } => of_message(message, "send"),
         Effect::Stream { lane, .. } => Some(match lane {
             Lane::Partials => "reduce_scatter.send",
             Lane::Reduced => "reduced.send",
@@ -124,7 +128,7 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
         Effect::Device(Job::Gradient { .. }) => Some("load"),
         Effect::Device(Job::Update { .. }) => Some("update"),
         Effect::Device(Job::Restore { .. }) => Some("restore"),
-        Effect::Build(_) | Effect::Device(_) | Effect::Exit(_) => None,
+        Effect::Coordinators(_) | Effect::Build(_) | Effect::Device(_) | Effect::Exit(_) => None,
     }
 }
 
@@ -149,7 +153,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::step::event::{Parcel, Work};
+    use crate::step::event::{LinkId, Parcel, Work};
 
     const PEER: WorkerId = WorkerId(7);
 
@@ -201,8 +205,8 @@ mod tests {
                 Some(Effect::Meet { worker, name, address })
             }
             Message::Heartbeat(heartbeat) => {
-                let held = Heartbeat { held: true, ..heartbeat };
-                Some(Effect::Tell(Message::Heartbeat(held)))
+                let message = Message::Heartbeat(Heartbeat { held: true, ..heartbeat });
+                Some(Effect::Tell { link: LinkId(1), message })
             }
             _ => None,
         });

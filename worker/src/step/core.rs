@@ -7,10 +7,15 @@
 //! The core keeps the worker's word: once it has promised a generation, nothing of an older one is
 //! taken any more, whatever brings it (invariants I7 and I15). A lost link, to a coordinator or to
 //! a member, ends nothing: it is told, and others decide.
+//!
+//! There is a link to every coordinator, and one of them leads. It alone is told how things stand;
+//! what is told while nobody leads is lost, and told again to whoever leads next. Training does not
+//! wait for that.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod coordinator;
+mod leader;
 mod peers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,7 +30,8 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
-use super::event::{Built, Effect, Exit, Input, Report, Summary};
+use self::leader::Leader;
+use super::event::{Built, Effect, Exit, Input, LinkId, Report, Summary};
 use super::holdings::Holdings;
 use super::learner::Learner;
 use super::member::Member;
@@ -72,8 +78,10 @@ pub struct Core {
     identity: Identity,
     pool: Pool,
     phase: Phase,
+    leader: Leader,
     worker: Option<WorkerId>,
-    /// The highest term heard of, and the number promised, which is at least the generation's.
+    /// The number promised, which is at least the generation's, and the term of who asked for the
+    /// last promise.
     promised: (Term, Generation),
     /// It was told to leave the run.
     drains: bool,
@@ -99,6 +107,7 @@ impl Core {
             identity,
             pool,
             phase: Phase::Greeting,
+            leader: Leader::default(),
             worker: None,
             promised: (Term(0), Generation(0)),
             drains: false,
@@ -140,7 +149,8 @@ impl Core {
         self.worker
     }
 
-    /// The highest term heard of, and the number promised, at least that of the generation.
+    /// The number promised, at least that of the generation, and the term of who asked for the last
+    /// promise.
     pub fn promised(&self) -> (Term, Generation) {
         self.promised
     }
@@ -172,9 +182,12 @@ impl Core {
             return;
         }
         match input {
-            Input::Start => self.greet(),
-            Input::Coordinator(message) => self.coordinator(now, message),
-            Input::CoordinatorLost(_) => {} // Training goes on; the shell finds another link.
+            Input::CoordinatorUp { link, name } => {
+                self.leader.up(link, name);
+                self.greet(link);
+            }
+            Input::Coordinator { link, message } => self.coordinator(now, link, message),
+            Input::CoordinatorLost { link } => self.leader.lost(link), // Training goes on.
             Input::CoordinatorGone(reason) => self.abandoned(&reason),
             Input::Drain => self.drain(),
             Input::DrainOverdue => self.end(Exit::Drained),
@@ -195,8 +208,8 @@ impl Core {
         self.follow(now);
     }
 
-    fn greet(&mut self) {
-        self.tell(Message::Hello { schema: codec::schema(), worker: self.worker });
+    fn greet(&mut self, link: LinkId) {
+        self.say(link, Message::Hello { schema: codec::schema(), worker: self.worker });
     }
 
     fn built(&mut self, built: Built) {
@@ -233,7 +246,7 @@ impl Core {
     }
 
     fn heartbeat(&mut self, now: Time) {
-        let Some(worker) = self.worker else { return };
+        let (Some(worker), Some(_)) = (self.worker, self.leader.link()) else { return };
         self.heartbeat_at = now;
         self.told = self.standing();
         let lines = self.member().into_iter().flat_map(|member| member.settled_lines().cloned());
@@ -320,9 +333,11 @@ impl Core {
     }
 
     /// The worker cannot go on, because of a member, of its history or of itself: says so, and
-    /// ends.
+    /// ends. It cannot say so again to whoever leads next, so it says so to all.
     fn fail(&mut self, at_fault: Option<WorkerId>, fatal: bool, reason: String) {
-        self.tell(Message::Failed { at_fault, fatal, reason: reason.clone() });
+        for link in self.leader.links() {
+            self.say(link, Message::Failed { at_fault, fatal, reason: reason.clone() });
+        }
         self.end(Exit::Failed(reason));
     }
 
@@ -331,8 +346,15 @@ impl Core {
         self.out.push_back(Effect::Exit(exit));
     }
 
+    /// Tells the coordinator that leads, if there is one.
     fn tell(&mut self, message: Message) {
-        self.out.push_back(Effect::Tell(message));
+        if let Some(link) = self.leader.link() {
+            self.say(link, message);
+        }
+    }
+
+    fn say(&mut self, link: LinkId, message: Message) {
+        self.out.push_back(Effect::Tell { link, message });
     }
 
     /// Leaves the phase for another generation; what it held, if it was in one.

@@ -9,20 +9,39 @@ use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, WorkerId,
+    Chunk, CoordinatorView, DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step,
+    WorkerId,
 };
+
+/// A link to a coordinator. A number is used once: another link to the same coordinator has
+/// another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u64);
 
 /// Something happened.
 #[derive(Debug)]
 pub enum Input {
-    /// A link to a coordinator is up, the first or after one that was lost.
-    Start,
-    /// The coordinator said something.
-    Coordinator(Message),
-    /// The link to the coordinator is gone; the shell looks for one.
-    CoordinatorLost(String),
-    /// No coordinator could be reached for longer than a worker waits that is not registered; the
-    /// shell goes on looking for one.
+    /// A link to a coordinator is up.
+    CoordinatorUp {
+        /// The link.
+        link: LinkId,
+        /// The name in the coordinator's certificate.
+        name: NodeName,
+    },
+    /// A coordinator said something.
+    Coordinator {
+        /// On which link.
+        link: LinkId,
+        /// What.
+        message: Message,
+    },
+    /// A link to a coordinator is gone; the shell looks for another one.
+    CoordinatorLost {
+        /// The link.
+        link: LinkId,
+    },
+    /// No coordinator at all could be reached for longer than a worker waits that is not
+    /// registered; the shell goes on looking for them.
     CoordinatorGone(String),
     /// Leave the run, in good order if there is time.
     Drain,
@@ -66,8 +85,16 @@ pub enum Input {
 /// What the core wants done.
 #[derive(Debug)]
 pub enum Effect {
-    /// Say this to the coordinator.
-    Tell(Message),
+    /// Say this to a coordinator.
+    Tell {
+        /// On which link.
+        link: LinkId,
+        /// What.
+        message: Message,
+    },
+    /// These are the coordinators, as far as is known: hold a link to each of them, and to no
+    /// other.
+    Coordinators(Vec<CoordinatorView>),
     /// Say this to another member.
     Send {
         /// To whom.

@@ -20,13 +20,15 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::core::{Core, Identity};
-use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, Parcel};
+use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, LinkId, Parcel};
 
 use self::bench::Bench;
 use crate::support::{DATA_SHARDS, PARAMETERS};
 
 pub const TERM: Term = Term(1);
 pub const SAMPLES: u64 = 1_000;
+/// Each worker's link to the coordinator.
+const LINK: LinkId = LinkId(1);
 
 /// A run of so many steps over the eight data shards and three parameter shards.
 pub fn run(steps: u64) -> RunSpec {
@@ -102,9 +104,10 @@ impl Cluster {
         let node = Node { core, bench, alive: true, peers: BTreeSet::new() };
         self.nodes.insert(worker, node);
         let run = self.run.clone();
-        self.give(worker, Input::Start);
-        self.give(worker, Input::Coordinator(Message::Welcome { run }));
-        self.give(worker, Input::Coordinator(Message::Registered { worker }));
+        let centre = NodeName::parse("coordinator-1").expect("a valid name");
+        self.give(worker, Input::CoordinatorUp { link: LINK, name: centre });
+        self.say(worker, Message::Welcome { run, term: TERM });
+        self.say(worker, Message::Registered { worker, term: TERM });
         self.beat(worker);
     }
 
@@ -144,7 +147,7 @@ impl Cluster {
 
     /// Tells a worker something and has it answer at once.
     pub fn say(&mut self, worker: WorkerId, message: Message) {
-        self.give(worker, Input::Coordinator(message));
+        self.give(worker, Input::Coordinator { link: LINK, message });
     }
 
     /// Pauses these workers for the next generation and collects what they answer.
@@ -331,7 +334,7 @@ impl Cluster {
 
     fn perform(&mut self, worker: WorkerId, effect: Effect) {
         match effect {
-            Effect::Tell(message) => self.told(worker, message),
+            Effect::Tell { message, .. } => self.told(worker, message),
             Effect::Send { to, message } => {
                 self.put((worker, to, None), Parcel::Message(message.into()))
             }
@@ -350,7 +353,7 @@ impl Cluster {
             Effect::Meet { worker: learner, .. } => {
                 self.nodes.get_mut(&worker).expect("a worker").peers.insert(learner);
             }
-            Effect::Exit(_) => {}
+            Effect::Coordinators(_) | Effect::Exit(_) => {}
             Effect::Device(job) => {
                 self.nodes.get_mut(&worker).expect("a worker").bench.give(job);
             }

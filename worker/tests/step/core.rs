@@ -14,12 +14,13 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 use everstep_worker::step::core::{Core, Identity};
-use everstep_worker::step::event::{Built, Effect, Input, Job, Report};
+use everstep_worker::step::event::{Built, Effect, Input, Job, LinkId, Report};
 
 use crate::support::{GENERATION, record_of};
 
 const SAMPLES: u64 = 100;
 const WORKER: WorkerId = WorkerId(7);
+const LINK: LinkId = LinkId(1);
 
 /// A lone worker whose model has one parameter shard, and what it has said.
 struct Lone {
@@ -37,8 +38,8 @@ impl Lone {
         record.members[0].worker = WORKER;
         let name = record.members[0].name.clone();
         let mut lone = Self::registered(name, run);
-        lone.give(Input::Coordinator(Message::Pause { term: Term(1), number: GENERATION }));
-        lone.give(Input::Coordinator(Message::Announce(record)));
+        lone.hear(Message::Pause { term: Term(1), number: GENERATION });
+        lone.hear(Message::Announce(record));
         lone
     }
 
@@ -55,9 +56,11 @@ impl Lone {
         };
         let registration =
             Registration { incarnation: 1, address, fingerprint, probe: 0, zone: None };
-        lone.give(Input::Coordinator(Message::Welcome { run }));
+        let centre = NodeName::parse("coordinator-1").expect("a valid name");
+        lone.give(Input::CoordinatorUp { link: LINK, name: centre });
+        lone.hear(Message::Welcome { run, term: Term(1) });
         lone.give(Input::Built(Built { registration, tokens_per_step: 1 }));
-        lone.give(Input::Coordinator(Message::Registered { worker: WORKER }));
+        lone.hear(Message::Registered { worker: WORKER, term: Term(1) });
         lone
     }
 
@@ -68,11 +71,15 @@ impl Lone {
         Self { core, sampler, now: Time(1), told: VecDeque::new() }
     }
 
+    fn hear(&mut self, message: Message) {
+        self.give(Input::Coordinator { link: LINK, message });
+    }
+
     fn give(&mut self, input: Input) {
         self.core.handle(self.now, input);
         while let Some(effect) = self.core.poll_effect() {
             match effect {
-                Effect::Tell(message) => self.told.push_back(message),
+                Effect::Tell { message, .. } => self.told.push_back(message),
                 Effect::Device(job) => self.compute(job),
                 _ => {}
             }
@@ -128,7 +135,7 @@ impl Lone {
             }
             let step = Step(written.last().copied().unwrap_or(0));
             let answer = Message::HeartbeatAnswer { generation: GENERATION, written: step };
-            self.give(Input::Coordinator(answer));
+            self.hear(answer);
         }
         written
     }
@@ -147,11 +154,11 @@ fn a_worker_in_excess_fetches_the_record_once_and_waits() {
     let mut lone = Lone::registered(name, exemplars::run());
     let answer = Message::HeartbeatAnswer { generation: Generation(3), written: Step(0) };
     for _ in 0..3 {
-        lone.give(Input::Coordinator(answer.clone()));
+        lone.hear(answer.clone());
         let fetches = lone.told.iter().filter(|told| matches!(told, Message::FetchRecord)).count();
         assert_eq!(fetches, 1);
         let record = Record { number: Generation(3), ..record_of(&[&[0, 1, 2, 3]], &[&[0]]) };
-        lone.give(Input::Coordinator(Message::Announce(record)));
+        lone.hear(Message::Announce(record));
     }
     assert!(lone.core.member().is_none());
     assert_eq!(lone.core.refused(), 0);

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use everstep_transport::protocol::{Decision, Generation, Message, Record, Shard, WorkerId};
-use everstep_worker::step::event::{Effect, Exit, Input, Job, Report};
+use everstep_worker::step::event::{Effect, Exit, Input, Job, LinkId, Report};
 
-use crate::cluster::Cluster;
-use crate::solo::{Solo, TERM, commit, next_record};
+use crate::cluster::{Cluster, run};
+use crate::solo::{LINK, Solo, TERM, commit, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER};
 
 fn heartbeats(solo: &mut Solo) -> Vec<Vec<WorkerId>> {
@@ -42,13 +42,13 @@ fn a_lost_member_is_told_at_once_and_once() {
 #[test]
 fn training_outlives_the_link_to_the_coordinator() {
     let mut solo = Solo::member(1);
-    solo.give(Input::CoordinatorLost("gone".into()));
+    solo.give(Input::CoordinatorLost { link: LINK });
     solo.prepare(1);
     assert!(solo.sent().iter().any(|(_, what)| what == "prepared"));
-    solo.give(Input::Start);
+    solo.connect(LinkId(2));
     let [Message::Hello { worker, .. }] = solo.told()[..] else { panic!("one greeting") };
     assert_eq!(worker, Some(MEMBERS[1]));
-    solo.hear(Message::Registered { worker: MEMBERS[1] });
+    solo.hear_on(LinkId(2), Message::Registered { worker: MEMBERS[1], term: TERM });
     assert_eq!(heartbeats(&mut solo).len(), 1);
 }
 
@@ -63,7 +63,7 @@ fn who_is_not_registered_gives_up_when_no_coordinator_answers() {
 #[test]
 fn a_member_outlives_all_coordinators_until_it_is_told_to_leave() {
     let mut solo = Solo::member(1);
-    solo.give(Input::CoordinatorLost("gone".into()));
+    solo.give(Input::CoordinatorLost { link: LINK });
     solo.give(Input::CoordinatorGone("nobody answers".into()));
     solo.give(Input::Drain);
     assert_eq!(exit(&mut solo), None, "somebody may answer yet");
@@ -103,13 +103,17 @@ fn whoever_was_evicted_begins_again_as_another() {
     solo.hear(Message::Evicted { worker: MEMBERS[1] });
     let effects = solo.took();
     assert!(matches!(effects[0], Effect::Build(_)));
-    assert!(matches!(effects[1], Effect::Tell(Message::Hello { worker: None, .. })));
+    assert!(matches!(
+        effects[1],
+        Effect::Tell { link: LINK, message: Message::Hello { worker: None, .. } }
+    ));
     let core = &solo.core;
     assert!(core.member().is_none());
     assert_eq!((core.worker(), core.promised().1), (None, Generation(0)));
+    solo.hear(Message::Welcome { run: run(10), term: TERM });
     solo.give(Input::Built(Cluster::built()));
     assert!(matches!(solo.told()[..], [Message::Register(_)]));
-    solo.hear(Message::Registered { worker: STRANGER });
+    solo.hear(Message::Registered { worker: STRANGER, term: TERM });
     assert_eq!(solo.core.worker(), Some(STRANGER));
 }
 
@@ -119,8 +123,8 @@ fn a_registration_that_may_not_have_arrived_is_said_again() {
     solo.hear(Message::Evicted { worker: MEMBERS[0] });
     solo.give(Input::Built(Cluster::built()));
     solo.took();
-    solo.give(Input::Start);
-    solo.hear(Message::Welcome { run: crate::cluster::run(10) });
+    solo.connect(LinkId(2));
+    solo.hear_on(LinkId(2), Message::Welcome { run: run(10), term: TERM });
     assert!(matches!(solo.told()[..], [Message::Hello { .. }, Message::Register(_)]));
 }
 
@@ -129,9 +133,9 @@ fn a_drained_worker_asks_on_every_link_until_it_is_let_go() {
     let mut solo = Solo::member(1);
     solo.give(Input::Drain);
     assert_eq!(solo.told(), [Message::Leave]);
-    solo.give(Input::Start);
-    solo.hear(Message::Registered { worker: MEMBERS[1] });
-    assert!(solo.told().contains(&Message::Leave));
+    solo.connect(LinkId(2));
+    solo.hear_on(LinkId(2), Message::Registered { worker: MEMBERS[1], term: TERM });
+    assert!(solo.told_by_link().contains(&(LinkId(2), Message::Leave)));
     solo.hear(Message::Dismiss);
     assert_eq!(exit(&mut solo), Some(Exit::Drained));
 }

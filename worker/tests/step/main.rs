@@ -3,6 +3,7 @@
 
 mod ballot;
 mod cluster;
+mod coordinators;
 mod core;
 mod generations;
 mod gradients;

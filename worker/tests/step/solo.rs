@@ -11,12 +11,14 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::core::{Core, Identity};
-use everstep_worker::step::event::{Effect, Input, Job, Lane, Parcel, Report};
+use everstep_worker::step::event::{Effect, Input, Job, Lane, LinkId, Parcel, Report};
 
 use crate::cluster::{Cluster, run};
 use crate::support::{GENERATION, MEMBERS, PARAMETERS, record};
 
 pub const TERM: Term = Term(2);
+/// The link to the coordinator that leads in that term.
+pub const LINK: LinkId = LinkId(1);
 
 /// A core, and what it wanted done since it was last asked.
 pub struct Solo {
@@ -26,15 +28,20 @@ pub struct Solo {
 }
 
 impl Solo {
-    /// Registered under this id.
-    pub fn registered(worker: WorkerId) -> Self {
+    /// One that has said nothing yet.
+    pub fn new() -> Self {
         let name = NodeName::parse("solo").expect("a valid name");
         let core = Core::new(Identity { name, unix_ms_at_zero: 0 }, Pool::new(1 << 20));
-        let mut solo = Self { core, now: Time(1), effects: Vec::new() };
-        solo.give(Input::Start);
-        solo.hear(Message::Welcome { run: run(10) });
+        Self { core, now: Time(1), effects: Vec::new() }
+    }
+
+    /// Registered under this id.
+    pub fn registered(worker: WorkerId) -> Self {
+        let mut solo = Self::new();
+        solo.connect(LINK);
+        solo.hear(Message::Welcome { run: run(10), term: TERM });
         solo.give(Input::Built(Cluster::built()));
-        solo.hear(Message::Registered { worker });
+        solo.hear(Message::Registered { worker, term: TERM });
         solo.effects.clear();
         solo
     }
@@ -54,8 +61,19 @@ impl Solo {
         self.effects.extend(std::iter::from_fn(|| self.core.poll_effect()));
     }
 
+    /// The leader says something.
     pub fn hear(&mut self, message: Message) {
-        self.give(Input::Coordinator(message));
+        self.hear_on(LINK, message);
+    }
+
+    /// A coordinator says something.
+    pub fn hear_on(&mut self, link: LinkId, message: Message) {
+        self.give(Input::Coordinator { link, message });
+    }
+
+    /// A link to the coordinator of this number is up.
+    pub fn connect(&mut self, link: LinkId) {
+        self.give(Input::CoordinatorUp { link, name: coordinator(link.0) });
     }
 
     pub fn peer(&mut self, from: WorkerId, message: Message) {
@@ -82,10 +100,15 @@ impl Solo {
         std::mem::take(&mut self.effects)
     }
 
-    /// What it told the coordinator since it was last asked.
+    /// What it told coordinators since it was last asked.
     pub fn told(&mut self) -> Vec<Message> {
+        self.told_by_link().into_iter().map(|(_, message)| message).collect()
+    }
+
+    /// The same, and on which links.
+    pub fn told_by_link(&mut self) -> Vec<(LinkId, Message)> {
         let told = |effect| match effect {
-            Effect::Tell(message) => Some(message),
+            Effect::Tell { link, message } => Some((link, message)),
             _ => None,
         };
         self.took().into_iter().filter_map(told).collect()
@@ -140,6 +163,11 @@ impl Solo {
         }
         self.piece(MEMBERS[0], chunk(ChunkKind::Reduced, step, 0));
     }
+}
+
+/// The name of a coordinator.
+pub fn coordinator(number: u64) -> NodeName {
+    NodeName::parse(&format!("coordinator-{number}")).expect("a valid name")
 }
 
 pub fn length(shard: Shard) -> usize {

@@ -7,22 +7,33 @@ use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, T
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
-use crate::step::event::{Effect, Exit};
+use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::learner::Learner;
 use crate::step::member::{Feed, Member};
 use crate::step::plan::Plan;
 use crate::step::roster::Roster;
 
 impl Core {
-    pub(super) fn coordinator(&mut self, now: Time, message: Message) {
+    /// A coordinator said something. What leaders want is fenced by their terms; records and
+    /// verdicts are of the log, and true whoever says so.
+    pub(super) fn coordinator(&mut self, now: Time, link: LinkId, message: Message) {
+        if !self.leader.is_up(link) {
+            return; // It was given up.
+        }
         match message {
-            Message::Welcome { run } => self.welcomed(run),
-            Message::Registered { worker } => self.registered(now, worker),
+            Message::Coordinators { term, leader, members } => {
+                let known = self.leader.learn(link, (term, leader), members);
+                self.out.extend(known.map(Effect::Coordinators));
+            }
+            Message::Welcome { run, term } => self.welcomed(link, run, term),
+            Message::Registered { worker, term } => self.registered(now, link, worker, term),
             Message::Announce(record) => self.announced(now, record),
+            // It may be of a history that is no more.
+            Message::HeartbeatAnswer { .. } if self.leader.link() != Some(link) => {}
             Message::HeartbeatAnswer { generation, written } => {
                 self.answered(now, generation, written);
             }
-            Message::Pause { term, number } => self.pause(term, number),
+            Message::Pause { term, number } => self.pause(link, term, number),
             Message::Feed { term, generation, learner, name, address, shards } => {
                 let feed = Feed { learner, name, address, shards };
                 if self.obeys(term, generation) {
@@ -40,6 +51,9 @@ impl Core {
             }
             Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
             Message::Evicted { .. } => {} // It is about an id that was given up before.
+            Message::Released => self.released(),
+            // One coordinator is of another build: the others' business.
+            Message::Refused { .. } if self.leader.is_another_than(link) => self.refused += 1,
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
             Message::Drain { worker } if self.worker == Some(worker) => self.drains = true,
             Message::Dismiss if self.drains => self.end(Exit::Drained),
@@ -50,25 +64,33 @@ impl Core {
 
     // Registration.
 
-    fn welcomed(&mut self, run: RunSpec) {
+    /// A leader tells the run to whom it takes for new. What was told to another one, or on a link
+    /// that was lost, is told again: registered again, the worker gets the same id.
+    fn welcomed(&mut self, link: LinkId, run: RunSpec, term: Term) {
+        if !self.leader.follow(link, term) {
+            return;
+        }
+        if self.worker.is_some() {
+            return self.greet(link); // It got its id after the Hello that this answers.
+        }
         match &self.phase {
-            Phase::Greeting => {
-                self.out.push_back(Effect::Build(run.clone()));
-                self.phase = Phase::Building(Box::new(run));
-            }
-            // The link was lost before the answer came: registered again, it gets the same id.
-            Phase::Registering(_, registration) if self.worker.is_none() => {
+            Phase::Building(building) if **building == run => {} // It registers when that is done.
+            Phase::Registering(setup, registration) if setup.run == run => {
                 let registration = Message::Register((**registration).clone());
                 self.tell(registration);
             }
-            Phase::Building(_) => {} // It registers when that is done.
-            _ => self.refused += 1,
+            _ => self.build(run),
         }
     }
 
-    /// The coordinator knows this worker, for the first time or on a new link: whatever was said on
-    /// an old one may not have arrived.
-    fn registered(&mut self, now: Time, worker: WorkerId) {
+    fn build(&mut self, run: RunSpec) {
+        self.out.push_back(Effect::Build(run.clone()));
+        self.phase = Phase::Building(Box::new(run));
+    }
+
+    /// A leader knows this worker, for the first time or on a new link, or has just come to lead:
+    /// whatever was told before may not have arrived.
+    fn registered(&mut self, now: Time, link: LinkId, worker: WorkerId, term: Term) {
         let expected = match self.phase {
             Phase::Registering(..) => self.worker.is_none_or(|known| known == worker),
             _ => self.worker == Some(worker),
@@ -77,7 +99,13 @@ impl Core {
             self.refused += 1;
             return;
         }
-        self.worker = Some(worker);
+        if !self.leader.follow(link, term) {
+            return;
+        }
+        if self.worker.replace(worker).is_none() {
+            // Whoever leads next knows it at once.
+            self.greet_all(|other| other != link);
+        }
         self.heartbeat(now);
         if let Some(result) = self.finished.clone() {
             self.tell(Message::Finished(result));
@@ -87,22 +115,49 @@ impl Core {
         }
     }
 
+    fn greet_all(&mut self, wanted: impl Fn(LinkId) -> bool) {
+        let links = self.leader.links().into_iter().filter(|link| wanted(*link));
+        links.for_each(|link| self.greet(link));
+    }
+
     /// Whatever it holds is void: it begins again, as another worker in the same process.
     fn evicted(&mut self) {
-        if self.drains {
-            return self.end(Exit::Drained);
+        if let Some(run) = self.forget() {
+            self.build(run);
+            self.greet_all(|_| true);
         }
-        let Some((setup, _)) = self.leave() else { return };
-        let run = setup.run.clone();
+    }
+
+    /// The run is over: it waits for another one.
+    fn released(&mut self) {
+        if self.forget().is_some() {
+            self.phase = Phase::Greeting;
+            self.greet_all(|_| true);
+        }
+    }
+
+    /// Gives up its id and whatever it holds; returns the run. Nothing if it was to leave, and so
+    /// has, or if there was nothing to give up.
+    fn forget(&mut self) -> Option<RunSpec> {
+        if self.drains {
+            self.end(Exit::Drained);
+            return None;
+        }
+        let run = match self.leave() {
+            Some((setup, _)) => setup.run.clone(),
+            None => match &self.phase {
+                Phase::Building(run) => (**run).clone(),
+                _ => return None,
+            },
+        };
+        self.leader.forget();
         self.worker = None;
         self.promised = (Term(0), Generation(0));
         self.unreachable.clear();
         self.early.clear();
         self.finished = None;
         self.told = (false, false);
-        self.out.push_back(Effect::Build(run.clone()));
-        self.phase = Phase::Building(Box::new(run));
-        self.greet();
+        Some(run)
     }
 
     fn answered(&mut self, now: Time, generation: Generation, written: Step) {
@@ -128,10 +183,9 @@ impl Core {
     // Generations.
 
     /// Promises a generation, and shows what is held (invariant I15: promises never fall).
-    fn pause(&mut self, term: Term, number: Generation) {
-        let (highest, promised) = self.promised;
-        let fresh = number > self.generation() && term >= highest && number >= promised;
-        if self.worker.is_none() || !fresh {
+    fn pause(&mut self, link: LinkId, term: Term, number: Generation) {
+        let fresh = number > self.generation() && number >= self.promised.1;
+        if self.worker.is_none() || !fresh || !self.leader.hear(term) {
             return;
         }
         self.promised = (term, number);
@@ -143,7 +197,7 @@ impl Core {
             Phase::Training(member) => member.status((term, number), unreachable),
             _ => return,
         };
-        self.tell(Message::Status(status));
+        self.say(link, Message::Status(status));
     }
 
     /// Nothing of the generation is said or taken any more.
@@ -157,12 +211,8 @@ impl Core {
 
     /// Whether a leader's word on a generation holds.
     fn obeys(&mut self, term: Term, generation: Generation) -> bool {
-        let (highest, promised) = self.promised;
-        let holds = term >= highest && generation == self.generation() && generation == promised;
-        if holds {
-            self.promised.0 = term;
-        }
-        holds
+        let is_current = generation == self.generation() && generation == self.promised.1;
+        is_current && self.leader.hear(term)
     }
 
     fn announced(&mut self, now: Time, record: Record) {

@@ -1,0 +1,114 @@
+//! Whom the worker obeys: its links to coordinators, and which of them is the leader's.
+//!
+//! In: links that come and go, the terms in which leaders speak, lists of coordinators. Out: the
+//! link on which to tell things, and who the coordinators are. This table does not know what else
+//! is said. Nor does it know time: a coordinator that follows is silent for as long as it follows,
+//! and a link that is up is as good as any other.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName, Term};
+
+use crate::step::event::LinkId;
+
+/// The links to coordinators.
+#[derive(Debug, Default)]
+pub(super) struct Leader {
+    /// Those that are up, each with the node at its other end.
+    links: BTreeMap<LinkId, NodeName>,
+    /// The one on which the newest leader has let this worker in.
+    link: Option<LinkId>,
+    /// The highest term in which a leader has spoken.
+    term: Term,
+    /// The coordinators, as far as is known.
+    members: BTreeMap<CoordinatorId, CoordinatorView>,
+    /// The term of the last leader that has told who they are.
+    listed: Term,
+}
+
+impl Leader {
+    /// A link is up.
+    pub(super) fn up(&mut self, link: LinkId, name: NodeName) {
+        self.links.insert(link, name);
+    }
+
+    /// A link is gone.
+    pub(super) fn lost(&mut self, link: LinkId) {
+        self.links.remove(&link);
+        self.link.take_if(|leader| *leader == link);
+    }
+
+    /// All links that are up.
+    pub(super) fn links(&self) -> Vec<LinkId> {
+        self.links.keys().copied().collect()
+    }
+
+    /// Whether a link is up.
+    pub(super) fn is_up(&self, link: LinkId) -> bool {
+        self.links.contains_key(&link)
+    }
+
+    /// The leader's link, if it is up and the leader has let this worker in.
+    pub(super) fn link(&self) -> Option<LinkId> {
+        self.link
+    }
+
+    /// Whether somebody else than the node on this link leads.
+    pub(super) fn is_another_than(&self, link: LinkId) -> bool {
+        self.link.is_some_and(|leader| leader != link)
+    }
+
+    /// Somebody speaks as the leader of a term. False if there was a later one: then it does not
+    /// know yet that its reign is over, and its word is void.
+    pub(super) fn hear(&mut self, term: Term) -> bool {
+        let holds = term >= self.term;
+        self.term = self.term.max(term);
+        holds
+    }
+
+    /// The leader of a term lets this worker in: it is the one to be told things from now on.
+    /// False as with [`Leader::hear`].
+    pub(super) fn follow(&mut self, link: LinkId, term: Term) -> bool {
+        let holds = self.hear(term);
+        if holds {
+            self.link = Some(link);
+        }
+        holds
+    }
+
+    /// Nobody leads, as far as is known, until somebody lets this worker in again.
+    pub(super) fn forget(&mut self) {
+        self.link = None;
+    }
+
+    /// A coordinator says who the coordinators are, and who leads in a term. Returns all that are
+    /// known, if that is news.
+    ///
+    /// A leader knows best. Whoever follows may have an old list, so who is on it is added to those
+    /// that are known, but nobody is taken for removed or moved; and it counts for nothing once a
+    /// leader of its term or a later one has spoken for itself. One link too many costs little; one
+    /// too few could be the next leader's.
+    pub(super) fn learn(
+        &mut self,
+        link: LinkId,
+        (term, leader): (Term, Option<CoordinatorId>),
+        members: Vec<CoordinatorView>,
+    ) -> Option<Vec<CoordinatorView>> {
+        let own = self.links.get(&link);
+        let of_leader = |view: &CoordinatorView| Some(view.id) == leader && Some(&view.name) == own;
+        let before = self.members.clone();
+        if members.iter().any(of_leader) {
+            if term >= self.listed {
+                self.listed = term;
+                self.members = members.into_iter().map(|view| (view.id, view)).collect();
+            }
+        } else if term > self.listed {
+            for view in members {
+                self.members.entry(view.id).or_insert(view);
+            }
+        }
+        (self.members != before).then(|| self.members.values().cloned().collect())
+    }
+}
