@@ -64,6 +64,7 @@ fn kind(input: &Input) -> &'static str {
         Input::Applied { .. } => "applied",
         Input::Elected { .. } => "elected",
         Input::Tick => "tick",
+        _ => "other",
     }
 }
 

@@ -1,7 +1,8 @@
 //! A coordinator as a plain state machine: what peers say goes in, messages and proposals come out.
 //!
-//! Inputs: links that come and go, their messages, who leads, applied entries of the log, the
-//! passing of time. Outputs: messages to send, links to close, entries to propose, lines to keep.
+//! Inputs: links that come and go, their messages, who leads, applied entries of the log, whether
+//! this coordinator still leads, the passing of time. Outputs: messages to send, links to close,
+//! entries to propose, what applied entries bring to the history, questions whether it leads.
 //! Everything agreed on is in [`State`], and changes only when an entry is applied; what is in this
 //! module besides (links, signs of life, evidence, results) is one coordinator's own, and may be
 //! lost with it. It knows no clock, no sockets, and not how an entry comes to be applied.
@@ -11,20 +12,24 @@
 //! Status, an entry with the next generation, Announce (`change.rs`). In the end Finished; when all
 //! have, an entry with the outcome, Dismiss.
 //!
-//! A coordinator follows until it is elected and its own first entry has applied: until then it
-//! says and proposes nothing. A proposal may be applied late, twice, or not at all: conditions are
-//! looked at anew after every entry, and an entry that no longer fits changes nothing.
+//! A coordinator follows until it is elected and its own first entry has applied, and follows again
+//! when it is deposed: meanwhile it proposes nothing, and says only who leads (`reign.rs`). A
+//! proposal may be applied late, twice, or not at all: conditions are looked at anew after every
+//! entry, and an entry that no longer fits changes nothing.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod change;
+mod confirm;
 mod feeds;
 mod finish;
 mod lines;
 mod links;
 mod operators;
 mod partition;
+mod past;
 mod plan;
+mod reign;
 mod silence;
 mod view;
 mod workers;
@@ -32,17 +37,22 @@ mod workers;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_transport::identity::Identity;
-use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
+use everstep_transport::identity::{Identity, Refusal, TokenId};
+use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{Message, MetricsLine, Step, Term, WorkerId};
+use everstep_transport::protocol::{
+    CoordinatorId, Frame, Message, NodeName, Step, Term, Wish, WorkerId,
+};
 use everstep_transport::time::Time;
 
+use self::confirm::Confirmations;
 use self::feeds::Feeds;
-use self::lines::Lines;
+use self::lines::Reported;
 use self::links::{Links, Phase};
 use self::operators::Requests;
 use self::partition::Partition;
+use self::past::Past;
+use self::reign::{Guide, Reign};
 use self::silence::Silence;
 use self::view::Watchers;
 pub use self::view::{ClusterView, End};
@@ -89,6 +99,34 @@ pub enum Input {
         /// Its term, above all before.
         term: Term,
     },
+    /// This coordinator leads no longer, or will not.
+    Deposed,
+    /// A coordinator leads, perhaps this one; of a term above this one's own, it deposes it.
+    Leader {
+        /// In which term.
+        term: Term,
+        /// Who, if that is known.
+        leader: Option<CoordinatorId>,
+    },
+    /// This coordinator led after it asked, and every entry has applied that was agreed by then.
+    Confirmed {
+        /// Of [`Effect::Confirm`].
+        ticket: u64,
+    },
+    /// Whether it led could not be found out.
+    Unconfirmed {
+        /// Of [`Effect::Confirm`].
+        ticket: u64,
+    },
+    /// A snapshot took the place of entries that are not there any more, while it followed.
+    Installed(Box<State>),
+    /// A node was judged to be admitted: its use of the token is to be spent.
+    Admit {
+        /// The token.
+        token: TokenId,
+        /// The node.
+        node: NodeName,
+    },
     /// The log has come to this entry. Before the first [`Input::Elected`], what a durable log
     /// holds is applied again.
     Applied {
@@ -122,13 +160,22 @@ pub enum Effect {
     },
     /// Bring this into the log; [`Input::Applied`] tells when it is there.
     Propose(Entry),
-    /// Append these lines of settled steps durably, before any later effect is carried out: workers
-    /// drop what they are told is written.
-    Record(Vec<MetricsLine>),
-    /// The run went back: the lines after this step are void, durably, before any later effect.
-    ForgetLines {
-        /// The last step that still counts.
-        after: Step,
+    /// What an entry has brought to the history, for whoever keeps all of it. It follows from the
+    /// log, and need not be durable before it is acted upon.
+    History(Frame),
+    /// Does this coordinator still lead? [`Input::Confirmed`] tells, or [`Input::Unconfirmed`].
+    Confirm {
+        /// Numbers the question.
+        ticket: u64,
+    },
+    /// A use of a token was spent, or not.
+    Admitted {
+        /// The token.
+        token: TokenId,
+        /// The node.
+        node: NodeName,
+        /// Why it is not admitted after all.
+        refusal: Option<Refusal>,
     },
     /// Close a link.
     Close {
@@ -146,6 +193,8 @@ pub struct Core {
     epoch_unix_ms: u64,
     state: State,
     reign: Reign,
+    guide: Guide,
+    confirmations: Confirmations,
     links: Links,
     silence: Silence,
     partition: Partition,
@@ -155,7 +204,8 @@ pub struct Core {
     feeds: Feeds,
     /// The greatest step that a member of the current generation has committed, as far as is known.
     reached: Step,
-    lines: Lines,
+    reported: Reported,
+    past: Past,
     /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
     requests: Requests,
@@ -166,29 +216,20 @@ pub struct Core {
     plant: Option<Plant>,
 }
 
-/// Whether a coordinator acts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reign {
-    /// Another one does, or none.
-    Follows,
-    /// It will, when its entry of this term has applied.
-    Elected(Term),
-    /// It does.
-    Leads(Term),
-}
-
 // Inputs and outputs.
 impl Core {
     /// A coordinator that follows, with an empty log. `epoch_unix_ms` is the wall clock at time
     /// zero, milliseconds of Unix time: events are stamped with it.
     ///
-    /// One that goes on after a restart is first given what its log holds, as [`Input::Applied`],
-    /// then [`Self::restore_lines`], then [`Input::Elected`].
+    /// One that goes on after a restart is first given what it has of the log: the snapshot, with
+    /// [`Self::restore_history`], and entries, as [`Input::Applied`].
     pub fn new(now: Time, epoch_unix_ms: u64) -> Self {
         Self {
             epoch_unix_ms,
             state: State::default(),
             reign: Reign::Follows,
+            guide: Guide::default(),
+            confirmations: Confirmations::default(),
             links: Links::default(),
             silence: Silence::new(now),
             partition: Partition::default(),
@@ -196,7 +237,8 @@ impl Core {
             statuses: BTreeMap::new(),
             feeds: Feeds::default(),
             reached: Step(0),
-            lines: Lines::default(),
+            reported: Reported::default(),
+            past: Past::default(),
             results: BTreeMap::new(),
             requests: Requests::default(),
             watchers: Watchers::default(),
@@ -216,10 +258,13 @@ impl Core {
                 self.disconnected(now, link, gone, &reason);
             }
             Input::Message { from, message } => self.message(now, from, message),
-            Input::Elected { term } => {
-                self.reign = Reign::Elected(term);
-                self.propose(now, Command::Lead);
-            }
+            Input::Elected { term } => self.elected(now, term),
+            Input::Deposed => self.deposed(now),
+            Input::Leader { term, leader } => self.led_by(now, term, leader),
+            Input::Confirmed { ticket } => self.confirmed(now, ticket),
+            Input::Unconfirmed { ticket } => self.unconfirmed(ticket),
+            Input::Installed(state) => self.install(now, *state),
+            Input::Admit { token, node } => self.admit_node(now, token, node),
             Input::Applied { index, term, entry } => self.applied(now, index, term, entry),
             Input::Tick => self.tick(now),
         }
@@ -230,12 +275,10 @@ impl Core {
         self.effects.pop_front()
     }
 
-    /// Takes the lines that were recorded before a restart, in order, after the log was applied
-    /// again and before [`Input::Elected`]. What the log says besides is recorded anew.
-    pub fn restore_lines(&mut self, lines: Vec<MetricsLine>) {
-        let (void_after, missing) = self.lines.restore(lines);
-        self.effects.extend(void_after.map(|after| Effect::ForgetLines { after }));
-        self.record(missing);
+    /// Takes the whole history up to the newest entry that was applied, in order: after a snapshot
+    /// its beginning is not known here.
+    pub fn restore_history(&mut self, frames: impl IntoIterator<Item = Frame>) {
+        self.past = Past::restored(frames);
     }
 
     /// From now on the coordinator has this bug.
@@ -243,12 +286,16 @@ impl Core {
     pub fn plant(&mut self, plant: Plant) {
         self.plant = Some(plant);
         self.state.plant = Some(plant);
-        self.lines.twice = plant == Plant::CountLinesTwice;
     }
 
     /// What the log says.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// The events after the one with this number, in order, as far as they are known here.
+    pub fn events_after(&self, number: u64) -> &[Event] {
+        self.past.events_after(number)
     }
 
     /// Messages that their sender may not send, or not then: ignored, but counted.
@@ -262,30 +309,33 @@ impl Core {
     fn applied(&mut self, now: Time, index: u64, term: Term, entry: Entry) {
         let was_running = self.running();
         let verdict = self.state.apply(index, term, &entry);
+        if !self.state.news().is_empty() {
+            let news = self.state.news().to_vec();
+            self.past.take(&news);
+            self.effects.push_back(Effect::History(Frame { index, news }));
+        }
+        let places = matches!(verdict, Verdict::Coordinator(_))
+            || matches!(entry.command, Command::Request { wish: Wish::Remove(_), .. });
+        if places {
+            self.tell_all();
+        }
         if matches!(entry.command, Command::Lead) && self.reign == Reign::Elected(term) {
             self.lead(now, term);
         } else if self.leader().is_some() {
             self.follow_up(now, entry.command, verdict);
-        } else if let (Command::Generation(change), Verdict::Accepted) = (entry.command, verdict) {
-            self.lines.replay(&change);
         }
         if was_running && !self.running() && self.leader().is_some() {
-            self.dismiss();
+            self.dismiss(now);
         }
     }
 
-    /// This coordinator leads from now on. What it knows of workers is that they are registered:
-    /// everyone gets a fresh deadline.
-    fn lead(&mut self, now: Time, term: Term) {
-        self.reign = Reign::Leads(term);
-        self.silence = Silence::begin(now, self.state.present().map(|(worker, _)| worker));
-        self.reached = self.state.record().map_or(Step(0), |record| record.resume);
-        (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
-        (self.partition, self.results) = (Partition::default(), BTreeMap::new());
-        for run in self.requests.runs() {
-            self.propose(now, Command::Submit(run));
-        }
-        self.receive_waiting(now);
+    fn install(&mut self, now: Time, state: State) {
+        self.deposed(now);
+        self.past = Past::of(&state);
+        self.state = state;
+        #[cfg(feature = "planted")]
+        self.plant.into_iter().for_each(|plant| self.state.plant = Some(plant));
+        self.tell_all();
     }
 
     /// What a leader does about an entry.
@@ -303,15 +353,40 @@ impl Core {
             Command::Drain { worker } => self.drained(now, worker, &verdict),
             Command::Generation(change) if verdict == Verdict::Accepted => self.began(now, change),
             Command::Generation(change) => self.not_begun(now, change.record.number),
+            Command::Lines { .. } => self.settled(now),
+            Command::Request { id, wish } => self.granted(now, id, &wish, &verdict),
+            Command::Found { founder: coordinator, .. } | Command::Coordinator(coordinator) => {
+                if let Verdict::Coordinator(id) = verdict {
+                    self.joined(&coordinator, id);
+                }
+            }
+            Command::SpendToken { token, node } => self.spent(token, node, verdict),
             Command::Lead | Command::End(_) => {}
         }
+    }
+
+    fn admit_node(&mut self, now: Time, token: TokenId, node: NodeName) {
+        if self.leader().is_some() {
+            self.propose(now, Command::SpendToken { token, node });
+        } else {
+            let refusal = Some(Refusal::Undecided);
+            self.effects.push_back(Effect::Admitted { token, node, refusal });
+        }
+    }
+
+    fn spent(&mut self, token: TokenId, node: NodeName, verdict: Verdict) {
+        let refusal = match verdict {
+            Verdict::NotAdmitted(refusal) => Some(refusal),
+            _ => None,
+        };
+        self.effects.push_back(Effect::Admitted { token, node, refusal });
     }
 
     /// Ends the run when every member has its result here, and every step its line.
     fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         if self.results.len() < record.members.len()
-            || self.lines.written() < Step(run.steps)
+            || self.state.written() < Step(run.steps)
             || !self.running()
         {
             return;
@@ -323,13 +398,22 @@ impl Core {
         self.propose(now, Command::End(outcome));
     }
 
-    /// The run is over: everyone may go, and nobody is missed.
-    fn dismiss(&mut self) {
-        self.silence.forget_all();
-        self.phase = change::Phase::Steady;
+    /// The run is over: everyone may go, or waits for the next; nobody is missed.
+    fn dismiss(&mut self, now: Time) {
+        self.begin_anew(now);
         for link in self.workers_in(|phase| !matches!(phase, Phase::Connected | Phase::Released)) {
-            self.release(link, Message::Dismiss);
+            match self.links.find(link).map(|link| link.phase) {
+                _ if self.state.is_ephemeral() => self.release(link, Message::Dismiss),
+                Some(Phase::Greeted(None) | Phase::Foreign(_)) => {}
+                _ => self.set_free(link),
+            }
         }
+    }
+
+    /// The worker's run is over. It may say Hello again, as nobody.
+    fn set_free(&mut self, link: LinkId) {
+        self.links.enter(link, Phase::Connected);
+        self.send(link, Message::Released);
     }
 }
 
@@ -349,13 +433,6 @@ impl Core {
 
     fn workers_in(&self, wanted: impl Fn(Phase) -> bool) -> Vec<LinkId> {
         self.links.workers().filter(|(_, phase)| wanted(*phase)).map(|(link, _)| link).collect()
-    }
-
-    /// Lines that were taken are durable before anything is said that depends on it.
-    fn record(&mut self, lines: Vec<MetricsLine>) {
-        if !lines.is_empty() {
-            self.effects.push_back(Effect::Record(lines));
-        }
     }
 
     /// A last word to a worker.

@@ -8,6 +8,14 @@
 pub enum Plant {
     /// A repeat of the newest metrics line counts.
     CountLinesTwice,
+    /// Lines count that a generation's step leader reported and that came into the log after it.
+    TakeStaleLines,
+    /// A worker's id is given again when the worker is gone.
+    ReuseId,
+    /// A request that comes into the log again is carried out again.
+    ApplyTwice,
+    /// A coordinator tells a worker that it is evicted without asking whether it still leads.
+    EvictUnconfirmed,
     /// A change is planned from what workers said at earlier Pauses as well.
     AnyStatus,
     /// Commits of older generations count for the resume step.

@@ -4,6 +4,7 @@
 //! on arrival, and handed to another core.
 
 pub mod chunk;
+pub mod cluster;
 pub mod codec;
 pub mod exemplars;
 pub mod generation;
@@ -14,6 +15,7 @@ pub mod run;
 pub mod step;
 
 pub use chunk::{Chunk, ChunkKind, Encoding};
+pub use cluster::{CoordinatorId, CoordinatorView, Frame, News, RequestId, Wish};
 pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 pub use message::Message;

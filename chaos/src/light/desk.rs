@@ -68,9 +68,10 @@ impl Crowd {
             Input::Disconnected { link, .. } => self.note("gone", link.0),
             Input::Elected { .. } => self.note("elected", 0),
             Input::Tick => self.note("tick", 0),
+            _ => self.note("other", 0),
         }
         handle(&mut self.desk.core, self.now, input);
-        self.report.lost += self.checks.events(self.desk.core.state().events())?;
+        self.report.lost += self.checks.events(self.desk.core.events_after(0))?;
         let mut effects = 0;
         while let Some(effect) = self.desk.core.poll_effect() {
             effects += 1;
@@ -92,8 +93,12 @@ impl Crowd {
                     Happening::Arrive(Input::Applied { index, term: TERM, entry }),
                 );
             }
+            // It is the only one.
+            Effect::Confirm { ticket } => {
+                self.bring(Lane::Log, Happening::Arrive(Input::Confirmed { ticket }));
+            }
             // Its disk is for another simulation.
-            Effect::Record(_) | Effect::ForgetLines { .. } => {}
+            Effect::History(_) | Effect::Admitted { .. } => {}
             Effect::Close { to, reason } => {
                 self.tell(to, Event::Closed);
                 let closed = Input::Disconnected { link: to, gone: false, reason };

@@ -176,7 +176,7 @@ impl Crowd {
         self.note(message.name(), link.0);
         match &**message {
             Message::Welcome { .. } => self.later(place, BUILD, Event::Built),
-            Message::Registered { worker } => self.registered(place, *worker)?,
+            Message::Registered { worker, .. } => self.registered(place, *worker)?,
             Message::Pause { term, number } => self.promise(place, *term, *number),
             Message::Announce(record) => self.enter(place, record, message)?,
             Message::Feed { generation, learner, shards, .. } => {

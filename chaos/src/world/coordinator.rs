@@ -1,6 +1,6 @@
 //! The coordinator in the world: its core, its disk, and a log that agrees after a while.
 //!
-//! What is on the disk survives a crash: entries, lines, the newest term. Of the entries that were
+//! What is on the disk survives a crash: entries and the newest term. Of the entries that were
 //! proposed and were not there yet, some are lost and some come into the log later, as those of a
 //! leader may that was replaced.
 
@@ -11,7 +11,7 @@ use everstep_coordinator::core::{Core, Effect, Input, LinkId, TICK};
 use everstep_coordinator::state::{Change, Command, Entry, State};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{Message, MetricsLine, Step, Term, WorkerId};
+use everstep_transport::protocol::{Message, Term, WorkerId};
 use everstep_transport::time::Time;
 
 use super::clock::Clock;
@@ -46,7 +46,6 @@ pub struct Coordinator {
 #[derive(Debug, Default)]
 struct Disk {
     log: Vec<(Term, Entry)>,
-    lines: Vec<MetricsLine>,
     term: Term,
 }
 
@@ -137,7 +136,6 @@ impl World {
         self.course.awake(now);
         self.replay()?;
         let coordinator = &mut self.coordinator;
-        coordinator.core.restore_lines(coordinator.disk.lines.clone());
         coordinator.disk.term.0 += 1;
         let term = coordinator.disk.term;
         self.queue.put(now, Happening::CoordinatorTick);
@@ -229,14 +227,9 @@ impl World {
                 self.proposing();
                 Ok(())
             }
-            Effect::Record(lines) => {
-                self.coordinator.disk.lines.extend(lines);
-                Ok(())
-            }
-            Effect::ForgetLines { after: Step(after) } => {
-                self.coordinator.disk.lines.truncate(after as usize);
-                Ok(())
-            }
+            // It is the only one.
+            Effect::Confirm { ticket } => self.coordinate(Input::Confirmed { ticket }),
+            Effect::History(_) | Effect::Admitted { .. } => Ok(()),
             Effect::Close { to, reason } => {
                 let Some(peer) = self.links.peer(to) else { return Ok(()) };
                 if self.links.number(Node::Coordinator, peer) == Some(to.0) {

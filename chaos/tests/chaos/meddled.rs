@@ -244,7 +244,7 @@ fn i4_another_sampler_is_found() {
     let met = Toy::new(|_| {}).copies(1).meddled(
         3,
         once(|to, messages| match messages.first_mut() {
-            Some(Message::Welcome { run }) if to == Node::Worker(1) => {
+            Some(Message::Welcome { run, .. }) if to == Node::Worker(1) => {
                 run.seed += 1;
                 true
             }

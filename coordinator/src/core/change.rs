@@ -22,9 +22,10 @@ use everstep_transport::time::Time;
 
 use self::holding::Holding;
 use super::feeds::Feeds;
+use super::lines::Reported;
 use super::plan::{Evidence, Plan, Wait, plan};
 use super::silence::{Doubt, PATIENCE};
-use super::{Core, Effect, LinkId};
+use super::{Core, LinkId};
 use crate::state::{Change, Command, Standing, Verdict};
 
 /// Who has not answered a Pause for so long is done without.
@@ -95,6 +96,14 @@ impl Core {
         }
     }
 
+    /// Who is silent for too long is suspected.
+    pub(super) fn suspect_silent(&mut self, now: Time) {
+        for worker in self.silence.silent(now) {
+            let reason = format!("no heartbeat for {:?}", PATIENCE);
+            self.suspect(now, worker, Doubt { reason, dead: false });
+        }
+    }
+
     /// A worker has promised a number that no generation has yet: it needs one.
     pub(super) fn keep_promise(&mut self, now: Time) {
         if matches!(self.phase, Phase::Steady | Phase::Holding(_)) {
@@ -132,9 +141,11 @@ impl Core {
         if self.leader().is_none() {
             return;
         }
-        for worker in self.silence.tick(now) {
-            let reason = format!("no heartbeat for {:?}", PATIENCE);
-            self.suspect(now, worker, Doubt { reason, dead: false });
+        self.ask_for_confirmation();
+        self.silence.tick(now);
+        match self.silence.silent(now).len() {
+            many if self.silence.are_many(many) => self.confirm_silence(),
+            _ => self.suspect_silent(now),
         }
         self.join_up(now);
         match &mut self.phase {
@@ -243,7 +254,8 @@ impl Core {
             ready: self.feeds.ready(),
             complete: self.everyone_is_heard(now, pausing),
             broken: &self.partition.repeated(now),
-            written: self.lines.written(),
+            newest: self.state.generation(),
+            written: self.state.written(),
             reached: self.reached,
             #[cfg(feature = "planted")]
             plant: self.plant,
@@ -294,13 +306,8 @@ impl Core {
 impl Core {
     /// A generation has begun.
     pub(super) fn began(&mut self, now: Time, change: Change) {
-        let Change { record, lost, left, lines, rollback, .. } = change;
-        if rollback.is_some() {
-            self.lines.go_back(record.resume);
-            self.effects.push_back(Effect::ForgetLines { after: record.resume });
-        }
-        let taken = self.lines.extend(lines);
-        self.record(taken);
+        let Change { record, lost, left, .. } = change;
+        self.reported = Reported::default();
         self.results.clear();
         self.reached = record.resume;
         self.partition.renew(now);

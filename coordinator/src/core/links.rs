@@ -18,6 +18,8 @@ pub(super) enum Phase {
     /// A worker that speaks this vocabulary and waits for a run, or for somebody who leads; with
     /// the id that it says to have.
     Greeted(Option<WorkerId>),
+    /// It speaks another vocabulary, which has this digest: the leader tells it.
+    Foreign(u64),
     /// It was told the run and builds its model and data.
     Welcomed,
     /// The registration of this incarnation is proposed.
@@ -28,7 +30,7 @@ pub(super) enum Phase {
     Released,
     /// An operator.
     Operator,
-    /// A coordinator: there is nothing to say to each other yet.
+    /// A coordinator.
     Coordinator,
 }
 
@@ -37,6 +39,8 @@ pub(super) enum Phase {
 pub(super) struct Link {
     pub(super) identity: Identity,
     pub(super) phase: Phase,
+    /// It has said something, and is told who the coordinators are.
+    introduced: bool,
 }
 
 #[derive(Debug, Default)]
@@ -56,12 +60,12 @@ impl Links {
         if identity.role == Role::Worker {
             self.workers.insert(identity.name.clone(), link);
         }
-        self.links.insert(link, Link { identity, phase });
+        self.links.insert(link, Link { identity, phase, introduced: false });
     }
 
     /// Forgets a link, and tells how far its peer had come.
     pub(super) fn remove(&mut self, link: LinkId) -> Option<Phase> {
-        let Link { identity, phase } = self.links.remove(&link)?;
+        let Link { identity, phase, .. } = self.links.remove(&link)?;
         if self.workers.get(&identity.name) == Some(&link) {
             self.workers.remove(&identity.name);
         }
@@ -85,6 +89,36 @@ impl Links {
             self.registered.insert(worker, link);
         }
         known.phase = phase;
+    }
+
+    /// Takes note that a peer has said something; returns whether it is the first time.
+    pub(super) fn introduce(&mut self, link: LinkId) -> bool {
+        let known = self.links.get_mut(&link).filter(|known| !known.introduced);
+        known.map(|known| known.introduced = true).is_some()
+    }
+
+    /// The links whose peers have said something.
+    pub(super) fn introduced(&self) -> Vec<LinkId> {
+        self.links.iter().filter(|(_, link)| link.introduced).map(|(&id, _)| id).collect()
+    }
+
+    /// The links of the node of this role and name.
+    pub(super) fn named(&self, role: Role, name: &NodeName) -> Vec<LinkId> {
+        let is = |link: &Link| link.identity.role == role && link.identity.name == *name;
+        self.links.iter().filter(|(_, link)| is(link)).map(|(&id, _)| id).collect()
+    }
+
+    /// Nobody leads here any more: every worker is as far as its Hello, under the id that it has
+    /// now. Who was told to go stays so.
+    pub(super) fn demote(&mut self) {
+        self.registered.clear();
+        for link in self.links.values_mut() {
+            match link.phase {
+                Phase::Registered(worker) => link.phase = Phase::Greeted(Some(worker)),
+                Phase::Welcomed | Phase::Registering(_) => link.phase = Phase::Greeted(None),
+                _ => {}
+            }
+        }
     }
 
     /// The link of the worker on this node.

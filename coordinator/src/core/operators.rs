@@ -1,8 +1,11 @@
 //! What operators ask for: a run, a worker's leave, what is new.
+//!
+//! A request with an id may be said again, here or to the next leader: it is carried out once, and
+//! answered every time. Who asks one that does not lead is told who does.
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{Message, NodeName, RunSpec, WorkerId};
+use everstep_transport::protocol::{Message, NodeName, RequestId, RunSpec, Wish, WorkerId};
 use everstep_transport::time::Time;
 
 use super::silence::Doubt;
@@ -14,6 +17,7 @@ use crate::state::{Command, Verdict};
 pub(super) struct Requests {
     submissions: BTreeMap<LinkId, RunSpec>,
     drains: BTreeMap<LinkId, WorkerId>,
+    numbered: BTreeMap<LinkId, RequestId>,
 }
 
 impl Requests {
@@ -26,13 +30,25 @@ impl Requests {
     pub(super) fn forget(&mut self, link: LinkId) {
         self.submissions.remove(&link);
         self.drains.remove(&link);
+        self.numbered.remove(&link);
+    }
+
+    /// Nobody will be answered here.
+    pub(super) fn forget_all(&mut self) {
+        *self = Self::default();
     }
 }
 
 impl Core {
     /// What an operator says.
     pub(super) fn operate(&mut self, now: Time, from: LinkId, message: Message) {
+        self.introduce(from);
+        let asks_only = matches!(message, Message::Watch { .. });
+        if self.leader().is_none() && !asks_only && !self.state.coordinators().is_empty() {
+            return self.tell(vec![from]);
+        }
         match message {
+            Message::Request { id, wish } => self.request(now, from, id, wish),
             Message::Submit(run) => {
                 self.requests.submissions.insert(from, run.clone());
                 if self.leader().is_some() {
@@ -46,6 +62,29 @@ impl Core {
             Message::Exited { name, how } => self.exited(now, &name, &how),
             Message::Drain { worker } => self.asked_to_drain(now, from, worker),
             _ => self.ignored += 1,
+        }
+    }
+
+    fn request(&mut self, now: Time, from: LinkId, id: RequestId, wish: Wish) {
+        if self.leader().is_some() {
+            self.requests.numbered.insert(from, id);
+            self.propose(now, Command::Request { id, wish });
+        }
+    }
+
+    /// A request has its outcome, perhaps since long ago.
+    pub(super) fn granted(&mut self, now: Time, id: RequestId, wish: &Wish, verdict: &Verdict) {
+        let answered = self.requests.numbered.extract_if(.., |_, asked| *asked == id);
+        let answered: Vec<LinkId> = answered.map(|(link, _)| link).collect();
+        let refusal = match verdict {
+            Verdict::Refused(reason) => Some(reason.clone()),
+            _ => None,
+        };
+        self.broadcast(answered, Message::Answer { id, refusal });
+        match wish {
+            Wish::Submit(_) => self.receive_waiting(now),
+            Wish::Drain(worker) => self.drained(now, *worker, verdict),
+            _ => {}
         }
     }
 
@@ -85,7 +124,7 @@ impl Core {
         for link in answered {
             let answer = match verdict {
                 Verdict::Refused(reason) => Message::Refused { reason: reason.clone() },
-                Verdict::Accepted | Verdict::Registered(_) => Message::Accepted,
+                _ => Message::Accepted,
             };
             self.send(link, answer);
         }

@@ -55,6 +55,8 @@ pub(super) struct Evidence<'a> {
     pub(super) complete: bool,
     /// Members of which one is to be left out.
     pub(super) broken: &'a [Pair],
+    /// The newest generation there was: of this run, or of one before.
+    pub(super) newest: Generation,
     /// The newest step whose line is written.
     pub(super) written: Step,
     /// The newest step of which a member has said that it is committed.
@@ -162,7 +164,7 @@ impl Ground<'_> {
         });
         let members: Vec<Member> = members.collect();
         let owners = owners::owners(evidence, &target, holdings, &roster.members);
-        let predecessor = evidence.current.map_or(Generation(0), |current| current.number);
+        let predecessor = evidence.newest;
         let mut record = Record {
             number: predecessor.next(),
             predecessor,

@@ -99,11 +99,6 @@ impl Silence {
         self.suspects.remove(&worker);
     }
 
-    pub(super) fn forget_all(&mut self) {
-        self.heard.clear();
-        self.suspects.clear();
-    }
-
     pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
         self.suspects.contains_key(&worker)
     }
@@ -149,11 +144,21 @@ impl Silence {
             || (!self.is_dead(worker) && self.unheard(now, worker) < PATIENCE)
     }
 
-    /// The workers whose deadline has passed, by id, each once.
-    pub(super) fn tick(&mut self, now: Time) -> Vec<WorkerId> {
+    /// Time has passed, and this coordinator was there.
+    pub(super) fn tick(&mut self, now: Time) {
         self.ticked = now;
+    }
+
+    /// The workers whose deadline has passed and that are not suspected yet, by id.
+    pub(super) fn silent(&self, now: Time) -> Vec<WorkerId> {
         let silent = self.heard.iter().filter(|(_, heard)| now.since(**heard) >= PATIENCE);
         silent.map(|(&worker, _)| worker).filter(|worker| !self.is_suspected(*worker)).collect()
+    }
+
+    /// Whether so many are more than a fifth of all: then it may be this coordinator that does not
+    /// hear.
+    pub(super) fn are_many(&self, count: usize) -> bool {
+        5 * count > self.heard.len()
     }
 
     /// How long nothing was heard of the worker. One that is not listened for was never heard.

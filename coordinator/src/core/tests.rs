@@ -1,12 +1,17 @@
 //! A coordinator and its peers, hand-made: [`World`] with a log that agrees at once, and workers
 //! that answer as real ones do, unless they are told not to.
 
+mod confirm;
 mod cut_off;
 mod lines;
 mod losses;
 mod partitions;
 mod planned;
+#[cfg(feature = "planted")]
+mod planted;
 mod registration;
+mod reign;
+mod requests;
 mod restart;
 mod results;
 mod rollback;
@@ -22,7 +27,8 @@ use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Generation, NodeName, Record, RunSpec, Shard, Zone, exemplars,
+    Cause, Commit, Decision, Generation, MetricsLine, News, NodeName, Record, RequestId, RunSpec,
+    Shard, Zone, exemplars,
 };
 
 use super::*;
@@ -43,11 +49,16 @@ struct World {
     /// Every entry that was applied, with its term.
     applied: Vec<(Term, Entry)>,
     holds_back: bool,
+    /// It asks in vain whether it leads; these are the questions.
+    cut_off: bool,
+    tickets: Vec<u64>,
     /// Everything that was said on a link, and not yet heard by the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     closed: BTreeMap<LinkId, String>,
-    /// The journal of lines.
+    /// The lines in the history.
     journal: Vec<MetricsLine>,
+    /// Nodes whose use of a token was spent, or why not.
+    admitted: Vec<(NodeName, Option<Refusal>)>,
     workers: BTreeMap<LinkId, Actor>,
     operator: LinkId,
     /// The workers as the operator was told of them.
@@ -84,9 +95,12 @@ impl World {
             log: VecDeque::new(),
             applied: Vec::new(),
             holds_back: false,
+            cut_off: false,
+            tickets: Vec::new(),
             said: BTreeMap::new(),
             closed: BTreeMap::new(),
             journal: Vec::new(),
+            admitted: Vec::new(),
             workers: BTreeMap::new(),
             operator: LinkId(0),
             views: BTreeMap::new(),
@@ -131,12 +145,29 @@ impl World {
                 }
                 Some(Effect::Close { to, reason }) => drop(self.closed.insert(to, reason)),
                 Some(Effect::Propose(entry)) => self.log.push_back(entry),
-                Some(Effect::Record(lines)) => self.journal.extend(lines),
-                Some(Effect::ForgetLines { after }) => self.journal.retain(|l| l.step <= after),
+                Some(Effect::History(frame)) => self.write(frame),
+                Some(Effect::Confirm { ticket }) if self.cut_off => self.tickets.push(ticket),
+                Some(Effect::Confirm { ticket }) => {
+                    self.core.handle(self.now, Input::Confirmed { ticket });
+                }
+                Some(Effect::Admitted { node, refusal, .. }) => {
+                    self.admitted.push((node, refusal));
+                }
                 None => match self.log.pop_front_if(|_| !self.holds_back) {
                     Some(entry) => self.apply(entry),
                     None => return,
                 },
+            }
+        }
+    }
+
+    fn write(&mut self, frame: Frame) {
+        for news in frame.news {
+            match news {
+                News::Run(_) => self.journal.clear(),
+                News::Lines(lines) => self.journal.extend(lines),
+                News::Forget(after) => self.journal.retain(|line| line.step <= after),
+                News::Event(_) => {}
             }
         }
     }
@@ -312,13 +343,13 @@ impl World {
         }
     }
 
-    /// The process of the coordinator is killed, and another one goes on with log and journal.
+    /// The process of the coordinator is killed, and another one goes on with the log.
     fn restart(&mut self) {
         self.core = Core::new(self.now, EPOCH_UNIX_MS);
+        self.journal.clear();
         for ((term, entry), index) in self.applied.clone().into_iter().zip(1..) {
             self.core.handle(self.now, Input::Applied { index, term, entry });
         }
-        self.core.restore_lines(self.journal.clone());
         self.term = Term(self.term.0 + 1);
         self.log.clear();
         self.give(Input::Elected { term: self.term });
@@ -399,7 +430,7 @@ impl Actor {
     /// What it does about a message, and what it answers.
     fn hear(&mut self, message: &Message) -> Option<Message> {
         match message {
-            Message::Registered { worker } => self.id = *worker,
+            Message::Registered { worker, .. } => self.id = *worker,
             Message::Pause { term, number } if !self.mute && *number > self.generation => {
                 self.promised = *number;
                 return Some(Message::Status(self.status(*term, *number)));

@@ -49,8 +49,7 @@ impl Core {
     pub(super) fn update(&mut self, now: Time, to: LinkId, step: Step, event: u64) -> Update {
         let views = self.views();
         let (workers, forgotten) = self.watchers.news(to, views);
-        let events = usize::try_from(event).ok().and_then(|event| self.state.events().get(event..));
-        let (lines, events) = (self.lines.after(step), events.unwrap_or(&[]));
+        let (lines, events) = (self.past.lines_after(step), self.past.events_after(event));
         let last = lines.len() <= PAGE && events.len() <= PAGE;
         Update {
             lines: lines.iter().take(PAGE).cloned().collect(),

@@ -55,15 +55,18 @@ impl Core {
     pub(super) fn message(&mut self, now: Time, from: LinkId, message: Message) {
         let phase = self.links.find(from).map(|link| link.phase);
         match (phase, message) {
-            (Some(Phase::Connected), Message::Hello { schema, worker }) => {
-                self.greet(now, from, schema, worker);
-            }
+            // One that was Welcomed may have an id that it had not when it said Hello before.
+            (
+                Some(Phase::Connected | Phase::Greeted(_) | Phase::Welcomed),
+                Message::Hello { schema, worker },
+            ) => self.greet(now, from, schema, worker),
             (
                 Some(Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_)),
                 Message::Register(registration),
             ) => self.register(now, from, registration),
             (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
             (Some(Phase::Operator), message) => self.operate(now, from, message),
+            (Some(Phase::Coordinator), message) => self.consult(now, from, message),
             _ => self.ignored += 1,
         }
     }
@@ -72,61 +75,95 @@ impl Core {
 // How a worker comes in.
 impl Core {
     fn greet(&mut self, now: Time, from: LinkId, theirs: u64, worker: Option<WorkerId>) {
-        let ours = schema();
-        if theirs != ours {
-            let reason = format!(
-                "this worker speaks another version of the protocol ({theirs:016x}) than the \
-                 coordinator ({ours:016x}); run the same build everywhere"
-            );
-            return self.release(from, Message::Refused { reason });
+        if theirs != schema() {
+            self.links.enter(from, Phase::Foreign(theirs));
+        } else {
+            self.links.enter(from, Phase::Greeted(worker));
+            self.introduce(from);
         }
-        self.links.enter(from, Phase::Greeted(worker));
         if self.leader().is_some() {
-            self.receive(now, from, worker);
+            self.answer_hello(now, from);
         }
     }
 
     /// Answers all who have said Hello, and could not be answered until now.
     pub(super) fn receive_waiting(&mut self, now: Time) {
-        let greeted = self.links.workers().filter_map(|(link, phase)| match phase {
-            Phase::Greeted(worker) => Some((link, worker)),
-            _ => None,
-        });
-        for (link, worker) in greeted.collect::<Vec<_>>() {
-            self.receive(now, link, worker);
+        for link in self.workers_in(|phase| matches!(phase, Phase::Greeted(_) | Phase::Foreign(_)))
+        {
+            self.answer_hello(now, link);
         }
     }
 
-    fn receive(&mut self, now: Time, link: LinkId, worker: Option<WorkerId>) {
-        if !self.running() {
-            return self.release(link, Message::Dismiss);
+    fn answer_hello(&mut self, now: Time, link: LinkId) {
+        match self.links.find(link).map(|link| link.phase) {
+            Some(Phase::Greeted(worker)) => self.receive(now, link, worker, false),
+            Some(Phase::Foreign(theirs)) => {
+                let ours = schema();
+                let reason = format!(
+                    "this worker speaks another version of the protocol ({theirs:016x}) than the \
+                     coordinator ({ours:016x}); run the same build everywhere"
+                );
+                self.release(link, Message::Refused { reason });
+            }
+            _ => {}
         }
-        let Some(worker) = worker else { return self.welcome(link) };
-        let name = self.links.find(link).map(|link| &link.identity.name);
-        let known = self.state.workers().get(&worker).filter(|known| name == Some(&known.name));
-        match known.map(|known| known.standing) {
-            // It has left, and only did not hear of it.
-            Some(Standing::Left) => self.see_off(link, worker),
-            Some(Standing::Registered | Standing::Member | Standing::Leaving) => {
+    }
+
+    /// Answers a Hello. What cannot be taken back is said only if it is `certain` that this
+    /// coordinator leads.
+    pub(super) fn receive(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        worker: Option<WorkerId>,
+        certain: bool,
+    ) {
+        #[cfg(feature = "planted")]
+        let certain = certain || self.plant == Some(crate::plant::Plant::EvictUnconfirmed);
+        let lasting = !self.state.is_ephemeral();
+        match worker {
+            None if self.running() => self.welcome(link),
+            None if lasting => {} // it waits for the next run
+            Some(worker) if self.running() && self.is_present(link, worker) => {
                 self.admit(now, link, worker);
             }
-            Some(Standing::Lost) | None => self.evict(link, worker),
+            _ if !certain => self.confirm_word(link),
+            Some(_) if lasting && !self.running() => self.set_free(link),
+            _ if !self.running() => self.release(link, Message::Dismiss),
+            Some(worker) if self.standing_of(link, worker) == Some(Standing::Left) => {
+                // It has left, and only did not hear of it.
+                self.see_off(link, worker);
+            }
+            Some(worker) => self.evict(link, worker),
+            None => {}
         }
+    }
+
+    fn is_present(&self, link: LinkId, worker: WorkerId) -> bool {
+        self.standing_of(link, worker).is_some_and(Standing::is_present)
+    }
+
+    /// Where the worker stands that the node on this link says to be, if it is on that node.
+    fn standing_of(&self, link: LinkId, worker: WorkerId) -> Option<Standing> {
+        let name = self.links.find(link).map(|link| &link.identity.name);
+        let known = self.state.workers().get(&worker).filter(|known| name == Some(&known.name));
+        known.map(|known| known.standing)
     }
 
     /// Tells the run, once there is one.
     fn welcome(&mut self, link: LinkId) {
-        if let Some(run) = self.state.run().cloned() {
+        if let (Some(run), Some(term)) = (self.state.run().cloned(), self.leader()) {
             self.links.enter(link, Phase::Welcomed);
-            self.send(link, Message::Welcome { run });
+            self.send(link, Message::Welcome { run, term });
         }
     }
 
     /// The worker is registered, and this is its link from now on.
     fn admit(&mut self, now: Time, link: LinkId, worker: WorkerId) {
+        let Some(term) = self.leader() else { return };
         self.silence.revive(now, worker);
         self.links.enter(link, Phase::Registered(worker));
-        self.send(link, Message::Registered { worker });
+        self.send(link, Message::Registered { worker, term });
         self.catch_up(now, link, worker);
     }
 
@@ -211,19 +248,15 @@ impl Core {
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {
             self.reached = self.reached.max(heartbeat.step);
-            if !lines.is_empty() && self.is_step_leader(worker) {
-                let steps = self.state.run().map_or(0, |run| run.steps);
-                let lines = lines.into_iter().filter(|line| line.step.0 <= steps).collect();
-                let taken = self.lines.extend(lines);
-                self.record(taken);
-                self.conclude(now);
+            if self.is_step_leader(worker) {
+                self.report(now, lines);
             }
             self.cut_off(now, worker, &unreachable);
             if heartbeat.held {
                 self.holds(now, worker);
             }
         }
-        let (generation, written) = (self.state.generation(), self.lines.written());
+        let (generation, written) = (self.state.generation(), self.state.written());
         self.send(from, Message::HeartbeatAnswer { generation, written });
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use actix::{Actor, ActorContext, Addr, Context, Handler, Message, MessageResult};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{self, Step, Term};
+use everstep_transport::protocol::{self, News, Step, Term};
 use everstep_transport::quic::{Encoded, Link, LinkError};
 use everstep_transport::time::Time;
 use tokio::sync::watch;
@@ -56,8 +56,6 @@ pub(crate) struct Coordinator {
     journal: Journal,
     history: History,
     petitions: Petitions,
-    /// How many events were logged.
-    logged: usize,
     /// A file has failed: nothing is done any more.
     failure: Option<CoordinatorError>,
 }
@@ -68,7 +66,7 @@ impl Coordinator {
         backlog: watch::Sender<usize>,
         address: Addr<Coordinator>,
     ) -> Self {
-        let Resumed { core, start, log, journal } = resumed;
+        let Resumed { core, start, log, journal, history } = resumed;
         let term = log.term();
         // What waits there is bounded by the backlog.
         let writer = log.write(move |report| {
@@ -76,11 +74,7 @@ impl Coordinator {
             report.iter().for_each(|entries| failpoint::on_appended(entries));
             address.do_send(Written(report));
         });
-        let mut history = History::default();
-        core.state().events().iter().for_each(|event| history.event(event));
-        history.lines(core.lines_after(Step(0)));
         Self {
-            logged: core.state().events().len(),
             core,
             links: BTreeMap::new(),
             start,
@@ -121,13 +115,8 @@ impl Coordinator {
         }
         #[cfg(feature = "failpoints")]
         all_done.pass();
-        for event in &self.core.state().events()[self.logged..] {
-            tracing::info!(number = event.number, kind = ?event.kind, "event");
-            self.history.event(event);
-        }
         let state = self.core.state();
         self.petitions.look(state.run().filter(|_| *state.outcome() == Outcome::Running));
-        self.logged = self.core.state().events().len();
     }
 
     fn act(&mut self, effect: Effect) -> Result<(), CoordinatorError> {
@@ -141,11 +130,28 @@ impl Coordinator {
                 self.history.proposed(self.now());
                 self.writer.propose(entry);
             }
-            Effect::Record(lines) => {
+            Effect::History(frame) => frame.news.into_iter().try_for_each(|it| self.write(it))?,
+            // It is the only one.
+            Effect::Confirm { ticket } => {
+                self.core.handle(self.now(), Input::Confirmed { ticket });
+            }
+            Effect::Admitted { .. } => {} // its gatekeeper asks nobody
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, news: News) -> Result<(), CoordinatorError> {
+        match news {
+            News::Event(event) => {
+                tracing::info!(number = event.number, kind = ?event.kind, "event");
+                self.history.event(&event);
+            }
+            News::Lines(lines) => {
                 self.history.recorded(&lines);
                 self.journal.record(lines)?;
             }
-            Effect::ForgetLines { after } => self.journal.forget(after)?,
+            News::Forget(after) => self.journal.forget(after)?,
+            News::Run(_) => self.journal.forget(Step(0))?,
         }
         Ok(())
     }

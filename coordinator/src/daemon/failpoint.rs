@@ -8,8 +8,8 @@
 //! there delays all that is said. Only the feature `failpoints` builds this.
 
 use everstep_failpoint::pass;
-use everstep_transport::protocol::Message;
 use everstep_transport::protocol::message::Heartbeat;
+use everstep_transport::protocol::{Frame, Message, News};
 
 pub use everstep_failpoint::FailpointError;
 
@@ -139,7 +139,7 @@ fn of_input(input: &Input) -> Option<&'static str> {
             Some(of_heartbeat(heartbeat))
         }
         Input::Message { message, .. } => of_message(message, "receive"),
-        Input::Elected { .. } | Input::Applied { .. } | Input::Tick => None,
+        _ => None,
     }
 }
 
@@ -156,18 +156,25 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
     match effect {
         Effect::Send { message, .. } => of_message(message, "send"),
         Effect::Propose(entry) => of_entry("propose", entry),
-        Effect::Record(_) => Some("record"),
-        Effect::ForgetLines { .. } => Some("forget"),
-        Effect::Broadcast { .. } | Effect::Close { .. } => None,
+        Effect::History(frame) => of_news(frame, "record", "forget"),
+        _ => None,
     }
 }
 
 fn of_done(effect: &Effect) -> Option<&'static str> {
     match effect {
-        Effect::Record(_) => Some("recorded"),
-        Effect::ForgetLines { .. } => Some("forgotten"),
+        Effect::History(frame) => of_news(frame, "recorded", "forgotten"),
         _ => None,
     }
+}
+
+/// The point of what an entry has brought to the journal, if it has.
+fn of_news(frame: &Frame, lines: &'static str, void: &'static str) -> Option<&'static str> {
+    frame.news.iter().find_map(|news| match news {
+        News::Lines(_) => Some(lines),
+        News::Forget(_) => Some(void),
+        News::Event(_) | News::Run(_) => None,
+    })
 }
 
 /// The point of a message, by its name, if there is one.
@@ -184,6 +191,11 @@ fn of_entry(stage: &str, entry: &Entry) -> Option<&'static str> {
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
         Command::End(_) => "end",
+        Command::Lines { .. }
+        | Command::Request { .. }
+        | Command::Found { .. }
+        | Command::Coordinator(_)
+        | Command::SpendToken { .. } => return None,
     };
     find(stage, kind)
 }
@@ -253,7 +265,8 @@ mod tests {
     fn effects() -> Vec<Effect> {
         let messages = exemplars::all().into_iter();
         let messages = messages.map(|message| Effect::Send { to: LINK, message });
-        let lines = [Effect::Record(vec![]), Effect::ForgetLines { after: Step(3) }];
+        let news = [News::Lines(vec![]), News::Forget(Step(3))];
+        let lines = news.map(|news| Effect::History(Frame { index: 1, news: vec![news] }));
         messages.chain(lines).chain(entries().into_iter().map(Effect::Propose)).collect()
     }
 

@@ -140,8 +140,7 @@ async fn generations(source: Data<Source>, request: HttpRequest) -> Answer {
 async fn events(source: Data<Source>, request: HttpRequest) -> Answer {
     let after = after(request.query_string())?;
     let page = source.page(move |known| {
-        let all = known.core.state().events();
-        let rest = &all[all.partition_point(|event| event.number <= after)..];
+        let rest = known.core.events_after(after);
         Page::of(rest, after, |event| event.number)
     });
     Ok(found(answers::page("events", &page.await?)))

@@ -6,9 +6,14 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+use std::net::SocketAddr;
+
+use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{MetricsLine, NodeName, Record, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{
+    Generation, MetricsLine, NodeName, Record, RequestId, RunSpec, Step, Wish, WorkerId,
+};
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// What is agreed on, with the wall clock of its proposer.
@@ -48,8 +53,52 @@ pub enum Command {
     },
     /// A generation follows the current one.
     Generation(Change),
+    /// Steps are settled.
+    Lines {
+        /// The generation whose step leader says so.
+        generation: Generation,
+        /// Their lines, in order.
+        lines: Vec<MetricsLine>,
+    },
     /// The run is over.
     End(Outcome),
+    /// An operator wishes something. However often this comes into the log, it is done once.
+    Request {
+        /// Whose wish this is, and which.
+        id: RequestId,
+        /// What.
+        wish: Wish,
+    },
+    /// The cluster begins: the first of all that is said of coordinators.
+    Found {
+        /// It is there for one run, and dismisses its workers afterwards.
+        ephemeral: bool,
+        /// The first coordinator.
+        founder: Coordinator,
+    },
+    /// A coordinator is to be one of them, or is found elsewhere than before.
+    Coordinator(Coordinator),
+    /// A node was admitted with a token.
+    SpendToken {
+        /// Which.
+        token: TokenId,
+        /// The node.
+        node: NodeName,
+    },
+}
+
+/// A coordinator, as it tells of itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Coordinator {
+    /// The name in its certificate.
+    pub name: NodeName,
+    /// Drawn once for its directory. With another directory it is another coordinator: what it
+    /// promised under its old id, it does not know.
+    pub incarnation: u64,
+    /// Where it listens for links.
+    pub address: SocketAddr,
+    /// Where its HTTP API is, if it has one.
+    pub api: Option<SocketAddr>,
 }
 
 /// A generation, and what it does to those who are not part of it.

@@ -5,12 +5,13 @@
 
 use everstep_transport::protocol::NodeName;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
+use rkyv::{Archive, Deserialize, Serialize};
 
 /// Most parameter shards that a worker may state: 2^36 parameters in the longest shards there are.
 const MAX_SHARDS: u32 = 1 << 16;
 
 /// What the first worker stated.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub(super) struct Foundation {
     name: NodeName,
     fingerprint: Fingerprint,

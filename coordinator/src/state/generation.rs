@@ -30,6 +30,10 @@ impl State {
         self.fits(record)?;
         self.accounts_for_all(change)?;
         self.goes_forwards(change)?;
+        if change.rollback.is_some() {
+            self.go_back(record.resume);
+        }
+        self.take_lines(&change.lines);
         self.part_with(unix_ms, change);
         self.enrol(unix_ms, record);
         self.note_unreachable(unix_ms, change);
@@ -114,6 +118,7 @@ impl State {
 
     fn enrol(&mut self, unix_ms: u64, record: &Record) {
         let under_way = self.record.replace(record.clone()).is_some();
+        self.generation = record.number;
         for member in &record.members {
             if under_way && !self.is_member(member.worker) {
                 self.note(unix_ms, EventKind::Joined { worker: member.worker });

@@ -2,9 +2,12 @@ use std::net::Ipv4Addr;
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
-use everstep_transport::protocol::message::Fingerprint;
-use everstep_transport::protocol::{Commit, DataShard, Decision, MetricsLine, Rank, Shard, Term};
+use everstep_transport::protocol::message::{Fingerprint, Registration};
+use everstep_transport::protocol::{
+    Commit, DataShard, Decision, MetricsLine, Rank, RequestId, Shard, Term, Wish,
+};
 
+use super::workers::REMEMBERED;
 use super::*;
 
 fn name(name: &str) -> NodeName {
@@ -387,4 +390,207 @@ fn an_index_that_comes_twice_stops_the_process() {
     let mut state = State::default();
     state.apply(1, Term(1), &submitted());
     state.apply(1, Term(1), &submitted());
+}
+
+fn wish(number: u64, wish: Wish) -> Entry {
+    entry(Command::Request { id: RequestId { client: 1, number }, wish })
+}
+
+fn coordinator(node: &str, incarnation: u64, port: u16) -> Coordinator {
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    Coordinator { name: name(node), incarnation, address, api: None }
+}
+
+fn found(ephemeral: bool) -> Entry {
+    entry(Command::Found { ephemeral, founder: coordinator("one", 1, 1) })
+}
+
+/// Whoever lost its disk does not know what it has promised: it is another one.
+#[test]
+fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
+    let join = |coordinator| entry(Command::Coordinator(coordinator));
+    let entries = [
+        entry(Command::Lead),
+        join(coordinator("two", 7, 2)),
+        found(false),
+        join(coordinator("two", 7, 2)),
+        join(coordinator("two", 7, 3)),
+        join(coordinator("two", 8, 3)),
+        found(false),
+        wish(1, Wish::Remove(FOUNDER)),
+        wish(2, Wish::Remove(6)),
+    ];
+    let (state, verdicts) = replay(&entries);
+    let refused = |words: &str| Verdict::Refused(words.into());
+    let expected = [
+        refused("the cluster is not founded yet"),
+        Verdict::Coordinator(FOUNDER),
+        Verdict::Coordinator(4),
+        Verdict::Coordinator(4),
+        Verdict::Coordinator(6),
+        Verdict::Coordinator(FOUNDER),
+        Verdict::Accepted,
+        refused("coordinator 6 is the last; stop it instead"),
+    ];
+    assert_eq!(verdicts[1..], expected);
+    let views = state.coordinators();
+    assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, 6, 3));
+}
+
+#[test]
+fn a_request_is_carried_out_once_and_its_outcome_is_kept() {
+    let [a, b, c, d] = two_members();
+    let drain = |number| wish(number, Wish::Drain(WorkerId(3)));
+    let entries = [a, b, c, d, drain(2), drain(2), drain(1)];
+    let (state, verdicts) = replay(&entries);
+    let older = Verdict::Refused("its client has asked for more since".into());
+    assert_eq!(verdicts[4..], [Verdict::Accepted, Verdict::Accepted, older]);
+    let draining = |event: &&Event| matches!(event.kind, EventKind::Draining { .. });
+    assert_eq!(state.events().iter().filter(draining).count(), 1);
+}
+
+#[test]
+fn of_the_newest_clients_the_outcomes_are_kept() {
+    let ask = |client| {
+        let id = RequestId { client, number: 1 };
+        entry(Command::Request { id, wish: Wish::RevokeToken([0; 9]) })
+    };
+    let clients = 0..requests::CLIENTS as u64 + 5;
+    let entries: Vec<Entry> = clients.map(ask).collect();
+    let (state, _) = replay(&entries);
+    assert_eq!(state.outcomes.len(), requests::CLIENTS);
+    assert_eq!(state.outcomes.of(RequestId { client: 4, number: 1 }), None);
+    assert!(state.outcomes.of(RequestId { client: 5, number: 1 }).is_some());
+}
+
+#[test]
+fn a_cluster_for_one_run_takes_no_other() {
+    let end = entry(Command::End(Outcome::Complete(vec![])));
+    let other = RunSpec { name: "other".into(), ..exemplars::run() };
+    for (ephemeral, refused) in [(true, true), (false, false)] {
+        let submit = entry(Command::Submit(other.clone()));
+        let entries = [found(ephemeral), submitted(), end.clone(), submit];
+        let (state, verdicts) = replay(&entries);
+        assert_eq!(verdicts[3] == Verdict::Refused("the run is over".into()), refused);
+        assert_eq!((state.past_runs().len(), state.past_runs()[0].id), (1, 2));
+        assert_eq!(state.run_id(), if refused { 2 } else { 4 });
+    }
+}
+
+#[test]
+fn the_numbers_of_generations_go_on_from_run_to_run() {
+    let end = entry(Command::End(Outcome::Complete(vec![])));
+    let again = register("a", 2, |_| {});
+    let entries = [
+        found(false),
+        submitted(),
+        register("a", 1, |_| {}),
+        generation(1, &[3]),
+        end,
+        submitted(),
+        again,
+        generation(1, &[7]),
+        generation(2, &[7]),
+    ];
+    let (state, verdicts) = replay(&entries);
+    assert!(matches!(verdicts[7], Verdict::Refused(_)));
+    assert_eq!((&verdicts[8], state.generation()), (&Verdict::Accepted, Generation(2)));
+    assert_eq!((state.written(), state.workers().len()), (Step(0), 1));
+}
+
+/// I13: the history is what the entries bring, each once.
+#[test]
+fn an_entry_brings_its_lines_and_events_to_the_history() {
+    let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
+    let lines = |generation, steps: &[u64]| {
+        let lines = steps.iter().map(|step| line(*step)).collect();
+        entry(Command::Lines { generation: Generation(generation), lines })
+    };
+    let mut state = State::default();
+    let mut apply = |index, entry| {
+        state.apply(index, Term(1), &entry);
+        state.news().to_vec()
+    };
+    let [a, b, c, d] = two_members();
+    assert!(matches!(apply(1, a)[..], [News::Run(1), News::Event(_)]));
+    apply(2, b);
+    apply(3, c);
+    apply(4, d);
+    assert_eq!(apply(5, lines(1, &[1, 2, 4])), [News::Lines(vec![line(1), line(2)])]);
+    assert_eq!(apply(6, lines(1, &[2])), []);
+    assert_eq!(apply(7, lines(2, &[3])), []);
+    let back = altered(2, &[2, 3], |change| {
+        (change.record.cause, change.record.term) = (Cause::Rollback, Term(1));
+        change.rollback = Some((Step(2), "lost".into()));
+    });
+    assert_eq!(apply(8, back)[0], News::Forget(Step(0)));
+    assert_eq!(apply(9, lines(2, &[1])), [News::Lines(vec![line(1)])]);
+}
+
+#[test]
+fn of_the_events_the_newest_thousand_are_kept() {
+    let entries = vec![entry(Command::Lead); EVENTS + 7];
+    let (state, _) = replay(&entries);
+    let numbers = state.events().iter().map(|event| event.number);
+    assert!(numbers.eq(8..=EVENTS as u64 + 7));
+}
+
+/// A state in which everything is that can be.
+fn rich() -> State {
+    let mut entries = preemptions(3);
+    entries.push(found(false));
+    entries.push(wish(1, Wish::CreateToken(exemplars::token())));
+    entries.push(entry(Command::SpendToken { token: [0; 9], node: name("a") }));
+    entries.push(entry(Command::Drain { worker: WorkerId(2) }));
+    entries.push(entry(Command::Lead));
+    replay(&entries).0
+}
+
+/// I14: equal applied index, equal bytes.
+#[test]
+fn a_snapshot_is_the_state() {
+    let state = rich();
+    let bytes = state.encode();
+    let mut other = State::decode(&bytes).expect("it was just made");
+    assert_eq!(other.encode(), bytes);
+    let mut state = state;
+    let index = state.index() + 1;
+    for it in [&mut state, &mut other] {
+        it.apply(index, Term(2), &entry(Command::Lead));
+    }
+    assert_eq!(state, other);
+}
+
+#[test]
+fn a_snapshot_with_any_byte_changed_is_refused() {
+    let bytes = rich().encode();
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x10;
+        assert!(matches!(State::decode(&damaged), Err(SnapshotError::Damaged)), "byte {at}");
+        assert!(State::decode(&bytes[..at]).is_err());
+    }
+}
+
+/// Its digest is right, whoever made it: what is inside must still be a state.
+#[test]
+fn a_snapshot_that_contradicts_itself_is_refused() {
+    type Break = fn(&mut State);
+    let table: [(Break, &str); 4] = [
+        (|state| state.gone.push_back(WorkerId(99)), "a worker that is gone is not there"),
+        (
+            |state| {
+                state.nodes.insert(name("z"), WorkerId(99));
+            },
+            "a node's worker",
+        ),
+        (|state| state.applied = 1, "from the future"),
+        (|state| state.noted = 0, "too many events"),
+    ];
+    for (change, problem) in table {
+        let mut state = rich();
+        change(&mut state);
+        let error = State::decode(&state.encode()).expect_err(problem).to_string();
+        assert!(error.contains(problem), "{error}");
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use everstep_coordinator::daemon::{CoordinatorError, Options, run};
 use everstep_coordinator::http::{self, HttpError};
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{Message, codec, exemplars};
+use everstep_transport::protocol::{Message, Term, codec, exemplars};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -205,12 +205,15 @@ async fn a_run_is_submitted_with_the_token_and_only_if_it_is_one() {
     let other = run_json(|run| run["seed"] = json!(2));
     let refused = send(api, "/api/v1/run", &token, &other).await;
     assert_eq!(refused.status, 409);
-    assert_eq!(refused.json()["error"], "this cluster already trains example, another run");
+    assert_eq!(
+        refused.json()["error"],
+        "this cluster already trains example, another run; cancel it or wait"
+    );
     assert_eq!(cluster.watch().await.events.len(), 2, "it leads, and the run was submitted once");
     // A worker is welcomed to it.
     let node = Node::connect(cluster.address, &cluster.enrol().await).await;
     node.say(Message::Hello { schema: codec::schema(), worker: None });
-    assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run() });
+    assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run(), term: Term(1) });
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! A coordinator that is killed goes on, where it is started again, with what it has promised.
 
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
-use everstep_transport::protocol::{Generation, Message, Step, WorkerId, codec};
+use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId, codec};
 
 use crate::support::{Cluster, Node, Worker, lines};
 
@@ -25,8 +25,8 @@ async fn i9_a_killed_coordinator_goes_on_with_the_run() {
 
     cluster.restart().await;
     for worker in &mut workers {
-        let id = worker.id;
-        assert_eq!(worker.return_to(cluster.address).await, Message::Registered { worker: id });
+        let registered = Message::Registered { worker: worker.id, term: Term(2) };
+        assert_eq!(worker.return_to(cluster.address).await, registered);
     }
     let after = cluster.watch().await;
     assert_eq!(terms(&after), [1, 2]);
@@ -62,15 +62,15 @@ async fn a_worker_that_the_log_does_not_know_is_told_so() {
 async fn every_registration_that_was_answered_survives_and_no_id_is_given_twice() {
     let mut cluster = Cluster::start().await;
     let mut known: Vec<Worker> = Vec::new();
-    for _ in 0..5 {
+    for term in (2..=6).map(Term) {
         let newcomer = cluster.worker().await;
         assert!(known.iter().all(|worker| worker.id < newcomer.id));
         known.push(newcomer);
         // Killed the moment after it has answered.
         cluster.restart().await;
         for worker in &mut known {
-            let id = worker.id;
-            assert_eq!(worker.return_to(cluster.address).await, Message::Registered { worker: id });
+            let registered = Message::Registered { worker: worker.id, term };
+            assert_eq!(worker.return_to(cluster.address).await, registered);
         }
     }
     assert_eq!(terms(&cluster.watch().await), [1, 2, 3, 4, 5, 6]);

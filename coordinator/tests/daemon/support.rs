@@ -130,14 +130,14 @@ impl Cluster {
         let credentials = self.enrol().await;
         let node = Node::connect(self.address, &credentials).await;
         node.say(Message::Hello { schema: codec::schema(), worker: None });
-        assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run() });
+        assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run(), term: Term(1) });
         let fingerprint =
             Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
         let (incarnation, address, probe, zone) = (1, anywhere(), 7, None);
         let registration = Registration { incarnation, address, fingerprint, probe, zone };
         node.say(Message::Register(registration));
         match node.hear().await {
-            Message::Registered { worker } => Worker { node, id: worker, credentials },
+            Message::Registered { worker, .. } => Worker { node, id: worker, credentials },
             other => panic!("not registered but {other:?}"),
         }
     }
@@ -222,8 +222,8 @@ impl Worker {
         self.node.say(Message::Status(status));
     }
 
-    /// Gives a sign of life from the first generation; returns what is written, and the number of
-    /// the generation that the coordinator answers with.
+    /// Gives a sign of life from the first generation; once its lines are written, returns what is
+    /// written, and the number of the generation that the coordinator answers with.
     pub async fn beat(&self, lines: Vec<MetricsLine>) -> (Step, Generation) {
         let (worker, generation, promised) = (self.id, Generation(1), Generation(1));
         let step = lines.last().map_or(Step(0), |line| line.step);
@@ -233,7 +233,10 @@ impl Worker {
         self.node.say(Message::Heartbeat(heartbeat));
         loop {
             match self.node.hear().await {
-                Message::HeartbeatAnswer { generation, written } => return (written, generation),
+                Message::HeartbeatAnswer { generation, written } if written >= step => {
+                    return (written, generation);
+                }
+                Message::HeartbeatAnswer { .. } => {}
                 Message::Pause { .. } => {}
                 other => panic!("no answer but {other:?}"),
             }

@@ -8,11 +8,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rkyv::{Archive, Deserialize, Serialize};
+
 use super::{AcceptedToken, Applicant, Refusal, TokenId, UnixTime};
 use crate::protocol::NodeName;
 
 /// Accepted tokens and their uses.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     accepted: BTreeMap<TokenId, (AcceptedToken, BTreeSet<NodeName>)>,
 }
@@ -21,6 +23,16 @@ impl Tokens {
     /// Accepts a token from now on. One that is accepted already keeps its terms and its uses.
     pub fn accept(&mut self, token: AcceptedToken) {
         self.accepted.entry(token.id).or_insert((token, BTreeSet::new()));
+    }
+
+    /// Accepts a token no longer. Returns whether it was accepted; whom it has admitted stays so.
+    pub fn revoke(&mut self, token: &TokenId) -> bool {
+        self.accepted.remove(token).is_some()
+    }
+
+    /// How many tokens are accepted.
+    pub fn count(&self) -> usize {
+        self.accepted.len()
     }
 
     /// Whether the applicant has the secret of a token by which it could be admitted now. Only one

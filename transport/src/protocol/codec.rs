@@ -5,9 +5,10 @@ use std::sync::OnceLock;
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
+use super::cluster::{News, Wish};
 use super::ids::{NodeName, Zone};
 use super::message::{ArchivedMessage, Message};
-use super::outcome::{EventKind, Outcome};
+use super::outcome::{Event, EventKind, Outcome};
 
 /// Most bytes of a message on the control stream; larger ones travel as a message chunk.
 pub const MAX_CONTROL: usize = 64 << 10;
@@ -47,7 +48,9 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     let archived = rkyv::access::<ArchivedMessage, Failure>(&aligned).map_err(garbled)?;
     let message = rkyv::deserialize::<Message, Failure>(archived).map_err(garbled)?;
     match &message {
-        Message::Welcome { run } | Message::Submit(run) => run.validate()?,
+        Message::Welcome { run, .. }
+        | Message::Submit(run)
+        | Message::Request { wish: Wish::Submit(run), .. } => run.validate()?,
         _ => {}
     }
     if !names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {
@@ -65,17 +68,31 @@ fn names(message: &Message) -> Vec<&NodeName> {
         Message::Announce(record) => record.members.iter().map(|member| &member.name).collect(),
         Message::Feed { name, .. } | Message::Exited { name, .. } => vec![name],
         Message::Update(update) => {
-            let events = update.events.iter().filter_map(|event| match &event.kind {
-                EventKind::Registered { name, .. } | EventKind::Refused { name, .. } => Some(name),
-                _ => None,
-            });
+            let events = update.events.iter().filter_map(name_of);
             let blamed = match &update.outcome {
                 Outcome::Failed { name, .. } => name.as_ref(),
                 _ => None,
             };
             events.chain(update.workers.iter().map(|view| &view.name)).chain(blamed).collect()
         }
+        Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
+        Message::History { frames } => {
+            let news = frames.iter().flat_map(|frame| &frame.news);
+            let events = news.filter_map(|news| match news {
+                News::Event(event) => Some(event),
+                _ => None,
+            });
+            events.filter_map(name_of).collect()
+        }
         _ => Vec::new(),
+    }
+}
+
+/// The name in an event.
+fn name_of(event: &Event) -> Option<&NodeName> {
+    match &event.kind {
+        EventKind::Registered { name, .. } | EventKind::Refused { name, .. } => Some(name),
+        _ => None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::chunk::Encoding;
+use super::cluster::{CoordinatorView, Frame, News, RequestId, Wish};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::message::{Fingerprint, Heartbeat, Message, Registration};
@@ -14,6 +15,7 @@ use super::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
 };
 use super::step::{Commit, Contribution, Decision, MetricsLine, Prepared, Status};
+use crate::identity::{AcceptedToken, JoinToken, Role, Terms};
 
 const GENERATION: Generation = Generation(3);
 const STEP: Step = Step(5);
@@ -139,8 +141,8 @@ fn from_worker() -> Vec<Message> {
 fn from_coordinator() -> Vec<Message> {
     let (term, generation) = (TERM, GENERATION);
     vec![
-        Message::Welcome { run: run() },
-        Message::Registered { worker: WORKER },
+        Message::Welcome { run: run(), term },
+        Message::Registered { worker: WORKER, term },
         Message::Refused { reason: "another model".into() },
         Message::Evicted { worker: WORKER },
         Message::Announce(record()),
@@ -156,7 +158,43 @@ fn from_coordinator() -> Vec<Message> {
         },
         Message::Hold { term, generation },
         Message::Dismiss,
+        Message::Released,
     ]
+}
+
+fn of_coordinators() -> Vec<Message> {
+    let (id, api) = (1, Some(address()));
+    let view = CoordinatorView { id, name: name(), address: address(), api };
+    let frame = Frame {
+        index: 9,
+        news: vec![
+            News::Run(4),
+            News::Event(event()),
+            News::Lines(vec![line()]),
+            News::Forget(STEP),
+        ],
+    };
+    vec![
+        Message::Coordinators { term: TERM, leader: Some(id), members: vec![view] },
+        Message::Raft(vec![1, 2, 3]),
+        Message::Join { incarnation: 4, address: address(), api },
+        Message::Joined { id },
+        Message::FetchHistory { from: 9 },
+        Message::History { frames: vec![frame] },
+    ]
+}
+
+fn event() -> Event {
+    let reason = "closed".into();
+    let kind = EventKind::Lost { worker: WORKER, reason, detect_ms: 3, pause_ms: 2 };
+    Event { number: 1, unix_ms: 2, kind }
+}
+
+/// As an issuer keeps it of a token.
+pub fn token() -> AcceptedToken {
+    let zeros = "A".repeat(43); // 32 bytes
+    let token = format!("es1.AAAAAAAAAAAA.{zeros}.{zeros}").parse::<JoinToken>();
+    token.expect("a token of zeros").accepted(Terms::unlimited(Role::Worker))
 }
 
 fn between_workers() -> Vec<Message> {
@@ -193,15 +231,13 @@ fn of_operators() -> Vec<Message> {
         zone: Zone::parse("rack-1"),
         state: WorkerState::Training,
     };
-    let reason = "closed".into();
-    let kind = EventKind::Lost { worker: WORKER, reason, detect_ms: 3, pause_ms: 2 };
-    let event = Event { number: 1, unix_ms: 2, kind };
+    let id = RequestId { client: 5, number: 6 };
     vec![
         Message::Submit(run()),
         Message::Watch { step: STEP, event: 1 },
         Message::Update(Update {
             lines: vec![line()],
-            events: vec![event],
+            events: vec![event()],
             workers: vec![view],
             forgotten: vec![WorkerId(6)],
             bitwise: true,
@@ -211,11 +247,14 @@ fn of_operators() -> Vec<Message> {
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Drain { worker: WORKER },
+        Message::Request { id, wish: Wish::CreateToken(token()) },
+        Message::Answer { id, refusal: Some("expired".into()) },
         Message::Accepted,
     ]
 }
 
 /// One of each.
 pub fn all() -> Vec<Message> {
-    [from_worker(), from_coordinator(), between_workers(), of_operators()].concat()
+    [from_worker(), from_coordinator(), of_coordinators(), between_workers(), of_operators()]
+        .concat()
 }

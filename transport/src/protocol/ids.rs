@@ -11,6 +11,7 @@ macro_rules! number {
             Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, Default,
             PartialEq, Eq, PartialOrd, Ord, Hash,
         )]
+        #[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
         #[serde(transparent)]
         pub struct $name(pub $inner);
 
@@ -83,6 +84,7 @@ pub const MAX_NAME: usize = 64;
     Ord,
     Hash,
 )]
+#[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 #[serde(transparent)]
 pub struct NodeName(String);
 

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::cluster::{CoordinatorId, CoordinatorView, Frame, RequestId, Wish};
 use super::generation::Record;
 use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::outcome::{Update, WorkerResult};
@@ -105,11 +106,15 @@ pub enum Message {
     Welcome {
         /// The run.
         run: RunSpec,
+        /// The leader's term.
+        term: Term,
     },
     /// The answer to Register.
     Registered {
         /// The worker's id.
         worker: WorkerId,
+        /// The leader's term.
+        term: Term,
     },
     /// The sender may not take part.
     Refused {
@@ -163,6 +168,48 @@ pub enum Message {
     },
     /// The run is over, or goes on without this worker, which has drained: exit.
     Dismiss,
+    /// The run is over: whatever the receiver holds is void, and it waits for the next run.
+    Released,
+
+    // Coordinator to every peer.
+    /// Who the coordinators are, and who leads: said after a peer's first word, and whenever it
+    /// changes. Whoever asks a coordinator that does not lead is told this instead of an answer.
+    Coordinators {
+        /// The newest term that the sender knows of.
+        term: Term,
+        /// Who leads in it, if that is known.
+        leader: Option<CoordinatorId>,
+        /// All there are, by id.
+        members: Vec<CoordinatorView>,
+    },
+
+    // Coordinator to coordinator.
+    /// What replicas of the log say to each other; the replica reads it.
+    Raft(Vec<u8>),
+    /// The sender wishes to be one of the coordinators, or is found elsewhere than before.
+    Join {
+        /// Drawn once for its directory: with the same it gets the same id.
+        incarnation: u64,
+        /// Where it listens for links.
+        address: SocketAddr,
+        /// Where its HTTP API is, if it has one.
+        api: Option<SocketAddr>,
+    },
+    /// The answer to Join.
+    Joined {
+        /// The sender's id.
+        id: CoordinatorId,
+    },
+    /// The history from this entry on, please.
+    FetchHistory {
+        /// The index of the first entry that is wanted.
+        from: u64,
+    },
+    /// The answer to FetchHistory: the next of it, in order; empty at its end.
+    History {
+        /// What the entries brought.
+        frames: Vec<Frame>,
+    },
 
     // Worker to worker.
     /// A vote, to the step leader.
@@ -227,6 +274,20 @@ pub enum Message {
         /// Which.
         worker: WorkerId,
     },
+    /// Have this changed, once.
+    Request {
+        /// Said again with the same, it is answered as before.
+        id: RequestId,
+        /// What.
+        wish: Wish,
+    },
+    /// The answer to a Request that was refused, in words, or agreed to.
+    Answer {
+        /// Which request.
+        id: RequestId,
+        /// Why not, if it was refused.
+        refusal: Option<String>,
+    },
     /// The answer to Drain: it is under way.
     Accepted,
 }
@@ -266,6 +327,13 @@ impl Message {
             Self::Feed { .. } => "feed",
             Self::Hold { .. } => "hold",
             Self::Dismiss => "dismiss",
+            Self::Released => "released",
+            Self::Coordinators { .. } => "coordinators",
+            Self::Raft(_) => "raft",
+            Self::Join { .. } => "join",
+            Self::Joined { .. } => "joined",
+            Self::FetchHistory { .. } => "fetch_history",
+            Self::History { .. } => "history",
             Self::Prepared(_) => "prepared",
             Self::Commit(_) => "commit",
             Self::Go { .. } => "go",
@@ -277,6 +345,8 @@ impl Message {
             Self::Update(_) => "update",
             Self::Exited { .. } => "exited",
             Self::Drain { .. } => "drain",
+            Self::Request { .. } => "request",
+            Self::Answer { .. } => "answer",
             Self::Accepted => "accepted",
         }
     }

@@ -5,8 +5,8 @@ use everstep_transport::protocol::chunk::{
 };
 use everstep_transport::protocol::codec::{DecodeError, decode, encode, schema};
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, DataShard, Encoding, Generation, Message, Rank, Record, RunSpec, Shard, Step,
-    exemplars,
+    Chunk, ChunkKind, DataShard, Encoding, Generation, Message, Rank, Record, RequestId, RunSpec,
+    Shard, Step, Term, Wish, exemplars,
 };
 use proptest::prelude::*;
 
@@ -57,7 +57,12 @@ fn a_flipped_bit_is_an_error_or_another_message_but_never_a_panic() {
 #[test]
 fn a_message_with_an_impossible_run_is_refused() {
     let run = RunSpec { steps: 0, ..exemplars::run() };
-    for message in [Message::Submit(run.clone()), Message::Welcome { run }] {
+    let id = RequestId { client: 1, number: 1 };
+    for message in [
+        Message::Submit(run.clone()),
+        Message::Request { id, wish: Wish::Submit(run.clone()) },
+        Message::Welcome { run, term: Term(1) },
+    ] {
         assert!(matches!(decode(&encode(&message)), Err(DecodeError::Spec(_))));
     }
 }

@@ -4,7 +4,8 @@ use everstep_transport::protocol::{Message, Step, WorkerId};
 use everstep_transport::time::Time;
 
 use super::super::feeds::{Feeds, Learners, frees_somebody};
-use super::super::{Core, LinkId, Reign};
+use super::super::reign::Reign;
+use super::super::{Core, LinkId};
 use super::Phase;
 use crate::state::Standing;
 

@@ -66,6 +66,7 @@ impl Cluster {
             ready: &self.ready,
             complete: true,
             broken: &self.broken,
+            newest: self.current.as_ref().map_or(Generation(0), |current| current.number),
             written: Step(0),
             reached: Step(0),
             #[cfg(feature = "planted")]

@@ -8,23 +8,60 @@ fn steps(world: &mut World) -> Vec<u64> {
 fn a_heartbeat_is_answered_with_generation_and_written_step() {
     let (mut world, links) = World::training(2);
     world.report_lines(links[0], 1..=3);
-    let (generation, written) = (Generation(1), Step(3));
-    assert_eq!(world.hear(links[0]), [Message::HeartbeatAnswer { generation, written }]);
+    let answer = |written| Message::HeartbeatAnswer { generation: Generation(1), written };
+    assert_eq!(world.hear(links[0]), [answer(Step(0)), answer(Step(3))]);
+    world.beat(links[1]);
+    assert_eq!(world.hear(links[1]), [answer(Step(3))]);
 }
 
 /// Workers drop what they are told is written.
 #[test]
-fn lines_are_recorded_before_it_is_said_that_they_are_written() {
+fn lines_are_written_once_a_majority_has_them() {
     let (mut world, links) = World::training(2);
-    let mut heartbeat = world.heartbeat(links[0]);
-    heartbeat.lines = lines(Generation(1), 1..=2);
-    let message = Message::Heartbeat(heartbeat);
-    world.core.handle(world.now, Input::Message { from: links[0], message });
-    let effects: Vec<_> = std::iter::from_fn(|| world.core.poll_effect()).collect();
-    let [Effect::Record(recorded), Effect::Send { .. }] = &effects[..] else {
-        panic!("another order: {effects:?}")
-    };
-    assert_eq!(recorded.len(), 2);
+    world.holds_back = true;
+    world.report_lines(links[0], 1..=2);
+    world.report_lines(links[0], 1..=3);
+    assert_eq!(world.log.len(), 2, "what is on its way is not proposed again");
+    assert_eq!(world.journal, []);
+    world.hear(links[0]);
+    world.beat(links[0]);
+    let answer = |written| Message::HeartbeatAnswer { generation: Generation(1), written };
+    assert_eq!(world.hear(links[0]), [answer(Step(0))]);
+    world.catch_up();
+    assert_eq!(world.hear(links[0]), [answer(Step(2)), answer(Step(3))]);
+    assert_eq!(world.journal.len(), 3);
+}
+
+/// The log may lose what a leader proposed.
+#[test]
+fn lines_that_do_not_come_are_proposed_again() {
+    let (mut world, links) = World::training(2);
+    world.holds_back = true;
+    world.report_lines(links[0], 1..=2);
+    world.log.clear();
+    world.pass(500, &links);
+    world.report_lines(links[0], 1..=2);
+    assert!(world.log.is_empty());
+    world.pass(500, &links);
+    world.report_lines(links[0], 1..=2);
+    world.catch_up();
+    assert_eq!(world.journal, lines(Generation(1), 1..=2));
+}
+
+/// I7: they came into the log after the generation that is not theirs.
+#[test]
+fn lines_of_an_old_generation_are_not_written() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    world.holds_back = true;
+    world.report_lines(links[0], 1..=9);
+    let late = world.log.pop_front().expect("the lines");
+    world.kill(links[0]);
+    world.catch_up();
+    assert_eq!(world.record().resume, Step(2));
+    world.log.push_back(late);
+    world.drain();
+    assert_eq!(steps(&mut world), [1, 2]);
 }
 
 /// I13: whatever is repeated, out of order, beyond the end, or of another generation.

@@ -37,7 +37,7 @@ fn workers_that_came_before_the_run_are_welcomed_when_it_is_submitted() {
     world.say(early, Message::Register(registration(1)));
     assert_eq!((world.hear(early), world.core.ignored()), (vec![], 1));
     world.say(world.operator, Message::Submit(run_of(2)));
-    assert_eq!(world.hear(early), [Message::Welcome { run: run_of(2) }]);
+    assert_eq!(world.hear(early), [Message::Welcome { run: run_of(2), term: Term(1) }]);
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_second_run_is_refused_and_the_same_again_is_not() {
     assert_eq!(world.hear(world.operator), []);
     let other = RunSpec { name: "other".into(), ..run_of(2) };
     world.say(world.operator, Message::Submit(other));
-    let reason = "this cluster already trains example, another run".into();
+    let reason = "this cluster already trains example, another run; cancel it or wait".into();
     assert_eq!(world.hear(world.operator), [Message::Refused { reason }]);
 }
 
@@ -95,7 +95,7 @@ fn the_same_incarnation_registered_again_gets_the_same_id() {
     let (mut world, links) = World::training(2);
     let (id, entries) = (world.id(links[0]), world.index);
     world.say(links[0], Message::Register(registration(links[0].0)));
-    assert_eq!(world.hear(links[0]), [Message::Registered { worker: id }]);
+    assert_eq!(world.hear(links[0]), [Message::Registered { worker: id, term: Term(1) }]);
     assert_eq!((world.index, world.running()), (entries + 1, true), "nothing else was proposed");
 }
 
@@ -131,7 +131,7 @@ fn a_worker_without_a_link_has_time_to_come_back_before_the_start() {
     world.cut(link);
     world.pass(2_000, &[]);
     let link = world.relink(link);
-    assert_eq!(world.hear(link), [Message::Registered { worker: id }]);
+    assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(1) }]);
     world.cut(link);
     world.pass(2_300, &[]);
     assert!(world.core.state().workers().is_empty());
@@ -216,9 +216,9 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     for message in exemplars::all() {
         for (link, permitted) in [
             (worker, &of_workers[..]),
-            (world.operator, &["submit", "watch", "exited", "drain"]),
+            (world.operator, &["submit", "watch", "exited", "drain", "request"]),
             (stranger, &["hello"]),
-            (coordinator, &[]),
+            (coordinator, &["join"]),
             (nobody, &[]),
         ] {
             if !permitted.contains(&message.name()) {

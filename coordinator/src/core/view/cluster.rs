@@ -61,7 +61,7 @@ impl Core {
             generation: self.state.generation(),
             world_size: self.state.record().map_or(0, |record| record.world_size()),
             changing: !matches!(self.phase, Phase::Steady),
-            line: self.lines.after(Step(0)).last().cloned(),
+            line: self.past.lines_after(Step(0)).last().cloned(),
             workers: self.views(),
             waiting: self.waiting(),
             unreachable: self.unreachable(now),
@@ -77,6 +77,6 @@ impl Core {
 
     /// The lines of the settled steps after this one, in order.
     pub fn lines_after(&self, step: Step) -> &[MetricsLine] {
-        self.lines.after(step)
+        self.past.lines_after(step)
     }
 }

@@ -1,0 +1,142 @@
+//! Who leads, as far as this coordinator knows, and who the coordinators are.
+//!
+//! One that follows answers no worker: it keeps the links of all who have said Hello, so that it
+//! can answer them at once when it leads. It tells every peer where the coordinators are and which
+//! of them leads, so that whoever was given one address learns all.
+
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::{CoordinatorId, Message, Step, Term};
+use everstep_transport::time::Time;
+
+use super::change;
+use super::feeds::Feeds;
+use super::lines::Reported;
+use super::partition::Partition;
+use super::silence::Silence;
+use super::{Core, LinkId};
+use crate::state::{Command, Coordinator};
+
+/// Whether a coordinator acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reign {
+    /// Another one does, or none.
+    Follows,
+    /// It will, when its entry of this term has applied.
+    Elected(Term),
+    /// It does.
+    Leads(Term),
+}
+
+/// Where whoever asks is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Guide {
+    term: Term,
+    leader: Option<CoordinatorId>,
+}
+
+impl Core {
+    pub(super) fn elected(&mut self, now: Time, term: Term) {
+        self.reign = Reign::Elected(term);
+        self.propose(now, Command::Lead);
+    }
+
+    /// This coordinator leads from now on. What it knows of workers is that they are registered:
+    /// everyone gets a fresh deadline.
+    pub(super) fn lead(&mut self, now: Time, term: Term) {
+        self.reign = Reign::Leads(term);
+        self.begin_anew(now);
+        self.silence = Silence::begin(now, self.state.present().map(|(worker, _)| worker));
+        self.reached = self.state.record().map_or(Step(0), |record| record.resume);
+        for run in self.requests.runs() {
+            self.propose(now, Command::Submit(run));
+        }
+        self.receive_waiting(now);
+    }
+
+    /// It leads no longer, or was never to: whatever it knew as a leader is void.
+    pub(super) fn deposed(&mut self, now: Time) {
+        if self.reign == Reign::Follows {
+            return;
+        }
+        self.reign = Reign::Follows;
+        self.begin_anew(now);
+        self.links.demote();
+        self.requests.forget_all();
+        self.guide.leader = None;
+        self.tell_all();
+    }
+
+    /// Somebody leads in this term, or nobody that is known.
+    pub(super) fn led_by(&mut self, now: Time, term: Term, leader: Option<CoordinatorId>) {
+        if term < self.guide.term {
+            return;
+        }
+        if let Reign::Elected(own) | Reign::Leads(own) = self.reign
+            && own < term
+        {
+            self.deposed(now);
+        }
+        let guide = Guide { term, leader };
+        if std::mem::replace(&mut self.guide, guide) != guide {
+            self.tell_all();
+        }
+    }
+
+    /// Nothing is known of workers but what the log says.
+    pub(super) fn begin_anew(&mut self, now: Time) {
+        self.silence = Silence::new(now);
+        (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
+        (self.partition, self.reported) = (Partition::default(), Reported::default());
+        self.results.clear();
+        self.statuses.clear();
+        self.reached = Step(0);
+        self.confirmations.forget();
+    }
+
+    /// A peer's first word: it is told who the coordinators are, now and whenever that changes.
+    pub(super) fn introduce(&mut self, link: LinkId) {
+        if self.links.introduce(link) {
+            self.tell(vec![link]);
+        }
+    }
+
+    pub(super) fn tell_all(&mut self) {
+        let all = self.links.introduced();
+        self.tell(all);
+    }
+
+    /// Says who the coordinators are, once the cluster has some that are known.
+    pub(super) fn tell(&mut self, to: Vec<LinkId>) {
+        let members = self.state.coordinators();
+        if !members.is_empty() {
+            let Guide { term, leader } = self.guide;
+            self.broadcast(to, Message::Coordinators { term, leader, members });
+        }
+    }
+
+    /// What another coordinator says to this one; what replicas say to each other does not come
+    /// here.
+    pub(super) fn consult(&mut self, now: Time, from: LinkId, message: Message) {
+        let Message::Join { incarnation, address, api } = message else {
+            self.ignored += 1;
+            return;
+        };
+        self.introduce(from);
+        if self.leader().is_none() {
+            return self.tell(vec![from]);
+        }
+        if let Some(link) = self.links.find(from) {
+            let name = link.identity.name.clone();
+            self.propose(
+                now,
+                Command::Coordinator(Coordinator { name, incarnation, address, api }),
+            );
+        }
+    }
+
+    /// A coordinator is one of them, under this id.
+    pub(super) fn joined(&mut self, coordinator: &Coordinator, id: CoordinatorId) {
+        let links = self.links.named(Role::Coordinator, &coordinator.name);
+        self.broadcast(links, Message::Joined { id });
+    }
+}

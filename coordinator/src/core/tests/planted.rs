@@ -1,0 +1,79 @@
+//! Planted bugs: each is found by a promise that holds without it.
+
+use everstep_transport::protocol::Wish;
+
+use super::*;
+use crate::plant::Plant;
+
+/// The promise holds, and with the bug it is broken.
+#[track_caller]
+fn find(plant: Plant, promise: fn(Option<Plant>) -> bool) {
+    assert!(promise(None), "it is broken without a bug");
+    assert!(!promise(Some(plant)), "the bug is not found");
+}
+
+fn training(plant: Option<Plant>) -> (World, Vec<LinkId>) {
+    let (mut world, links) = World::training(3);
+    plant.into_iter().for_each(|plant| world.core.plant(plant));
+    (world, links)
+}
+
+/// I8: a leader that stood still does not know of workers that came since.
+#[test]
+fn a_stalled_leader_that_evicts_is_found() {
+    find(Plant::EvictUnconfirmed, |plant| {
+        let (mut world, _) = training(plant);
+        world.cut_off = true;
+        let link = world.connect(Role::Worker, "worker-9");
+        world.say(link, Message::Hello { schema: schema(), worker: Some(WorkerId(99)) });
+        world.give(Input::Deposed);
+        !world.words(link).contains(&"evicted")
+    });
+}
+
+#[test]
+fn an_id_that_is_given_again_is_found() {
+    find(Plant::ReuseId, |plant| {
+        let mut world = World::with_run(run_of(4));
+        plant.into_iter().for_each(|plant| world.core.plant(plant));
+        let first = world.worker("worker-1");
+        let gone = world.id(first);
+        world.kill(first);
+        let second = world.worker("worker-2");
+        world.id(second) != gone
+    });
+}
+
+/// I7.
+#[test]
+fn lines_of_an_old_generation_that_count_are_found() {
+    find(Plant::TakeStaleLines, |plant| {
+        let (mut world, links) = training(plant);
+        world.commit(1..=2);
+        world.holds_back = true;
+        world.report_lines(links[0], 1..=9);
+        let late = world.log.pop_front().expect("the lines");
+        world.kill(links[0]);
+        world.catch_up();
+        world.log.push_back(late);
+        world.drain();
+        world.journal.len() == 2
+    });
+}
+
+/// I13: the first run is over when its submission comes into the log again.
+#[test]
+fn a_request_that_is_done_twice_is_found() {
+    find(Plant::ApplyTwice, |plant| {
+        let mut world = World::empty();
+        plant.into_iter().for_each(|plant| world.core.plant(plant));
+        world.found(false);
+        let submit = |number, wish| Message::Request { id: RequestId { client: 1, number }, wish };
+        world.say(world.operator, submit(1, Wish::Submit(run_of(2))));
+        let other = Command::End(Outcome::Failed { name: None, reason: "it broke".into() });
+        world.log.push_back(Entry { unix_ms: 1, command: other });
+        world.drain();
+        world.say(world.operator, submit(1, Wish::Submit(run_of(2))));
+        !world.running()
+    });
+}

@@ -1,0 +1,165 @@
+use everstep_transport::protocol::CoordinatorView;
+
+use super::*;
+use crate::state::Coordinator;
+
+pub(super) fn coordinator(name: &str, port: u16) -> Coordinator {
+    let name = NodeName::parse(name).expect("a valid name");
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    Coordinator { name, incarnation: u64::from(port), address, api: None }
+}
+
+impl World {
+    /// The cluster is founded: for one run, or for many.
+    pub(super) fn found(&mut self, ephemeral: bool) {
+        let founder = coordinator("coordinator-1", 1);
+        let command = Command::Found { ephemeral, founder };
+        self.log.push_back(Entry { unix_ms: 1, command });
+        self.drain();
+        self.give(Input::Leader { term: self.term, leader: Some(1) });
+    }
+
+    fn last_word(&mut self, link: LinkId) -> Option<Message> {
+        self.hear(link).pop()
+    }
+}
+
+fn told(term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
+    let members = members.iter().map(|&(id, port)| {
+        let Coordinator { name, address, api, .. } =
+            coordinator(&format!("coordinator-{port}"), port);
+        CoordinatorView { id, name, address, api }
+    });
+    Message::Coordinators { term: Term(term), leader, members: members.collect() }
+}
+
+#[test]
+fn whoever_says_hello_or_asks_is_told_who_the_coordinators_are_and_again_when_that_changes() {
+    let mut world = World::empty();
+    world.found(true);
+    let silent = world.connect(Role::Worker, "worker-1");
+    let worker = world.greeted("worker-2");
+    assert_eq!(world.hear(worker), [told(1, Some(1), &[(1, 1)])]);
+    world.watch(0, 0);
+    let second = world.connect(Role::Coordinator, "coordinator-2");
+    let Coordinator { incarnation, address, api, .. } = coordinator("coordinator-2", 2);
+    world.say(second, Message::Join { incarnation, address, api });
+    let id = world.index;
+    let all = told(1, Some(1), &[(1, 1), (id, 2)]);
+    assert_eq!(world.last_word(worker), Some(all.clone()));
+    assert_eq!(world.last_word(world.operator), Some(all.clone()));
+    assert_eq!(world.hear(second)[1..], [all, Message::Joined { id }]);
+    assert_eq!(world.hear(silent), []);
+    world.give(Input::Leader { term: Term(1), leader: Some(1) });
+    assert_eq!(world.hear(worker), [], "nothing new");
+}
+
+/// It keeps the links of all, and says nothing else.
+#[test]
+fn a_follower_answers_no_hello_and_sends_whoever_asks_to_the_leader() {
+    let mut world = World::with_run(run_of(2));
+    world.found(true);
+    world.give(Input::Deposed);
+    world.give(Input::Leader { term: Term(2), leader: Some(7) });
+    let guide = told(2, Some(7), &[(1, 1)]);
+    let (worker, again) = (world.greeted("worker-1"), world.connect(Role::Worker, "worker-2"));
+    world.say(again, Message::Hello { schema: schema(), worker: Some(WorkerId(99)) });
+    assert_eq!(world.hear(worker), [guide.clone()]);
+    assert_eq!(world.hear(again), [guide.clone()]);
+    world.hear(world.operator);
+    world.say(world.operator, Message::Drain { worker: WorkerId(3) });
+    world.say(world.operator, Message::Submit(run_of(3)));
+    assert_eq!(world.hear(world.operator), [guide.clone(), guide]);
+    world.pass(20_000, &[]);
+    assert_eq!((world.words(worker), world.log.len(), world.tickets.len()), (vec![], 0, 0));
+}
+
+#[test]
+fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
+    let (mut world, links) = World::training(3);
+    world.found(true);
+    world.commit(1..=2);
+    world.holds_back = true;
+    world.say(world.operator, Message::Drain { worker: world.id(links[2]) });
+    links.iter().for_each(|link| drop(world.hear(*link)));
+    world.hear(world.operator);
+    world.give(Input::Leader { term: Term(2), leader: Some(7) });
+    world.log.clear();
+    let guide = told(2, Some(7), &[(1, 1)]);
+    let says_so = |world: &mut World, link| world.hear(link).contains(&guide);
+    let operator = world.operator;
+    assert!(says_so(&mut world, links[0]) && says_so(&mut world, operator));
+    world.beat(links[0]);
+    world.kill(links[1]);
+    world.pass(20_000, &[]);
+    assert_eq!((world.words(links[0]), world.log.len()), (vec![], 0), "it is another's to judge");
+    world.hear(links[2]);
+    world.holds_back = false;
+    (world.term, world.now) = (Term(3), world.now + Duration::from_secs(1));
+    world.give(Input::Elected { term: Term(3) });
+    assert_eq!(world.words(links[0]), ["registered"]);
+    assert_eq!(world.words(links[2]), ["registered"]);
+    world.pass(2_300, &[links[0], links[2]]);
+    assert_eq!(world.members(), [world.id(links[0]), world.id(links[2])]);
+}
+
+/// Who builds its model when its leader falls begins anew at the next: it gets the same id.
+#[test]
+fn who_was_registering_when_the_leader_fell_is_welcomed_again() {
+    let mut world = World::with_run(run_of(2));
+    world.holds_back = true;
+    let link = world.worker("worker-1");
+    let entry = world.log.pop_front().expect("the registration");
+    world.give(Input::Deposed);
+    world.apply(entry);
+    let id = WorkerId(world.index);
+    world.holds_back = false;
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    assert_eq!(world.words(link), ["welcome", "welcome"]);
+    world.say(link, Message::Register(registration(link.0)));
+    assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
+}
+
+/// It was greeted by a follower before it had an id.
+#[test]
+fn a_worker_that_is_welcomed_though_it_is_registered_says_hello_again() {
+    let (mut world, links) = World::training(2);
+    let id = world.id(links[0]);
+    world.give(Input::Deposed);
+    let link = world.greeted("worker-1");
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    assert_eq!(world.words(link), ["welcome"]);
+    world.say(link, Message::Hello { schema: schema(), worker: Some(id) });
+    assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
+}
+
+#[test]
+fn a_leader_of_an_older_term_deposes_nobody() {
+    let (mut world, links) = World::training(2);
+    world.found(true);
+    world.restart();
+    world.give(Input::Leader { term: Term(2), leader: Some(1) });
+    world.give(Input::Leader { term: Term(1), leader: Some(7) });
+    let back = world.relink(links[0]);
+    assert_eq!(world.words(back), ["coordinators", "registered"]);
+}
+
+/// A replica that was away too long gets the state instead of the entries.
+#[test]
+fn an_installed_snapshot_is_what_the_coordinator_knows() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=2);
+    world.report_lines(links[0], 1..=2);
+    let bytes = world.core.state().encode();
+    let state = State::decode(&bytes).expect("it was just made");
+    let mut other = Core::new(world.now, EPOCH_UNIX_MS);
+    other.handle(world.now, Input::Installed(Box::new(state)));
+    assert_eq!(other.state().encode(), bytes);
+    assert_eq!((other.lines_after(Step(0)), other.state().written()), (&[][..], Step(2)));
+    assert_eq!(other.events_after(0), world.core.events_after(0));
+    let frames = [Frame { index: 9, news: vec![News::Lines(world.journal.clone())] }];
+    other.restore_history(frames);
+    assert_eq!(other.lines_after(Step(0)), world.journal);
+}

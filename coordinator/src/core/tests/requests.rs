@@ -1,0 +1,92 @@
+use everstep_transport::identity::Refusal;
+use everstep_transport::protocol::Wish;
+
+use super::*;
+
+fn request(number: u64, wish: Wish) -> Message {
+    Message::Request { id: RequestId { client: 5, number }, wish }
+}
+
+fn answer(number: u64, refusal: Option<&str>) -> Message {
+    let refusal = refusal.map(str::to_string);
+    Message::Answer { id: RequestId { client: 5, number }, refusal }
+}
+
+/// The leader died before it could answer: the next one is asked the same.
+#[test]
+fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
+    let (mut world, links) = World::training(3);
+    let drain = request(1, Wish::Drain(world.id(links[2])));
+    world.say(world.operator, drain.clone());
+    assert_eq!(world.hear(world.operator), [answer(1, None)]);
+    let events = world.events();
+    world.restart();
+    world.say(world.operator, drain);
+    assert_eq!(world.hear(world.operator), [answer(1, None)]);
+    assert_eq!(world.events().len(), events.len() + 1, "somebody leads, and that is all");
+    world.say(world.operator, request(2, Wish::Drain(WorkerId(99))));
+    let refused = answer(2, Some("worker 99 is not registered"));
+    assert_eq!(world.hear(world.operator), [refused]);
+}
+
+#[test]
+fn one_run_follows_the_other_where_the_cluster_lasts() {
+    let mut world = World::empty();
+    world.found(false);
+    world.say(world.operator, request(1, Wish::Submit(run_of(2))));
+    let links = [world.worker("worker-1"), world.worker("worker-2")];
+    world.report_lines(links[0], 1..=20);
+    links.iter().for_each(|link| drop(world.hear(*link)));
+    super::results::finish(&mut world, links[0], [1; 32]);
+    super::results::finish(&mut world, links[1], [1; 32]);
+    assert_eq!(world.words(links[0]), ["released"]);
+    let ids = [world.id(links[0]), world.id(links[1])];
+    let idle = world.connect(Role::Worker, "worker-3");
+    for link in [links[0], links[1], idle] {
+        world.say(link, Message::Hello { schema: schema(), worker: None });
+    }
+    assert_eq!(world.words(links[1]), ["released"]);
+    let next = RunSpec { name: "next".into(), ..run_of(2) };
+    world.say(world.operator, request(2, Wish::Submit(next.clone())));
+    assert_eq!(world.hear(world.operator).pop(), Some(answer(2, None)));
+    assert_eq!(world.words(links[0]), ["welcome"]);
+    for link in links {
+        *world.actor(link) = Actor { node: "again".into(), ..Actor::default() };
+        world.say(link, Message::Register(registration(link.0)));
+    }
+    let record = world.record();
+    assert_eq!((record.number, record.predecessor), (Generation(2), Generation(1)));
+    assert_eq!((record.resume, record.cause), (Step(0), Cause::Start));
+    assert!(world.members().iter().all(|worker| *worker > ids[1]), "ids are never given again");
+    assert_eq!((world.journal.len(), world.watch(0, 0).lines.len()), (0, 0));
+    let past: Vec<_> = world.core.state().past_runs().iter().map(|run| run.steps).collect();
+    assert_eq!(past, [Step(20)]);
+}
+
+#[test]
+fn a_run_is_cancelled_on_request() {
+    let (mut world, links) = World::training(2);
+    world.say(world.operator, request(1, Wish::Cancel));
+    assert_eq!(world.hear(world.operator), [answer(1, None)]);
+    assert_eq!(world.failure(), "it was cancelled");
+    assert_eq!(world.hear(links[0]), [Message::Dismiss]);
+}
+
+#[test]
+fn a_token_admits_as_many_nodes_as_it_may_and_none_when_it_is_revoked() {
+    let mut world = World::empty();
+    let token = exemplars::token();
+    let id = [0; 9];
+    world.say(world.operator, request(1, Wish::CreateToken(token)));
+    let node = NodeName::parse("worker-1").expect("a valid name");
+    world.give(Input::Admit { token: id, node: node.clone() });
+    world.say(world.operator, request(2, Wish::RevokeToken(id)));
+    world.give(Input::Admit { token: id, node: node.clone() });
+    world.say(world.operator, request(3, Wish::RevokeToken(id)));
+    world.give(Input::Deposed);
+    world.give(Input::Admit { token: id, node: node.clone() });
+    let refusals = [None, Some(Refusal::UnknownToken), Some(Refusal::Undecided)];
+    assert_eq!(world.admitted, refusals.map(|refusal| (node.clone(), refusal)));
+    let answers = [answer(1, None), answer(2, None), answer(3, Some("there is no such token"))];
+    assert_eq!(world.hear(world.operator), answers);
+}

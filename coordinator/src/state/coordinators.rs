@@ -1,0 +1,86 @@
+//! The coordinators of the cluster: who they are, under which ids, and where.
+//!
+//! The founder has id 1, every other one the index of the entry that made it one: an id is never
+//! given twice, so nobody can be taken for a replica whose disk is gone. Whether a coordinator is
+//! a voter of the log, and since when, Raft knows, and this module does not.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
+
+use super::{Coordinator, State, Verdict};
+use crate::raft::MAX_MEMBERS;
+
+/// The id of the coordinator that founded the cluster.
+pub const FOUNDER: CoordinatorId = 1;
+
+/// Who they are.
+pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
+
+impl State {
+    /// The coordinators, by id; none before the cluster was founded.
+    pub fn coordinators(&self) -> Vec<CoordinatorView> {
+        let views = self.coordinators.iter().map(|(&id, known)| CoordinatorView {
+            id,
+            name: known.name.clone(),
+            address: known.address,
+            api: known.api,
+        });
+        views.collect()
+    }
+
+    /// Whether the cluster is there for one run, and dismisses its workers afterwards. One that
+    /// was not founded in the log is.
+    pub fn is_ephemeral(&self) -> bool {
+        self.ephemeral
+    }
+
+    pub(super) fn found(
+        &mut self,
+        ephemeral: bool,
+        founder: &Coordinator,
+    ) -> Result<Verdict, String> {
+        match self.coordinators.get(&FOUNDER) {
+            None if self.coordinators.is_empty() => {
+                self.ephemeral = ephemeral;
+                self.coordinators.insert(FOUNDER, founder.clone());
+                Ok(Verdict::Coordinator(FOUNDER))
+            }
+            Some(known) if known.incarnation == founder.incarnation => self.settle_in(founder),
+            _ => Err("the cluster is founded already".into()),
+        }
+    }
+
+    /// The same directory is the same coordinator, perhaps elsewhere; another one takes its place.
+    pub(super) fn settle_in(&mut self, coordinator: &Coordinator) -> Result<Verdict, String> {
+        if self.coordinators.is_empty() {
+            return Err("the cluster is not founded yet".into());
+        }
+        let name = &coordinator.name;
+        let before = self.coordinators.iter().find(|(_, known)| known.name == *name);
+        let before = before.map(|(&id, known)| (id, known.incarnation));
+        let id = match before {
+            Some((id, incarnation)) if incarnation == coordinator.incarnation => id,
+            _ if before.is_none() && self.coordinators.len() >= MAX_MEMBERS => {
+                return Err(format!("there are {MAX_MEMBERS} coordinators already"));
+            }
+            _ => {
+                before.map(|(lost, _)| self.coordinators.remove(&lost));
+                self.applied
+            }
+        };
+        self.coordinators.insert(id, coordinator.clone());
+        Ok(Verdict::Coordinator(id))
+    }
+
+    pub(super) fn remove(&mut self, id: CoordinatorId) -> Result<Verdict, String> {
+        if !self.coordinators.contains_key(&id) {
+            return Err(format!("there is no coordinator {id}"));
+        }
+        if self.coordinators.len() == 1 {
+            return Err(format!("coordinator {id} is the last; stop it instead"));
+        }
+        self.coordinators.remove(&id);
+        Ok(Verdict::Accepted)
+    }
+}

@@ -1,0 +1,97 @@
+//! What became of operators' requests: each is carried out once, however often it is said.
+//!
+//! A client whose leader is gone does not know whether its request was agreed to, and says it
+//! again to the next one. Of each client the newest outcome is kept, and that of the newest
+//! clients: one that is answered so late that a thousand others were answered since is a new one.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{RequestId, Wish};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::{State, Verdict};
+
+/// Of so many clients the newest outcome is kept.
+pub(super) const CLIENTS: usize = 1_000;
+/// Most tokens that are accepted at a time.
+pub(super) const TOKENS: usize = 1_000;
+
+/// The newest outcomes.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub(super) struct Outcomes {
+    clients: BTreeMap<u64, Kept>,
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+struct Kept {
+    number: u64,
+    refusal: Option<String>,
+    /// The entry that it is the outcome of.
+    index: u64,
+}
+
+impl Outcomes {
+    /// What became of the request, if it was carried out, or of a later one of its client.
+    pub(super) fn of(&self, id: RequestId) -> Option<Result<Verdict, String>> {
+        let kept = self.clients.get(&id.client).filter(|kept| kept.number >= id.number)?;
+        Some(match &kept.refusal {
+            _ if kept.number > id.number => Err("its client has asked for more since".into()),
+            None => Ok(Verdict::Accepted),
+            Some(refusal) => Err(refusal.clone()),
+        })
+    }
+
+    pub(super) fn keep(&mut self, index: u64, id: RequestId, refusal: Option<String>) {
+        self.clients.insert(id.client, Kept { number: id.number, refusal, index });
+        if self.clients.len() > CLIENTS {
+            let oldest = self.clients.iter().min_by_key(|(_, kept)| kept.index);
+            let oldest = oldest.map(|(client, _)| *client);
+            oldest.map(|client| self.clients.remove(&client));
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.clients.len()
+    }
+}
+
+impl State {
+    pub(super) fn once(
+        &mut self,
+        unix_ms: u64,
+        id: RequestId,
+        wish: &Wish,
+    ) -> Result<Verdict, String> {
+        let before = self.outcomes.of(id);
+        #[cfg(feature = "planted")]
+        let before = before.filter(|_| self.plant != Some(crate::plant::Plant::ApplyTwice));
+        if let Some(outcome) = before {
+            return outcome;
+        }
+        let outcome = self.grant(unix_ms, wish);
+        self.outcomes.keep(self.applied, id, outcome.as_ref().err().cloned());
+        outcome.map(|_| Verdict::Accepted)
+    }
+
+    fn grant(&mut self, unix_ms: u64, wish: &Wish) -> Result<Verdict, String> {
+        match wish {
+            Wish::Submit(run) => self.submit(unix_ms, run),
+            Wish::Cancel => self.cancel(unix_ms),
+            Wish::Drain(worker) => {
+                self.must_run()?;
+                self.drain(unix_ms, *worker)
+            }
+            Wish::CreateToken(_) if self.tokens.count() >= TOKENS => {
+                Err(format!("there are {TOKENS} tokens already; revoke some"))
+            }
+            Wish::CreateToken(token) => {
+                self.tokens.accept(token.clone());
+                Ok(Verdict::Accepted)
+            }
+            Wish::RevokeToken(token) if self.tokens.revoke(token) => Ok(Verdict::Accepted),
+            Wish::RevokeToken(_) => Err("there is no such token".into()),
+            Wish::Remove(coordinator) => self.remove(*coordinator),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! One run after the other: how each begins, settles its steps, and ends.
+//!
+//! A cluster trains one run at a time. Worker ids and the numbers of generations go on from run to
+//! run: what is still under way of an older run is never taken for the next one's.
+
+use std::collections::VecDeque;
+
+use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
+use everstep_transport::protocol::{Generation, MetricsLine, News, RunSpec, Step};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::{State, Verdict};
+
+/// So many runs that are over are still told of: the newest.
+const REMEMBERED: usize = 100;
+
+/// A run that is over.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct PastRun {
+    /// Its id: the index of the entry that submitted it.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// How many of its steps are settled.
+    pub steps: Step,
+    /// Why it failed, if it did.
+    pub failure: Option<String>,
+    /// The state hash, if it is complete.
+    pub hash: Option<[u8; 32]>,
+}
+
+impl State {
+    /// The run's id: the index of the entry that submitted it; 0 before the first.
+    pub fn run_id(&self) -> u64 {
+        self.run_id
+    }
+
+    /// The newest runs that are over, in the order of their ends.
+    pub fn past_runs(&self) -> &VecDeque<PastRun> {
+        &self.past_runs
+    }
+
+    /// The newest settled step of the run; 0 for none.
+    pub fn written(&self) -> Step {
+        self.written
+    }
+
+    pub(super) fn must_run(&self) -> Result<(), String> {
+        if self.outcome == Outcome::Running { Ok(()) } else { Err("the run is over".into()) }
+    }
+
+    pub(super) fn submit(&mut self, unix_ms: u64, run: &RunSpec) -> Result<Verdict, String> {
+        match &self.run {
+            Some(current) if self.outcome == Outcome::Running && current == run => {}
+            Some(current) if self.outcome == Outcome::Running => {
+                let name = &current.name;
+                return Err(format!(
+                    "this cluster already trains {name}, another run; cancel it or wait"
+                ));
+            }
+            Some(_) if self.ephemeral => return Err("the run is over".into()),
+            _ => self.begin(unix_ms, run),
+        }
+        Ok(Verdict::Accepted)
+    }
+
+    /// Nothing is left of the run before but what is told of it.
+    fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
+        (self.run_id, self.run) = (self.applied, Some(run.clone()));
+        (self.foundation, self.bitwise) = (None, true);
+        self.workers.clear();
+        self.gone.clear();
+        self.nodes.clear();
+        self.unreachable.clear();
+        (self.record, self.waiting_since) = (None, None);
+        (self.outcome, self.written) = (Outcome::Running, Step(0));
+        self.news.push(News::Run(self.run_id));
+        self.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
+    }
+
+    pub(super) fn cancel(&mut self, unix_ms: u64) -> Result<Verdict, String> {
+        self.must_run()?;
+        if self.run.is_none() {
+            return Err("there is no run to cancel".into());
+        }
+        self.end(unix_ms, Outcome::Failed { name: None, reason: "it was cancelled".into() });
+        Ok(Verdict::Accepted)
+    }
+
+    pub(super) fn end(&mut self, unix_ms: u64, outcome: Outcome) {
+        let run = self.run.as_ref();
+        let (name, steps) = run.map_or((String::new(), 0), |run| (run.name.clone(), run.steps));
+        let (failure, hash) = match &outcome {
+            Outcome::Running => return,
+            Outcome::Complete(results) => {
+                self.note(unix_ms, EventKind::Complete { step: Step(steps) });
+                (None, state_hash(steps, results))
+            }
+            Outcome::Failed { reason, .. } => {
+                self.note(unix_ms, EventKind::Failed { reason: reason.clone() });
+                (Some(reason.clone()), None)
+            }
+        };
+        let (id, steps) = (self.run_id, self.written);
+        self.past_runs.push_back(PastRun { id, name, steps, failure, hash });
+        if self.past_runs.len() > REMEMBERED {
+            self.past_runs.pop_front();
+        }
+        self.outcome = outcome;
+    }
+
+    /// Nothing that leaves the cluster is taken from outside the current generation: not even a
+    /// line that its step leader reported, and that came into the log only after the next record.
+    pub(super) fn settle(
+        &mut self,
+        generation: Generation,
+        lines: &[MetricsLine],
+    ) -> Result<Verdict, String> {
+        let current = self.generation();
+        let stale = generation != current;
+        #[cfg(feature = "planted")]
+        let stale = stale && self.plant != Some(crate::plant::Plant::TakeStaleLines);
+        if stale {
+            return Err(format!("these are lines of generation {generation}, not {current}"));
+        }
+        self.take_lines(lines);
+        Ok(Verdict::Accepted)
+    }
+
+    /// Takes the lines that follow the newest: each step once, in order (I13).
+    pub(super) fn take_lines(&mut self, lines: &[MetricsLine]) {
+        let steps = self.run.as_ref().map_or(0, |run| run.steps);
+        let mut taken = Vec::new();
+        for line in lines.iter().filter(|line| line.step.0 <= steps) {
+            if self.follows(line.step) {
+                self.written = line.step;
+                taken.push(line.clone());
+            }
+        }
+        if !taken.is_empty() {
+            self.news.push(News::Lines(taken));
+        }
+    }
+
+    fn follows(&self, step: Step) -> bool {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step == self.written {
+            return step > Step(0);
+        }
+        step == self.written.next()
+    }
+
+    /// The run goes back to this step.
+    pub(super) fn go_back(&mut self, step: Step) {
+        self.written = self.written.min(step);
+        self.news.push(News::Forget(step));
+    }
+}

@@ -1,0 +1,181 @@
+//! The workers of the run: how they come in, stand, and go.
+
+use everstep_transport::protocol::message::Registration;
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{NodeName, WorkerId};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::fingerprint::Foundation;
+use super::{State, Verdict};
+
+/// A registered worker.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Worker {
+    /// Its node.
+    pub name: NodeName,
+    /// What it stated.
+    pub registration: Registration,
+    /// Whether it is still there.
+    pub standing: Standing,
+}
+
+/// Where a worker stands. One that is lost before it is a member is forgotten.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is no member yet.
+    Registered,
+    /// It is a member.
+    Member,
+    /// It is a member that shall leave, as soon as nothing depends on it.
+    Leaving,
+    /// It was a member when it was lost.
+    Lost,
+    /// It has left.
+    Left,
+}
+
+impl Standing {
+    /// It is part of the current generation.
+    pub fn is_member(self) -> bool {
+        matches!(self, Self::Member | Self::Leaving)
+    }
+
+    /// It is part of the run, or may become so.
+    pub fn is_present(self) -> bool {
+        self.is_member() || self == Self::Registered
+    }
+}
+
+/// So many workers that are gone are still told of: the newest. In a long run they are many, and
+/// nothing depends on them: ids are never given twice, and who says to have one that is unknown is
+/// answered as if it were lost.
+pub(super) const REMEMBERED: usize = 64;
+
+impl State {
+    pub(super) fn register(
+        &mut self,
+        unix_ms: u64,
+        name: &NodeName,
+        registration: &Registration,
+    ) -> Result<Verdict, String> {
+        if let Some(worker) = self.on_node(name)
+            && self.workers[&worker].registration.incarnation == registration.incarnation
+        {
+            return Ok(Verdict::Registered(worker));
+        }
+        if let Err(reason) = self.admit(name, registration) {
+            let refused = EventKind::Refused { name: name.clone(), reason: reason.clone() };
+            self.note(unix_ms, refused);
+            return Err(reason);
+        }
+        let worker = self.next_id();
+        self.note(unix_ms, EventKind::Registered { worker, name: name.clone() });
+        self.nodes.insert(name.clone(), worker);
+        let (name, registration) = (name.clone(), registration.clone());
+        self.workers.insert(worker, Worker { name, registration, standing: Standing::Registered });
+        Ok(Verdict::Registered(worker))
+    }
+
+    /// An index of the log is there once: so nobody is ever taken for a worker that is gone.
+    fn next_id(&self) -> WorkerId {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(crate::plant::Plant::ReuseId) {
+            return WorkerId(self.workers.len() as u64 + 2);
+        }
+        WorkerId(self.applied)
+    }
+
+    /// The first worker lays the foundation; everyone else must stand on the same.
+    fn admit(&mut self, name: &NodeName, registration: &Registration) -> Result<(), String> {
+        if self.run.is_none() {
+            return Err("there is no run to register for".into());
+        }
+        match &self.foundation {
+            None => self.foundation = Some(Foundation::lay(name, registration)?),
+            Some(foundation) => {
+                foundation.check(name, registration)?;
+                self.bitwise &= foundation.same_probe(registration);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn lose(
+        &mut self,
+        unix_ms: u64,
+        worker: WorkerId,
+        why: &str,
+    ) -> Result<Verdict, String> {
+        self.known(worker)?;
+        if self.is_member(worker) {
+            return Err(format!(
+                "worker {worker} is a member; only a generation can do without it"
+            ));
+        }
+        self.vacate(worker);
+        self.workers.remove(&worker);
+        let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
+        self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
+        Ok(Verdict::Accepted)
+    }
+
+    /// A member leaves with a generation, any other worker at once.
+    pub(super) fn drain(&mut self, unix_ms: u64, worker: WorkerId) -> Result<Verdict, String> {
+        let member = self.is_member(worker);
+        if self.known(worker)?.standing == Standing::Leaving {
+            return Ok(Verdict::Accepted);
+        }
+        self.note(unix_ms, EventKind::Draining { worker });
+        if member {
+            self.stand(worker, Standing::Leaving);
+        } else {
+            self.depart(worker, Standing::Left);
+            self.note(unix_ms, EventKind::Left { worker });
+        }
+        Ok(Verdict::Accepted)
+    }
+
+    /// A worker is gone, and told of until enough others are.
+    pub(super) fn depart(&mut self, worker: WorkerId, standing: Standing) {
+        self.stand(worker, standing);
+        self.vacate(worker);
+        self.gone.push_back(worker);
+        if self.gone.len() > REMEMBERED {
+            self.forget_one();
+        }
+    }
+
+    /// Forgets the oldest of those that were lost; for who has left, and did not hear of it, would
+    /// come back.
+    fn forget_one(&mut self) {
+        let is_lost = |id: &WorkerId| self.workers[id].standing == Standing::Lost;
+        let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
+        if let Some(worker) = self.gone.remove(oldest) {
+            self.workers.remove(&worker);
+        }
+    }
+
+    /// A worker is gone from its node, where there may be a newer one by now.
+    pub(super) fn vacate(&mut self, worker: WorkerId) {
+        if let Some(known) = self.workers.get(&worker)
+            && self.nodes.get(&known.name) == Some(&worker)
+        {
+            self.nodes.remove(&known.name);
+        }
+    }
+
+    pub(super) fn stand(&mut self, worker: WorkerId, standing: Standing) {
+        if let Some(known) = self.workers.get_mut(&worker) {
+            known.standing = standing;
+        }
+    }
+
+    /// A worker that is there.
+    fn known(&self, worker: WorkerId) -> Result<&Worker, String> {
+        match self.workers.get(&worker) {
+            Some(known) if known.standing.is_present() => Ok(known),
+            Some(_) => Err(format!("worker {worker} is gone")),
+            None => Err(format!("worker {worker} is not registered")),
+        }
+    }
+}

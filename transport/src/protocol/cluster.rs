@@ -1,0 +1,81 @@
+//! What is said about the cluster itself: its coordinators, what operators wish, what happened.
+
+// The derive does not carry the docs of variants' fields over to the archived type.
+#![allow(missing_docs)]
+
+use std::net::SocketAddr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::ids::{NodeName, Step, WorkerId};
+use super::outcome::Event;
+use super::run::RunSpec;
+use super::step::MetricsLine;
+use crate::identity::{AcceptedToken, TokenId};
+
+/// A coordinator: 1 is the founder, every other has the log index of its registration. Never
+/// reused.
+pub type CoordinatorId = u64;
+
+/// Where a coordinator is.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct CoordinatorView {
+    /// Its id.
+    pub id: CoordinatorId,
+    /// The name in its certificate.
+    pub name: NodeName,
+    /// Where it listens for links.
+    pub address: SocketAddr,
+    /// Where its HTTP API is, if it has one.
+    pub api: Option<SocketAddr>,
+}
+
+/// Names one request of one client: said again, it is carried out once.
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
+pub struct RequestId {
+    /// Drawn once by the client.
+    pub client: u64,
+    /// The client's requests, in order: one begins when the one before is answered.
+    pub number: u64,
+}
+
+/// What an operator wishes to have changed.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Wish {
+    /// Train this.
+    Submit(RunSpec),
+    /// End the run that is trained.
+    Cancel,
+    /// Let this worker go.
+    Drain(WorkerId),
+    /// Admit nodes with this token from now on.
+    CreateToken(AcceptedToken),
+    /// Admit nobody with this token any more.
+    RevokeToken(TokenId),
+    /// Do without this coordinator.
+    Remove(CoordinatorId),
+}
+
+/// What one entry of the log brought to the history of the cluster.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// The entry's index.
+    pub index: u64,
+    /// What happened, in order.
+    pub news: Vec<News>,
+}
+
+/// What happened.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum News {
+    /// A run began, with this id: lines that follow are its own, from step 1.
+    Run(u64),
+    /// An event.
+    Event(Event),
+    /// The lines of the steps that follow.
+    Lines(Vec<MetricsLine>),
+    /// Steps after this one are no longer part of the run's history.
+    Forget(Step),
+}
