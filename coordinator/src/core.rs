@@ -345,7 +345,7 @@ impl Core {
                 self.submitted(&run, &verdict);
                 self.receive_waiting(now);
             }
-            Command::Register { name, registration } => {
+            Command::Register { name, registration, .. } => {
                 self.registered(now, &name, registration.incarnation, verdict);
                 self.start(now);
             }
@@ -361,7 +361,7 @@ impl Core {
                 }
             }
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
-            Command::Lead | Command::End(_) => {}
+            Command::Lead | Command::End { .. } => {}
         }
     }
 
@@ -395,7 +395,12 @@ impl Core {
             Ok(()) => Outcome::Complete(self.results.values().cloned().collect()),
             Err(reason) => Outcome::Failed { name: None, reason },
         };
-        self.propose(now, Command::End(outcome));
+        self.propose_end(now, outcome);
+    }
+
+    fn propose_end(&mut self, now: Time, outcome: Outcome) {
+        let run = self.state.run_id();
+        self.propose(now, Command::End { run, outcome });
     }
 
     /// The run is over: everyone may go, or waits for the next; nobody is missed.

@@ -155,12 +155,16 @@ impl State {
     /// What there is only while a run goes on, or may begin.
     fn train(&mut self, unix_ms: u64, term: Term, command: &Command) -> Result<Verdict, String> {
         match command {
-            Command::Register { name, registration } => self.register(unix_ms, name, registration),
+            Command::Register { run, name, registration } => {
+                self.must_be(*run)?;
+                self.register(unix_ms, name, registration)
+            }
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::Lines { generation, lines } => self.settle(*generation, lines),
-            Command::End(outcome) => {
+            Command::End { run, outcome } => {
+                self.must_be(*run)?;
                 self.end(unix_ms, outcome.clone());
                 Ok(Verdict::Accepted)
             }

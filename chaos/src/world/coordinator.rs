@@ -299,7 +299,7 @@ impl World {
         match &entry.command {
             Command::Generation(change) if changed => self.witness_change(change, term),
             Command::Lose { worker, reason } if running => self.judge_loss(*worker, reason),
-            Command::End(_) => {
+            Command::End { .. } => {
                 self.checks.over();
                 Ok(())
             }

@@ -183,7 +183,8 @@ impl Core {
         {
             self.suspect(now, worker, Doubt { reason: "it registered anew".into(), dead: true });
         }
-        self.propose(now, Command::Register { name, registration });
+        let run = self.state.run_id();
+        self.propose(now, Command::Register { run, name, registration });
     }
 
     /// A worker whose link is gone meanwhile has until its deadline to come back.
@@ -289,7 +290,7 @@ impl Core {
             false => format!("{says} (worker {worker}) was lost: it failed: {reason}"),
         };
         let name = named(blamed);
-        self.propose(now, Command::End(Outcome::Failed { name, reason }));
+        self.propose_end(now, Outcome::Failed { name, reason });
     }
 
     /// Whether the worker is the one that reports the generation's lines.

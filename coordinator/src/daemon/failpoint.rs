@@ -190,9 +190,9 @@ fn of_entry(stage: &str, entry: &Entry) -> Option<&'static str> {
         Command::Lose { .. } => "lose",
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
-        Command::End(_) => "end",
-        Command::Lines { .. }
-        | Command::Request { .. }
+        Command::Lines { .. } => "lines",
+        Command::End { .. } => "end",
+        Command::Request { .. }
         | Command::Found { .. }
         | Command::Coordinator(_)
         | Command::SpendToken { .. } => return None,
@@ -210,7 +210,7 @@ mod tests {
 
     use everstep_transport::identity::{Identity, Role};
     use everstep_transport::protocol::outcome::Outcome;
-    use everstep_transport::protocol::{NodeName, Step, Term, WorkerId, exemplars};
+    use everstep_transport::protocol::{Generation, NodeName, Step, Term, WorkerId, exemplars};
 
     use super::*;
     use crate::core::LinkId;
@@ -225,7 +225,7 @@ mod tests {
         let told = exemplars::all().into_iter().filter_map(|message| match message {
             Message::Submit(run) => Some(Command::Submit(run)),
             Message::Register(registration) => {
-                Some(Command::Register { name: name.clone(), registration })
+                Some(Command::Register { run: 1, name: name.clone(), registration })
             }
             Message::Announce(record) => Some(Command::Generation(Change {
                 record,
@@ -240,7 +240,9 @@ mod tests {
         });
         let lose = Command::Lose { worker: WORKER, reason: "gone".into() };
         let drain = Command::Drain { worker: WORKER };
-        let others = [Command::Lead, lose, drain, Command::End(Outcome::Running)];
+        let lines = Command::Lines { generation: Generation(1), lines: vec![] };
+        let end = Command::End { run: 1, outcome: Outcome::Running };
+        let others = [Command::Lead, lose, drain, lines, end];
         told.chain(others).map(|command| Entry { unix_ms: 1, command }).collect()
     }
 

@@ -32,6 +32,8 @@ pub enum Command {
     Submit(RunSpec),
     /// A worker asks to take part.
     Register {
+        /// For which run, by its id.
+        run: u64,
         /// Its node.
         name: NodeName,
         /// What it states.
@@ -60,8 +62,13 @@ pub enum Command {
         /// Their lines, in order.
         lines: Vec<MetricsLine>,
     },
-    /// The run is over.
-    End(Outcome),
+    /// A run is over.
+    End {
+        /// Which, by its id.
+        run: u64,
+        /// How.
+        outcome: Outcome,
+    },
     /// An operator wishes something. However often this comes into the log, it is done once.
     Request {
         /// Whose wish this is, and which.

@@ -49,6 +49,11 @@ impl State {
         if self.outcome == Outcome::Running { Ok(()) } else { Err("the run is over".into()) }
     }
 
+    /// What was proposed for a run counts for no other, though it comes into the log after its end.
+    pub(super) fn must_be(&self, run: u64) -> Result<(), String> {
+        if self.run_id == run { Ok(()) } else { Err(format!("run {run} is not the current one")) }
+    }
+
     pub(super) fn submit(&mut self, unix_ms: u64, run: &RunSpec) -> Result<Verdict, String> {
         match &self.run {
             Some(current) if self.outcome == Outcome::Running && current == run => {}

@@ -19,12 +19,25 @@ fn entry(command: Command) -> Entry {
 }
 
 fn register(node: &str, incarnation: u64, change: impl FnOnce(&mut Fingerprint)) -> Entry {
+    register_for(1, node, incarnation, change)
+}
+
+fn register_for(
+    run: u64,
+    node: &str,
+    incarnation: u64,
+    change: impl FnOnce(&mut Fingerprint),
+) -> Entry {
     let mut fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
     change(&mut fingerprint);
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
     let registration = Registration { incarnation, address, fingerprint, probe: 7, zone: None };
-    entry(Command::Register { name: name(node), registration })
+    entry(Command::Register { run, name: name(node), registration })
+}
+
+fn end(run: u64, outcome: Outcome) -> Entry {
+    entry(Command::End { run, outcome })
 }
 
 /// A generation that all of its predecessor survive.
@@ -362,8 +375,8 @@ fn a_pair_that_cannot_be_parted_is_told_of_once_as_long_as_both_are_members() {
 #[test]
 fn the_first_ending_counts() {
     let failed = Outcome::Failed { name: None, reason: "first".into() };
-    let complete = entry(Command::End(Outcome::Complete(vec![])));
-    let entries = [submitted(), entry(Command::End(failed.clone())), complete];
+    let complete = end(1, Outcome::Complete(vec![]));
+    let entries = [submitted(), end(1, failed.clone()), complete];
     let (state, verdicts) = replay(&entries);
     assert_eq!((state.outcome(), state.events().len()), (&failed, 2));
     assert_eq!(verdicts[2], Verdict::Refused("the run is over".into()));
@@ -465,7 +478,7 @@ fn of_the_newest_clients_the_outcomes_are_kept() {
 
 #[test]
 fn a_cluster_for_one_run_takes_no_other() {
-    let end = entry(Command::End(Outcome::Complete(vec![])));
+    let end = end(2, Outcome::Complete(vec![]));
     let other = RunSpec { name: "other".into(), ..exemplars::run() };
     for (ephemeral, refused) in [(true, true), (false, false)] {
         let submit = entry(Command::Submit(other.clone()));
@@ -477,14 +490,27 @@ fn a_cluster_for_one_run_takes_no_other() {
     }
 }
 
+/// The leader proposed it before it knew that the run is over, or twice.
+#[test]
+fn what_was_proposed_for_one_run_does_not_touch_the_next() {
+    let end = end(2, Outcome::Complete(vec![]));
+    let late = [end.clone(), register_for(2, "a", 1, |_| {})];
+    let entries = [found(false), submitted(), end, submitted()];
+    let (state, verdicts) = replay(&[&entries[..], &late].concat());
+    let refused = Verdict::Refused("run 2 is not the current one".into());
+    assert_eq!(verdicts[4..], [refused.clone(), refused]);
+    assert_eq!((state.outcome(), state.workers().len()), (&Outcome::Running, 0));
+    assert_eq!(state.shards(), None, "nor does it lay a foundation");
+}
+
 #[test]
 fn the_numbers_of_generations_go_on_from_run_to_run() {
-    let end = entry(Command::End(Outcome::Complete(vec![])));
-    let again = register("a", 2, |_| {});
+    let end = end(2, Outcome::Complete(vec![]));
+    let again = register_for(6, "a", 2, |_| {});
     let entries = [
         found(false),
         submitted(),
-        register("a", 1, |_| {}),
+        register_for(2, "a", 1, |_| {}),
         generation(1, &[3]),
         end,
         submitted(),

@@ -43,7 +43,9 @@ fn who_turns_out_to_be_registered_is_not_evicted() {
     let link = world.connect(Role::Worker, "worker-9");
     world.say(link, Message::Hello { schema: schema(), worker: Some(WorkerId(id)) });
     let name = NodeName::parse("worker-9").expect("a valid name");
-    world.apply(Entry { unix_ms: 1, command: Command::Register { name, registration: other } });
+    let run = world.core.state().run_id();
+    let command = Command::Register { run, name, registration: other };
+    world.apply(Entry { unix_ms: 1, command });
     world.give(Input::Confirmed { ticket: 1 });
     assert_eq!(world.words(link), ["registered"]);
     assert_eq!(world.generation(), Generation(1), "{links:?}");
