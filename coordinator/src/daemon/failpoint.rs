@@ -1,8 +1,9 @@
 //! Failpoints: where a test may kill, stop or delay a coordinator, by name.
 //!
 //! There is one for every message that is taken or said, for every kind of entry on its way into
-//! the log, and for the journal, derived here from what goes into the core and what comes out of
-//! it. What happens at them, and how a test says so, `everstep_failpoint` knows.
+//! the log, and for the journal, as far as one coordinator and one run come, derived here from what
+//! goes into the core and what comes out of it. What happens at them, and how a test says so,
+//! `everstep_failpoint` knows.
 //!
 //! `appended` points are passed on the log's thread, all others on the actor's: what delays it
 //! there delays all that is said. Only the feature `failpoints` builds this.
@@ -64,6 +65,7 @@ pub const POINTS: &[&str] = &[
     "propose.lose",
     "propose.drain",
     "propose.generation",
+    "propose.lines",
     "propose.end",
     // It is durable, and nobody knows.
     "appended.lead",
@@ -72,6 +74,7 @@ pub const POINTS: &[&str] = &[
     "appended.lose",
     "appended.drain",
     "appended.generation",
+    "appended.lines",
     "appended.end",
     // It is applied, and all that follows is done and said.
     "applied.lead",
@@ -80,6 +83,7 @@ pub const POINTS: &[&str] = &[
     "applied.lose",
     "applied.drain",
     "applied.generation",
+    "applied.lines",
     "applied.end",
     // The journal is to be told of lines, or that some are void; it was.
     "record",
@@ -288,9 +292,25 @@ mod tests {
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
     }
 
-    /// What workers say to each other.
-    const WITHOUT_A_POINT: [&str; 6] =
-        ["prepared", "commit", "go", "fetch_parameters", "fetch_state", "state"];
+    /// What is said only where there are several coordinators, several runs, or operators that
+    /// number what they ask for; and what workers say to each other.
+    const WITHOUT_A_POINT: [&str; 15] = [
+        "released",
+        "coordinators",
+        "raft",
+        "join",
+        "joined",
+        "fetch_history",
+        "history",
+        "prepared",
+        "commit",
+        "go",
+        "fetch_parameters",
+        "fetch_state",
+        "state",
+        "request",
+        "answer",
+    ];
 
     #[test]
     fn every_message_has_a_failpoint_but_for_those_that_are_named() {

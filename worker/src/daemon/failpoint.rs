@@ -227,17 +227,27 @@ mod tests {
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
     }
 
-    /// What a worker neither says nor hears, what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 10] = [
+    /// What a worker neither says nor hears, or only where there are several coordinators or runs;
+    /// what it does all the time, and what ends it anyway.
+    const WITHOUT_A_POINT: [&str; 19] = [
         "heartbeat",
         "failed",
         "refused",
         "heartbeat_answer",
+        "released",
+        "coordinators",
+        "raft",
+        "join",
+        "joined",
+        "fetch_history",
+        "history",
         "submit",
         "watch",
         "update",
         "exited",
         "drain",
+        "request",
+        "answer",
         "accepted",
     ];
 
