@@ -19,6 +19,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod admission;
 mod change;
 mod confirm;
 mod feeds;
@@ -45,6 +46,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use self::admission::Admissions;
 use self::confirm::Confirmations;
 use self::feeds::Feeds;
 use self::lines::Reported;
@@ -210,6 +212,7 @@ pub struct Core {
     results: BTreeMap<WorkerId, WorkerResult>,
     requests: Requests,
     watchers: Watchers,
+    admissions: Admissions,
     effects: VecDeque<Effect>,
     ignored: u64,
     #[cfg(feature = "planted")]
@@ -242,6 +245,7 @@ impl Core {
             results: BTreeMap::new(),
             requests: Requests::default(),
             watchers: Watchers::default(),
+            admissions: Admissions::default(),
             effects: VecDeque::new(),
             ignored: 0,
             #[cfg(feature = "planted")]
@@ -363,23 +367,6 @@ impl Core {
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
             Command::Lead | Command::End { .. } => {}
         }
-    }
-
-    fn admit_node(&mut self, now: Time, token: TokenId, node: NodeName) {
-        if self.leader().is_some() {
-            self.propose(now, Command::SpendToken { token, node });
-        } else {
-            let refusal = Some(Refusal::Undecided);
-            self.effects.push_back(Effect::Admitted { token, node, refusal });
-        }
-    }
-
-    fn spent(&mut self, token: TokenId, node: NodeName, verdict: Verdict) {
-        let refusal = match verdict {
-            Verdict::NotAdmitted(refusal) => Some(refusal),
-            _ => None,
-        };
-        self.effects.push_back(Effect::Admitted { token, node, refusal });
     }
 
     /// Ends the run when every member has its result here, and every step its line.

@@ -63,6 +63,7 @@ impl Core {
         self.links.demote();
         self.requests.forget_all();
         self.guide.leader = None;
+        self.leave_undecided();
         self.tell_all();
     }
 

@@ -90,3 +90,36 @@ fn a_token_admits_as_many_nodes_as_it_may_and_none_when_it_is_revoked() {
     let answers = [answer(1, None), answer(2, None), answer(3, Some("there is no such token"))];
     assert_eq!(world.hear(world.operator), answers);
 }
+
+#[test]
+fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
+    let mut world = World::empty();
+    world.say(world.operator, request(1, Wish::CreateToken(exemplars::token())));
+    world.holds_back = true;
+    let node = NodeName::parse("worker-1").expect("a valid name");
+    world.give(Input::Admit { token: [0; 9], node: node.clone() });
+    world.give(Input::Deposed);
+    assert_eq!(world.admitted, [(node.clone(), Some(Refusal::Undecided))]);
+    world.catch_up();
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Admit { token: [0; 9], node: node.clone() });
+    assert_eq!(world.admitted[1..], [(node, None)], "it was counted once");
+}
+
+/// Each is answered by its own entry.
+#[test]
+fn a_request_that_is_refused_answers_nobody_else() {
+    let (mut world, links) = World::training(3);
+    let drain = Wish::Drain(world.id(links[2]));
+    world.say(world.operator, request(2, Wish::RevokeToken([0; 9])));
+    world.hear(world.operator);
+    world.holds_back = true;
+    let other = world.connect(Role::Operator, "another");
+    world.say(world.operator, request(1, drain));
+    world.say(other, Message::Drain { worker: world.id(links[2]) });
+    world.catch_up();
+    let refused = answer(1, Some("its client has asked for more since"));
+    assert_eq!(world.hear(world.operator), [refused]);
+    assert_eq!(world.hear(other), [Message::Accepted]);
+}
