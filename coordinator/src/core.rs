@@ -160,7 +160,8 @@ pub enum Effect {
         /// What.
         message: Message,
     },
-    /// Bring this into the log; [`Input::Applied`] tells when it is there.
+    /// Bring this into the log; [`Input::Applied`] tells when it is there. If it cannot be brought
+    /// in at once, it is to wait as long as this coordinator leads: it is not said again.
     Propose(Entry),
     /// What an entry has brought to the history, for whoever keeps all of it. It follows from the
     /// log, and need not be durable before it is acted upon.
@@ -211,8 +212,8 @@ pub struct Core {
     /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
     requests: Requests,
-    watchers: Watchers,
     admissions: Admissions,
+    watchers: Watchers,
     effects: VecDeque<Effect>,
     ignored: u64,
     #[cfg(feature = "planted")]
@@ -244,8 +245,8 @@ impl Core {
             past: Past::default(),
             results: BTreeMap::new(),
             requests: Requests::default(),
-            watchers: Watchers::default(),
             admissions: Admissions::default(),
+            watchers: Watchers::default(),
             effects: VecDeque::new(),
             ignored: 0,
             #[cfg(feature = "planted")]
@@ -311,6 +312,7 @@ impl Core {
 // The log.
 impl Core {
     fn applied(&mut self, now: Time, index: u64, term: Term, entry: Entry) {
+        self.notice_later_term(now, term);
         let was_running = self.running();
         let verdict = self.state.apply(index, term, &entry);
         if !self.state.news().is_empty() {
@@ -354,7 +356,10 @@ impl Core {
                 self.start(now);
             }
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
-            Command::Drain { worker } => self.drained(now, worker, &verdict),
+            Command::Drain { worker } => {
+                self.answer_drain(worker, &verdict);
+                self.drained(now, worker);
+            }
             Command::Generation(change) if verdict == Verdict::Accepted => self.began(now, change),
             Command::Generation(change) => self.not_begun(now, change.record.number),
             Command::Lines { .. } => self.settled(now),
@@ -404,8 +409,9 @@ impl Core {
 
     /// The worker's run is over. It may say Hello again, as nobody.
     fn set_free(&mut self, link: LinkId) {
+        let Some(term) = self.leader() else { return };
         self.links.enter(link, Phase::Connected);
-        self.send(link, Message::Released);
+        self.send(link, Message::Released { term });
     }
 }
 

@@ -189,7 +189,7 @@ impl Crowd {
                     self.say(link, Message::FetchRecord);
                 }
             }
-            Message::Dismiss => {
+            Message::Dismiss | Message::Drain { .. } => {
                 self.checks.absent(link);
                 self.workers[place].phase = Phase::Gone;
             }

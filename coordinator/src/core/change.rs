@@ -342,8 +342,8 @@ impl Core {
         }
     }
 
-    pub(super) fn drained(&mut self, now: Time, worker: WorkerId, verdict: &Verdict) {
-        self.answer_drain(worker, verdict);
+    /// A worker shall leave, or has left.
+    pub(super) fn drained(&mut self, now: Time, worker: WorkerId) {
         let known = self.state.workers().get(&worker);
         if known.is_some_and(|known| known.standing == Standing::Left) {
             self.let_go(worker);
@@ -371,8 +371,7 @@ impl Core {
 
     /// The worker has drained, whoever asked for it, and may go.
     pub(super) fn see_off(&mut self, link: LinkId, worker: WorkerId) {
-        self.send(link, Message::Drain { worker });
-        self.release(link, Message::Dismiss);
+        self.release(link, Message::Drain { worker });
     }
 
     fn expect_nothing_of(&mut self, worker: WorkerId) {

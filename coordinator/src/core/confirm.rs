@@ -34,6 +34,15 @@ pub(super) struct Confirmations {
 }
 
 impl Confirmations {
+    /// Who says on this link to be another one than before waits anew: what is being confirmed may
+    /// be older than that.
+    pub(super) fn withdraw(&mut self, link: LinkId) {
+        self.waiting.greeted.remove(&link);
+        if let Some(asked) = &mut self.asked {
+            asked.greeted.remove(&link);
+        }
+    }
+
     /// Nobody waits any more. A ticket is never given twice.
     pub(super) fn forget(&mut self) {
         (self.asked, self.waiting) = (None, Questions::default());

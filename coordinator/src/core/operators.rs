@@ -83,7 +83,7 @@ impl Core {
         self.broadcast(answered, Message::Answer { id, refusal });
         match wish {
             Wish::Submit(_) => self.receive_waiting(now),
-            Wish::Drain(worker) => self.drained(now, *worker, verdict),
+            Wish::Drain(worker) => self.drained(now, *worker),
             _ => {}
         }
     }

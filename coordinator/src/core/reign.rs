@@ -36,6 +36,7 @@ pub(super) struct Guide {
 
 impl Core {
     pub(super) fn elected(&mut self, now: Time, term: Term) {
+        self.deposed(now); // between two reigns it was no leader, if only for a moment
         self.reign = Reign::Elected(term);
         self.propose(now, Command::Lead);
     }
@@ -62,8 +63,8 @@ impl Core {
         self.begin_anew(now);
         self.links.demote();
         self.requests.forget_all();
-        self.guide.leader = None;
         self.leave_undecided();
+        self.guide.leader = None;
         self.tell_all();
     }
 
@@ -72,14 +73,20 @@ impl Core {
         if term < self.guide.term {
             return;
         }
+        self.notice_later_term(now, term);
+        let guide = Guide { term, leader };
+        if std::mem::replace(&mut self.guide, guide) != guide {
+            self.tell_all();
+        }
+    }
+
+    /// Somebody leads or led in this term, whatever this coordinator was told: perhaps it is not
+    /// the one that leads any more.
+    pub(super) fn notice_later_term(&mut self, now: Time, term: Term) {
         if let Reign::Elected(own) | Reign::Leads(own) = self.reign
             && own < term
         {
             self.deposed(now);
-        }
-        let guide = Guide { term, leader };
-        if std::mem::replace(&mut self.guide, guide) != guide {
-            self.tell_all();
         }
     }
 

@@ -55,18 +55,16 @@ impl Core {
     pub(super) fn message(&mut self, now: Time, from: LinkId, message: Message) {
         let phase = self.links.find(from).map(|link| link.phase);
         match (phase, message) {
-            // One that was Welcomed may have an id that it had not when it said Hello before.
-            (
-                Some(Phase::Connected | Phase::Greeted(_) | Phase::Welcomed),
-                Message::Hello { schema, worker },
-            ) => self.greet(now, from, schema, worker),
+            (Some(Phase::Operator), message) => self.operate(now, from, message),
+            (Some(Phase::Coordinator), message) => self.consult(now, from, message),
+            // However far it has come here, it knows best who it is: another leader may have given
+            // it an id since, or have evicted it.
+            (Some(_), Message::Hello { schema, worker }) => self.greet(now, from, schema, worker),
             (
                 Some(Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_)),
                 Message::Register(registration),
             ) => self.register(now, from, registration),
             (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
-            (Some(Phase::Operator), message) => self.operate(now, from, message),
-            (Some(Phase::Coordinator), message) => self.consult(now, from, message),
             _ => self.ignored += 1,
         }
     }
@@ -75,6 +73,7 @@ impl Core {
 // How a worker comes in.
 impl Core {
     fn greet(&mut self, now: Time, from: LinkId, theirs: u64, worker: Option<WorkerId>) {
+        self.confirmations.withdraw(from);
         if theirs != schema() {
             self.links.enter(from, Phase::Foreign(theirs));
         } else {

@@ -158,7 +158,7 @@ fn from_coordinator() -> Vec<Message> {
         },
         Message::Hold { term, generation },
         Message::Dismiss,
-        Message::Released,
+        Message::Released { term },
     ]
 }
 

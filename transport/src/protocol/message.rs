@@ -166,10 +166,13 @@ pub enum Message {
         /// The generation it holds for.
         generation: Generation,
     },
-    /// The run is over, or goes on without this worker, which has drained: exit.
+    /// The run is over, and the cluster was there for it: exit.
     Dismiss,
     /// The run is over: whatever the receiver holds is void, and it waits for the next run.
-    Released,
+    Released {
+        /// The leader's term: in a later one the next run may have begun.
+        term: Term,
+    },
 
     // Coordinator to every peer.
     /// Who the coordinators are, and who leads: said after a peer's first word, and whenever it
@@ -269,7 +272,7 @@ pub enum Message {
         /// How, in words: "was killed by signal 9".
         how: String,
     },
-    /// Let this worker go.
+    /// Let this worker go. From a coordinator, to that worker: it has drained; exit.
     Drain {
         /// Which.
         worker: WorkerId,
@@ -327,7 +330,7 @@ impl Message {
             Self::Feed { .. } => "feed",
             Self::Hold { .. } => "hold",
             Self::Dismiss => "dismiss",
-            Self::Released => "released",
+            Self::Released { .. } => "released",
             Self::Coordinators { .. } => "coordinators",
             Self::Raft(_) => "raft",
             Self::Join { .. } => "join",

@@ -10,7 +10,7 @@ use everstep_transport::protocol::{
 use everstep_worker::step::event::{Effect, Exit, Input, LinkId, Report};
 
 use crate::cluster::{Cluster, run};
-use crate::solo::{LINK, Solo, TERM, commit, coordinator, feed};
+use crate::solo::{LINK, Solo, TERM, commit, coordinator, feed, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER};
 
 const SECOND: LinkId = LinkId(2);
@@ -143,6 +143,7 @@ fn a_stale_leader_is_not_obeyed() {
         Message::Hold { term: TERM, generation: GENERATION },
         feed(STRANGER, &[0]),
         answer(NEXT),
+        Message::Announce(next_record(None)),
     ] {
         let name = stale.name();
         solo.hear(stale);
@@ -153,6 +154,26 @@ fn a_stale_leader_is_not_obeyed() {
     assert_eq!(told(&mut solo), [(SECOND, "heartbeat")]);
     solo.hear_on(SECOND, answer(NEXT));
     assert_eq!(told(&mut solo), [(SECOND, "fetch_record")]);
+}
+
+/// What it says may be true of who this was; and it must know, for when it leads again.
+#[test]
+fn a_coordinator_that_takes_this_worker_for_another_is_told_who_it_is() {
+    let mut solo = among_three();
+    solo.hear_on(SECOND, registered(LATER));
+    solo.took();
+    for word in [
+        Message::Released { term: TERM },
+        Message::Evicted { worker: STRANGER },
+        Message::Drain { worker: STRANGER },
+    ] {
+        let name = word.name();
+        solo.hear(word);
+        assert_eq!(greeted(&mut solo), [(LINK, Some(OWN))], "{name}");
+    }
+    take_step(&mut solo, 1);
+    solo.hear_on(SECOND, Message::Released { term: LATER });
+    assert_eq!(solo.core.worker(), None);
 }
 
 /// Invariant I15.
@@ -191,7 +212,7 @@ fn who_is_evicted_by_one_while_another_leads_begins_again_with_all() {
     solo.give(Input::Built(Cluster::built()));
     assert_eq!(told(&mut solo), [(THIRD, "register")]);
     solo.hear_on(SECOND, Message::Evicted { worker: OWN });
-    assert_eq!(told(&mut solo), [], "it knows");
+    assert_eq!(told(&mut solo), [(SECOND, "hello")], "it knows");
     solo.hear_on(THIRD, Message::Registered { worker: STRANGER, term: LATER });
     let told = solo.told_by_link();
     assert!(matches!(told[2], (THIRD, Message::Heartbeat(_))));
@@ -241,7 +262,7 @@ fn another_run_is_built_anew() {
     solo.give(Input::Built(Cluster::built()));
     solo.hear(Message::Registered { worker: OWN, term: TERM });
     solo.took();
-    solo.hear(Message::Released);
+    solo.hear(Message::Released { term: TERM });
     assert_eq!(greeted(&mut solo), [(LINK, None)]);
     assert_eq!(solo.core.worker(), None);
     solo.hear(Message::Welcome { run: other, term: TERM });

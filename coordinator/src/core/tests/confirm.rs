@@ -108,3 +108,17 @@ fn nobody_is_dismissed_after_the_end_before_that_is_confirmed() {
     world.give(Input::Confirmed { ticket: 1 });
     assert_eq!(world.hear(late), [Message::Dismiss]);
 }
+
+/// A leader between may have given it the id that it has now.
+#[test]
+fn a_confirmation_is_of_no_use_for_what_was_said_after_it_was_asked_for() {
+    let (mut world, _) = stalled();
+    let link = world.connect(Role::Worker, "worker-9");
+    let hello = |id| Message::Hello { schema: schema(), worker: Some(WorkerId(id)) };
+    world.say(link, hello(50));
+    world.say(link, hello(99));
+    world.give(Input::Confirmed { ticket: 1 });
+    assert_eq!((world.words(link), &world.tickets[..]), (vec![], &[1, 2][..]));
+    world.give(Input::Confirmed { ticket: 2 });
+    assert_eq!(world.hear(link), [Message::Evicted { worker: WorkerId(99) }]);
+}

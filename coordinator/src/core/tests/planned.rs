@@ -191,7 +191,7 @@ fn a_worker_that_drains_goes_when_nothing_depends_on_it() {
     assert_eq!(world.watch(0, 0).workers[1].state.to_owned(), WorkerState::Leaving);
     world.hold_all();
     assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Leave));
-    assert_eq!(world.hear(links[1]).pop(), Some(Message::Dismiss));
+    assert_eq!(world.hear(links[1]).pop(), Some(Message::Drain { worker: id }));
     assert_eq!(world.comings_and_goings(), [format!("left {id}")]);
     world.kill(links[1]);
     world.pass(5_000, &[links[0], links[2]]);
@@ -223,7 +223,7 @@ fn the_last_worker_that_drains_stays_until_another_can_take_over() {
     let other = world.worker("worker-2");
     settle(&mut world, &[links[0], other]);
     assert_eq!(world.members(), [world.id(other)]);
-    assert_eq!(world.hear(links[0]).pop(), Some(Message::Dismiss));
+    assert_eq!(world.words(links[0]).pop(), Some("drain"));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_worker_that_is_no_member_leaves_at_once() {
     let joiner = world.worker("worker-3");
     world.hear(joiner);
     world.say(joiner, Message::Leave);
-    assert_eq!(world.words(joiner), ["drain", "dismiss"]);
+    assert_eq!(world.words(joiner), ["drain"]);
     assert_eq!(world.comings_and_goings(), [format!("left {}", world.id(joiner))]);
 }
 

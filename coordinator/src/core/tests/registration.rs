@@ -212,7 +212,7 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let before = world.core.state().clone();
     let mut expected = 0;
     let of_workers =
-        ["heartbeat", "register", "fetch_record", "finished", "failed", "leave", "status"];
+        ["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave", "status"];
     for message in exemplars::all() {
         for (link, permitted) in [
             (worker, &of_workers[..]),

@@ -163,3 +163,58 @@ fn an_installed_snapshot_is_what_the_coordinator_knows() {
     other.restore_history(frames);
     assert_eq!(other.lines_after(Step(0)), world.journal);
 }
+
+/// It lost and won an election while nobody looked: another one may have led between.
+#[test]
+fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
+    let (mut world, links) = World::training(2);
+    world.holds_back = true;
+    (world.term, world.now) = (Term(2), world.now + TICK);
+    world.give(Input::Elected { term: Term(2) });
+    world.beat(links[0]);
+    assert_eq!(world.words(links[0]), [""; 0]);
+    world.catch_up();
+    assert_eq!(world.words(links[0]), ["registered"]);
+}
+
+/// What the log says of terms comes before the word that somebody else leads.
+#[test]
+fn an_entry_of_a_later_term_ends_a_reign() {
+    let (mut world, links) = World::training(2);
+    world.term = Term(2);
+    world.apply(Entry { unix_ms: 1, command: Command::Lead });
+    world.drain();
+    world.beat(links[0]);
+    world.kill(links[1]);
+    assert_eq!((world.words(links[0]), world.log.len()), (vec![], 0));
+}
+
+/// Invariant I8. It got its new id from another leader, while this one stood still.
+#[test]
+fn a_worker_that_says_to_be_another_by_now_is_believed() {
+    let (mut world, links) = World::training(3);
+    world.cut_off = true;
+    let id = WorkerId(world.index + 1);
+    world.say(links[0], Message::Hello { schema: schema(), worker: Some(id) });
+    world.give(Input::Deposed);
+    let (run, name) = (world.core.state().run_id(), NodeName::parse("worker-1").expect("valid"));
+    let command = Command::Register { run, name, registration: registration(77) };
+    world.apply(Entry { unix_ms: 1, command });
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    assert_eq!(world.hear(links[0]), [Message::Registered { worker: id, term: Term(2) }]);
+}
+
+/// What was said to it last was void, since it knew a later term: it says so, and is not deaf.
+#[test]
+fn a_worker_that_was_told_to_go_and_did_not_is_let_in_again() {
+    let (mut world, links) = World::training(3);
+    let (id, drained) = (world.id(links[0]), world.id(links[2]));
+    world.say(links[2], Message::Leave);
+    world.hold_all();
+    assert_eq!(world.hear(links[2]).pop(), Some(Message::Drain { worker: drained }));
+    world.say(links[2], Message::Hello { schema: schema(), worker: None });
+    world.say(links[0], Message::Hello { schema: schema(), worker: Some(id) });
+    assert_eq!(world.words(links[2]), ["welcome"]);
+    assert_eq!(world.words(links[0]).last(), Some(&"registered"));
+}

@@ -21,6 +21,8 @@ enum Happening {
     /// The log agrees late from now on, or no longer.
     Hesitate,
     Restart,
+    /// The leader is none any more, for a moment; nothing that was on its way is agreed on.
+    Fall,
     /// Time passes.
     Pass(u64),
 }
@@ -37,6 +39,7 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
         4 => Just(Happening::Step),
         1 => Just(Happening::Hesitate),
         1 => Just(Happening::Restart),
+        1 => Just(Happening::Fall),
         6 => (50..3_000_u64).prop_map(Happening::Pass),
     ];
     prop::collection::vec(one, 1..40)
@@ -97,6 +100,12 @@ impl Storm {
                 let now = self.world.now;
                 let links: Vec<LinkId> = self.world.workers.keys().copied().collect();
                 self.away.extend(links.into_iter().map(|link| (link, now)));
+            }
+            Happening::Fall => {
+                self.world.give(Input::Deposed);
+                self.world.log.clear();
+                self.world.term = Term(self.world.term.0 + 1);
+                self.world.give(Input::Elected { term: self.world.term });
             }
             Happening::Pass(millis) => self.pass(millis),
         }
@@ -173,7 +182,7 @@ impl Storm {
     fn live(&mut self, link: LinkId) {
         let heard = self.world.hear(link);
         let told = |wanted: &str| heard.iter().any(|message| message.name() == wanted);
-        if told("dismiss") {
+        if told("drain") || told("dismiss") {
             self.world.kill(link);
         } else if told("evicted") {
             let node = self.world.actor(link).node.clone();

@@ -14,8 +14,9 @@ use crate::step::plan::Plan;
 use crate::step::roster::Roster;
 
 impl Core {
-    /// A coordinator said something. What leaders want is fenced by their terms; records and
-    /// verdicts are of the log, and true whoever says so.
+    /// A coordinator said something. What leaders want is fenced by their terms; a verdict on an id
+    /// is the log's, and true for ever whoever says so. Who says it of an id that is not this
+    /// worker's does not know who this is by now, and is told.
     pub(super) fn coordinator(&mut self, now: Time, link: LinkId, message: Message) {
         if !self.leader.is_up(link) {
             return; // It was given up.
@@ -27,9 +28,10 @@ impl Core {
             }
             Message::Welcome { run, term } => self.welcomed(link, run, term),
             Message::Registered { worker, term } => self.registered(now, link, worker, term),
+            // It may be of a history, or of a run, that is no more.
+            Message::Announce(_) | Message::HeartbeatAnswer { .. }
+                if self.leader.link() != Some(link) => {}
             Message::Announce(record) => self.announced(now, record),
-            // It may be of a history that is no more.
-            Message::HeartbeatAnswer { .. } if self.leader.link() != Some(link) => {}
             Message::HeartbeatAnswer { generation, written } => {
                 self.answered(now, generation, written);
             }
@@ -50,12 +52,14 @@ impl Core {
                 }
             }
             Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
-            Message::Evicted { .. } => {} // It is about an id that was given up before.
-            Message::Released => self.released(),
+            Message::Drain { worker } if self.worker == Some(worker) => self.end(Exit::Drained),
+            Message::Released { term } if self.leader.hear(term) => self.released(),
+            Message::Evicted { .. } | Message::Drain { .. } | Message::Released { .. } => {
+                self.greet(link);
+            }
             // One coordinator is of another build: the others' business.
             Message::Refused { .. } if self.leader.is_another_than(link) => self.refused += 1,
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
-            Message::Drain { worker } if self.worker == Some(worker) => self.drains = true,
             Message::Dismiss if self.drains => self.end(Exit::Drained),
             Message::Dismiss => self.end(Exit::Dismissed),
             _ => self.refused += 1,
