@@ -33,7 +33,7 @@ struct Worker {
 /// What the core is told.
 enum Told {
     Up(LinkId, NodeName),
-    Event(Input),
+    Event(Box<Input>),
 }
 
 /// Stands where the worker's actor stands.
@@ -62,7 +62,7 @@ impl Handler<Event> for Ear {
         if let Input::CoordinatorLost { link } = &input {
             self.links.remove(link);
         }
-        let _ = self.told.send(Told::Event(input));
+        let _ = self.told.send(Told::Event(input.into()));
     }
 }
 
@@ -117,10 +117,11 @@ impl Worker {
             Told::Up(link, name) => {
                 self.up.insert(*link, name.clone());
             }
-            Told::Event(Input::CoordinatorLost { link }) => {
-                self.up.remove(link);
+            Told::Event(input) => {
+                if let Input::CoordinatorLost { link } = **input {
+                    self.up.remove(&link);
+                }
             }
-            Told::Event(_) => {}
         }
         told
     }
@@ -173,8 +174,8 @@ async fn a_worker_holds_a_link_to_each_coordinator_that_answers() {
     worker.hears_nothing().await;
     let link = two.accept().await.expect("a link");
     link.send(Message::Dismiss).unwrap();
-    let Told::Event(Input::Coordinator { link, message: Message::Dismiss }) = worker.hear().await
-    else {
+    let Told::Event(input) = worker.hear().await else { panic!("no link came up") };
+    let Input::Coordinator { link, message: Message::Dismiss } = *input else {
         panic!("it was said")
     };
     assert_eq!(worker.up[&link].as_str(), "two");
