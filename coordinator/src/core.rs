@@ -364,7 +364,8 @@ impl Core {
             Command::Generation(change) => self.not_begun(now, change.record.number),
             Command::Lines { .. } => self.settled(now),
             Command::Request { id, wish } => self.granted(now, id, &wish, &verdict),
-            Command::Found { founder: coordinator, .. } | Command::Coordinator(coordinator) => {
+            Command::Found { founder: coordinator, .. }
+            | Command::Coordinator { coordinator, .. } => {
                 if let Verdict::Coordinator(id) = verdict {
                     self.joined(&coordinator, id);
                 }
@@ -458,7 +459,7 @@ impl Core {
         self.effects.push_back(Effect::Propose(entry));
     }
 
-    fn unix_ms(&self, at: Time) -> u64 {
+    pub(crate) fn unix_ms(&self, at: Time) -> u64 {
         self.epoch_unix_ms.saturating_add(at.since(Time(0)).as_millis() as u64)
     }
 }

@@ -3,7 +3,8 @@
 //! [`state`] is the replicated state machine: a log of entries in, the cluster's history out.
 //! `assign` says who computes which data shards and owns which parameter shards. [`core`] is a
 //! coordinator as a plain state machine over both: messages in, messages and proposals out.
-//! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk.
+//! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk. [`seat`] is
+//! one of several coordinators, as a plain state machine: a core and a replica of the log.
 //! [`daemon`] is the shell that gives the core a clock, sockets and files. [`history`] sums up what
 //! happened, and [`http`] tells it to whoever asks.
 //!
@@ -18,4 +19,5 @@ pub mod log;
 #[cfg(feature = "planted")]
 pub mod plant;
 pub mod raft;
+pub mod seat;
 pub mod state;

@@ -48,7 +48,7 @@ pub use self::message::{Garbled, Message};
 use self::mirror::Mirror;
 use self::reads::Reads;
 use self::settings::{HEARTBEAT, LEASE, MAX_UNCOMMITTED};
-pub use self::settings::{MAX_ENTRY_BYTES, Profile};
+pub use self::settings::{LAN_TICK, MAX_ENTRY_BYTES, Profile};
 use self::writes::Writes;
 
 /// Who a replica is, and how it behaves.

@@ -61,6 +61,8 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
+    /// The index of the newest entry that changed who they are, or where.
+    revision: u64,
     tokens: Tokens,
     /// What became of requests.
     outcomes: Outcomes,
@@ -102,6 +104,7 @@ impl Default for State {
             applied: 0,
             ephemeral: true,
             coordinators: Coordinators::default(),
+            revision: 0,
             tokens: Tokens::default(),
             outcomes: Outcomes::default(),
             past_runs: VecDeque::new(),
@@ -144,7 +147,7 @@ impl State {
             }
             Command::Request { id, wish } => self.once(unix_ms, *id, wish),
             Command::Found { ephemeral, founder } => self.found(*ephemeral, founder),
-            Command::Coordinator(coordinator) => self.settle_in(coordinator),
+            Command::Coordinator { id, coordinator } => self.settle_in(*id, coordinator),
             Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
             Command::Submit(run) => self.submit(unix_ms, run),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),

@@ -180,7 +180,7 @@ async fn a_worker_is_told_of_the_next_leader_and_obeys_it_when_it_leads() {
     let members =
         all.map(|(id, address)| CoordinatorView { id, name: name(id), address, api: None });
     let members = members.to_vec();
-    link.send(Message::Coordinators { term: TERM, leader: Some(1), members }).unwrap();
+    link.send(Message::Coordinators { revision: 1, term: TERM, leader: Some(1), members }).unwrap();
     let other = link_of(&next).await;
     assert!(matches!(hear(&other).await, Message::Hello { worker: Some(FIRST), .. }));
     drop((scene.endpoint.take(), link));

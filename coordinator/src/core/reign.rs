@@ -118,14 +118,15 @@ impl Core {
         let members = self.state.coordinators();
         if !members.is_empty() {
             let Guide { term, leader } = self.guide;
-            self.broadcast(to, Message::Coordinators { term, leader, members });
+            let revision = self.state.revision();
+            self.broadcast(to, Message::Coordinators { revision, term, leader, members });
         }
     }
 
     /// What another coordinator says to this one; what replicas say to each other does not come
     /// here.
     pub(super) fn consult(&mut self, now: Time, from: LinkId, message: Message) {
-        let Message::Join { incarnation, address, api } = message else {
+        let Message::Join { id, incarnation, address, api } = message else {
             self.ignored += 1;
             return;
         };
@@ -135,10 +136,11 @@ impl Core {
         }
         if let Some(link) = self.links.find(from) {
             let name = link.identity.name.clone();
-            self.propose(
-                now,
-                Command::Coordinator(Coordinator { name, incarnation, address, api }),
-            );
+            let coordinator = Coordinator { name, incarnation, address, api };
+            // Every coordinator says this to every other that it meets.
+            if id.is_none() || !self.state.knows(&coordinator) {
+                self.propose(now, Command::Coordinator { id, coordinator });
+            }
         }
     }
 

@@ -198,7 +198,7 @@ fn of_entry(stage: &str, entry: &Entry) -> Option<&'static str> {
         Command::End { .. } => "end",
         Command::Request { .. }
         | Command::Found { .. }
-        | Command::Coordinator(_)
+        | Command::Coordinator { .. }
         | Command::SpendToken { .. } => return None,
     };
     find(stage, kind)

@@ -14,11 +14,14 @@ pub enum Profile {
     Wan,
 }
 
+/// What Raft counts time in, within one place.
+pub const LAN_TICK: Duration = Duration::from_millis(5);
+
 impl Profile {
     /// What Raft counts time in.
     pub fn tick(self) -> Duration {
         match self {
-            Self::Lan => Duration::from_millis(5),
+            Self::Lan => LAN_TICK,
             Self::Wan => Duration::from_millis(25),
         }
     }

@@ -29,6 +29,16 @@ impl State {
         views.collect()
     }
 
+    /// Grows with every change of who they are, or where: the index of the entry that made it.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Whether a coordinator is one of them, and where it says to be.
+    pub fn knows(&self, coordinator: &Coordinator) -> bool {
+        self.coordinators.values().any(|known| known == coordinator)
+    }
+
     /// Whether the cluster is there for one run, and dismisses its workers afterwards. One that
     /// was not founded in the log is.
     pub fn is_ephemeral(&self) -> bool {
@@ -43,18 +53,30 @@ impl State {
         match self.coordinators.get(&FOUNDER) {
             None if self.coordinators.is_empty() => {
                 self.ephemeral = ephemeral;
-                self.coordinators.insert(FOUNDER, founder.clone());
+                self.place(FOUNDER, founder);
                 Ok(Verdict::Coordinator(FOUNDER))
             }
-            Some(known) if known.incarnation == founder.incarnation => self.settle_in(founder),
+            Some(known) if known.incarnation == founder.incarnation => {
+                self.settle_in(None, founder)
+            }
             _ => Err("the cluster is founded already".into()),
         }
     }
 
     /// The same directory is the same coordinator, perhaps elsewhere; another one takes its place.
-    pub(super) fn settle_in(&mut self, coordinator: &Coordinator) -> Result<Verdict, String> {
+    pub(super) fn settle_in(
+        &mut self,
+        claimed: Option<CoordinatorId>,
+        coordinator: &Coordinator,
+    ) -> Result<Verdict, String> {
         if self.coordinators.is_empty() {
             return Err("the cluster is not founded yet".into());
+        }
+        let its_own = |known: &Coordinator| known.incarnation == coordinator.incarnation;
+        if let Some(id) = claimed
+            && !self.coordinators.get(&id).is_some_and(its_own)
+        {
+            return Err(format!("coordinator {id} is none of them any more"));
         }
         let name = &coordinator.name;
         let before = self.coordinators.iter().find(|(_, known)| known.name == *name);
@@ -69,8 +91,15 @@ impl State {
                 self.applied
             }
         };
-        self.coordinators.insert(id, coordinator.clone());
+        self.place(id, coordinator);
         Ok(Verdict::Coordinator(id))
+    }
+
+    fn place(&mut self, id: CoordinatorId, coordinator: &Coordinator) {
+        let before = self.coordinators.insert(id, coordinator.clone());
+        if before.as_ref() != Some(coordinator) {
+            self.revision = self.applied;
+        }
     }
 
     pub(super) fn remove(&mut self, id: CoordinatorId) -> Result<Verdict, String> {
@@ -81,6 +110,7 @@ impl State {
             return Err(format!("coordinator {id} is the last; stop it instead"));
         }
         self.coordinators.remove(&id);
+        self.revision = self.applied;
         Ok(Verdict::Accepted)
     }
 }

@@ -12,7 +12,8 @@ use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{
-    Generation, MetricsLine, NodeName, Record, RequestId, RunSpec, Step, Wish, WorkerId,
+    CoordinatorId, Generation, MetricsLine, NodeName, Record, RequestId, RunSpec, Step, Wish,
+    WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -84,7 +85,12 @@ pub enum Command {
         founder: Coordinator,
     },
     /// A coordinator is to be one of them, or is found elsewhere than before.
-    Coordinator(Coordinator),
+    Coordinator {
+        /// Its id, if it was told one.
+        id: Option<CoordinatorId>,
+        /// As it tells of itself.
+        coordinator: Coordinator,
+    },
     /// A node was admitted with a token.
     SpendToken {
         /// Which.

@@ -421,7 +421,8 @@ fn found(ephemeral: bool) -> Entry {
 /// Whoever lost its disk does not know what it has promised: it is another one.
 #[test]
 fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
-    let join = |coordinator| entry(Command::Coordinator(coordinator));
+    let settle = |id, coordinator| entry(Command::Coordinator { id, coordinator });
+    let join = |coordinator| settle(None, coordinator);
     let entries = [
         entry(Command::Lead),
         join(coordinator("two", 7, 2)),
@@ -432,6 +433,8 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         found(false),
         wish(1, Wish::Remove(FOUNDER)),
         wish(2, Wish::Remove(6)),
+        settle(Some(6), coordinator("two", 8, 4)),
+        settle(Some(FOUNDER), coordinator("one", 1, 1)),
     ];
     let (state, verdicts) = replay(&entries);
     let refused = |words: &str| Verdict::Refused(words.into());
@@ -444,10 +447,12 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         Verdict::Coordinator(FOUNDER),
         Verdict::Accepted,
         refused("coordinator 6 is the last; stop it instead"),
+        Verdict::Coordinator(6),
+        refused("coordinator 1 is none of them any more"),
     ];
     assert_eq!(verdicts[1..], expected);
     let views = state.coordinators();
-    assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, 6, 3));
+    assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, 6, 4));
 }
 
 #[test]

@@ -175,9 +175,10 @@ fn of_coordinators() -> Vec<Message> {
         ],
     };
     vec![
-        Message::Coordinators { term: TERM, leader: Some(id), members: vec![view] },
+        Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
         Message::Raft(vec![1, 2, 3]),
-        Message::Join { incarnation: 4, address: address(), api },
+        Message::Removed,
+        Message::Join { id: Some(id), incarnation: 4, address: address(), api },
         Message::Joined { id },
         Message::FetchHistory { from: 9 },
         Message::History { frames: vec![frame] },

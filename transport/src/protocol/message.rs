@@ -178,6 +178,8 @@ pub enum Message {
     /// Who the coordinators are, and who leads: said after a peer's first word, and whenever it
     /// changes. Whoever asks a coordinator that does not lead is told this instead of an answer.
     Coordinators {
+        /// Grows with every change of the list: the index of the log's entry that made it.
+        revision: u64,
         /// The newest term that the sender knows of.
         term: Term,
         /// Who leads in it, if that is known.
@@ -191,6 +193,8 @@ pub enum Message {
     Raft(Vec<u8>),
     /// The sender wishes to be one of the coordinators, or is found elsewhere than before.
     Join {
+        /// The sender's id, if it was told one: it is found elsewhere, or was removed.
+        id: Option<CoordinatorId>,
         /// Drawn once for its directory: with the same it gets the same id.
         incarnation: u64,
         /// Where it listens for links.
@@ -203,6 +207,8 @@ pub enum Message {
         /// The sender's id.
         id: CoordinatorId,
     },
+    /// The answer to Join of one that was removed, once the log does without it: it may go.
+    Removed,
     /// The history from this entry on, please.
     FetchHistory {
         /// The index of the first entry that is wanted.
@@ -335,6 +341,7 @@ impl Message {
             Self::Raft(_) => "raft",
             Self::Join { .. } => "join",
             Self::Joined { .. } => "joined",
+            Self::Removed => "removed",
             Self::FetchHistory { .. } => "fetch_history",
             Self::History { .. } => "history",
             Self::Prepared(_) => "prepared",

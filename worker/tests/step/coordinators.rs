@@ -319,14 +319,15 @@ fn lists(solo: &mut Solo) -> Option<Vec<CoordinatorView>> {
     lists.last()
 }
 
-/// A coordinator says who they are: who leads in which term, and the list.
+/// A coordinator says who they are.
 fn list(
     solo: &mut Solo,
     from: LinkId,
-    (term, leader): (Term, Option<u64>),
+    revision: u64,
     members: &[CoordinatorView],
 ) -> Option<Vec<CoordinatorView>> {
-    solo.hear_on(from, Message::Coordinators { term, leader, members: members.to_vec() });
+    let (leader, members) = (None, members.to_vec());
+    solo.hear_on(from, Message::Coordinators { revision, term: TERM, leader, members });
     lists(solo)
 }
 
@@ -335,40 +336,20 @@ fn a_worker_that_knows_one_coordinator_learns_of_all() {
     let mut solo = Solo::new();
     solo.connect(SECOND);
     let all = [view(1, 1), view(2, 2), view(3, 3)];
-    // It may follow, and nobody may lead.
-    assert_eq!(list(&mut solo, SECOND, (TERM, None), &all[..2]), Some(all[..2].to_vec()));
-    assert_eq!(list(&mut solo, SECOND, (TERM, Some(1)), &all), Some(all.to_vec()));
-    assert_eq!(list(&mut solo, SECOND, (TERM, Some(1)), &all), None, "it is no news");
+    assert_eq!(list(&mut solo, SECOND, 4, &all[..2]), Some(all[..2].to_vec()));
+    assert_eq!(list(&mut solo, SECOND, 6, &all), Some(all.to_vec()));
+    assert_eq!(list(&mut solo, SECOND, 6, &all), None, "it is no news");
 }
 
 #[test]
-fn the_leader_alone_removes_a_coordinator_and_says_where_one_has_moved() {
+fn an_old_list_of_coordinators_counts_for_nothing_whoever_says_it() {
     let mut solo = among_three();
     let all = [view(1, 1), view(2, 2), view(3, 3)];
-    assert_eq!(list(&mut solo, LINK, (TERM, Some(1)), &all), Some(all.to_vec()));
     let moved = [view(1, 1), view(2, 9)];
-    assert_eq!(list(&mut solo, LINK, (TERM, Some(1)), &moved), Some(moved.to_vec()));
-    // Who follows has not heard of it, whatever term it is in.
-    for term in [Term(1), TERM] {
-        assert_eq!(list(&mut solo, SECOND, (term, Some(1)), &all), None, "{term}");
+    assert_eq!(list(&mut solo, LINK, 9, &moved), Some(moved.to_vec()));
+    for link in [LINK, SECOND, THIRD] {
+        assert_eq!(list(&mut solo, link, 6, &all), None);
     }
-    let more = [view(1, 1), view(2, 2), view(4, 4)];
-    let added = [view(1, 1), view(2, 9), view(4, 4)];
-    assert_eq!(list(&mut solo, SECOND, (LATER, Some(4)), &more), Some(added.to_vec()));
-    // A term of its own making does not silence the leader.
-    assert_eq!(list(&mut solo, THIRD, (Term(99), None), &added), None);
-    assert_eq!(list(&mut solo, LINK, (TERM, Some(1)), &moved), Some(moved.to_vec()));
-    solo.hear(Message::Pause { term: TERM, number: NEXT });
-    assert_eq!(told(&mut solo), [(LINK, "status")]);
-}
-
-#[test]
-fn the_leader_of_a_later_term_knows_better() {
-    let mut solo = among_three();
-    let (old, new) = ([view(1, 1), view(2, 2)], [view(2, 2), view(3, 3)]);
-    list(&mut solo, LINK, (TERM, Some(1)), &old);
-    assert_eq!(list(&mut solo, SECOND, (LATER, Some(2)), &new), Some(new.to_vec()));
-    assert_eq!(list(&mut solo, LINK, (TERM, Some(1)), &old), None);
 }
 
 /// Its old process is dead, and does not say so.

@@ -19,18 +19,20 @@ impl World {
         self.give(Input::Leader { term: self.term, leader: Some(1) });
     }
 
+    /// What everyone is told now.
+    fn told(&self, term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
+        let members = members.iter().map(|&(id, port)| {
+            let Coordinator { name, address, api, .. } =
+                coordinator(&format!("coordinator-{port}"), port);
+            CoordinatorView { id, name, address, api }
+        });
+        let (revision, term) = (self.core.state().revision(), Term(term));
+        Message::Coordinators { revision, term, leader, members: members.collect() }
+    }
+
     fn last_word(&mut self, link: LinkId) -> Option<Message> {
         self.hear(link).pop()
     }
-}
-
-fn told(term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
-    let members = members.iter().map(|&(id, port)| {
-        let Coordinator { name, address, api, .. } =
-            coordinator(&format!("coordinator-{port}"), port);
-        CoordinatorView { id, name, address, api }
-    });
-    Message::Coordinators { term: Term(term), leader, members: members.collect() }
 }
 
 #[test]
@@ -39,13 +41,14 @@ fn whoever_says_hello_or_asks_is_told_who_the_coordinators_are_and_again_when_th
     world.found(true);
     let silent = world.connect(Role::Worker, "worker-1");
     let worker = world.greeted("worker-2");
-    assert_eq!(world.hear(worker), [told(1, Some(1), &[(1, 1)])]);
+    let all = world.told(1, Some(1), &[(1, 1)]);
+    assert_eq!(world.hear(worker), [all]);
     world.watch(0, 0);
     let second = world.connect(Role::Coordinator, "coordinator-2");
     let Coordinator { incarnation, address, api, .. } = coordinator("coordinator-2", 2);
-    world.say(second, Message::Join { incarnation, address, api });
+    world.say(second, Message::Join { id: None, incarnation, address, api });
     let id = world.index;
-    let all = told(1, Some(1), &[(1, 1), (id, 2)]);
+    let all = world.told(1, Some(1), &[(1, 1), (id, 2)]);
     assert_eq!(world.last_word(worker), Some(all.clone()));
     assert_eq!(world.last_word(world.operator), Some(all.clone()));
     assert_eq!(world.hear(second)[1..], [all, Message::Joined { id }]);
@@ -61,7 +64,7 @@ fn a_follower_answers_no_hello_and_sends_whoever_asks_to_the_leader() {
     world.found(true);
     world.give(Input::Deposed);
     world.give(Input::Leader { term: Term(2), leader: Some(7) });
-    let guide = told(2, Some(7), &[(1, 1)]);
+    let guide = world.told(2, Some(7), &[(1, 1)]);
     let (worker, again) = (world.greeted("worker-1"), world.connect(Role::Worker, "worker-2"));
     world.say(again, Message::Hello { schema: schema(), worker: Some(WorkerId(99)) });
     for link in [worker, again] {
@@ -86,7 +89,7 @@ fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
     world.hear(world.operator);
     world.give(Input::Leader { term: Term(2), leader: Some(7) });
     world.log.clear();
-    let guide = told(2, Some(7), &[(1, 1)]);
+    let guide = world.told(2, Some(7), &[(1, 1)]);
     let says_so = |world: &mut World, link| world.hear(link).contains(&guide);
     let operator = world.operator;
     assert!(says_so(&mut world, links[0]) && says_so(&mut world, operator));

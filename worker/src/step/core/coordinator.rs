@@ -22,8 +22,8 @@ impl Core {
             return; // It was given up.
         }
         match message {
-            Message::Coordinators { term, leader, members } => {
-                let known = self.leader.learn(link, (term, leader), members);
+            Message::Coordinators { revision, members, .. } => {
+                let known = self.leader.learn(revision, members);
                 self.out.extend(known.map(Effect::Coordinators));
             }
             Message::Welcome { run, term } => self.welcomed(link, run, term),

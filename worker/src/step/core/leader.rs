@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName, Term};
+use everstep_transport::protocol::{CoordinatorView, NodeName, Term};
 
 use crate::step::event::LinkId;
 
@@ -22,10 +22,8 @@ pub(super) struct Leader {
     link: Option<LinkId>,
     /// The highest term in which a leader has spoken.
     term: Term,
-    /// The coordinators, as far as is known.
-    members: BTreeMap<CoordinatorId, CoordinatorView>,
-    /// The term of the last leader that has told who they are.
-    listed: Term,
+    /// The newest list of coordinators.
+    revision: u64,
 }
 
 impl Leader {
@@ -83,32 +81,15 @@ impl Leader {
         self.link = None;
     }
 
-    /// A coordinator says who the coordinators are, and who leads in a term. Returns all that are
-    /// known, if that is news.
-    ///
-    /// A leader knows best. Whoever follows may have an old list, so who is on it is added to those
-    /// that are known, but nobody is taken for removed or moved; and it counts for nothing once a
-    /// leader of its term or a later one has spoken for itself. One link too many costs little; one
-    /// too few could be the next leader's.
+    /// A coordinator says who the coordinators are. Returns them, if that is news: whoever follows
+    /// may have an old list.
     pub(super) fn learn(
         &mut self,
-        link: LinkId,
-        (term, leader): (Term, Option<CoordinatorId>),
+        revision: u64,
         members: Vec<CoordinatorView>,
     ) -> Option<Vec<CoordinatorView>> {
-        let own = self.links.get(&link);
-        let of_leader = |view: &CoordinatorView| Some(view.id) == leader && Some(&view.name) == own;
-        let before = self.members.clone();
-        if members.iter().any(of_leader) {
-            if term >= self.listed {
-                self.listed = term;
-                self.members = members.into_iter().map(|view| (view.id, view)).collect();
-            }
-        } else if term > self.listed {
-            for view in members {
-                self.members.entry(view.id).or_insert(view);
-            }
-        }
-        (self.members != before).then(|| self.members.values().cloned().collect())
+        let newer = revision > self.revision;
+        self.revision = self.revision.max(revision);
+        newer.then_some(members)
     }
 }

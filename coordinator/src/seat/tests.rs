@@ -1,0 +1,395 @@
+//! Several seats on virtual time, with disks that take a millisecond and links that take half of
+//! one; who is killed keeps its disk.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::Ipv4Addr;
+
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::{RequestId, Wish, exemplars};
+
+use super::*;
+use crate::raft::Profile;
+
+const DISK: Duration = Duration::from_millis(1);
+const WAY: Duration = Duration::from_micros(500);
+
+#[derive(Debug)]
+enum Happening {
+    /// A batch is durable on the disk of a seat that was started the nth time.
+    Written(u64, u64, Batch),
+    Arrives(u64, Input),
+}
+
+struct World {
+    now: Time,
+    seats: BTreeMap<u64, Seat>,
+    disks: BTreeMap<u64, Kept>,
+    starts: BTreeMap<u64, u64>,
+    /// From each end of a link to the other: whose seat that is, and its name for the link. Nobody's
+    /// seat is the test itself.
+    links: BTreeMap<LinkId, (Option<u64>, LinkId)>,
+    coming: BinaryHeap<Reverse<(Time, u64)>>,
+    happenings: BTreeMap<u64, Happening>,
+    count: u64,
+    /// What was said to the test.
+    said: BTreeMap<LinkId, Vec<Message>>,
+    removed: Vec<u64>,
+}
+
+fn own(number: u64) -> Coordinator {
+    let name = NodeName::parse(&format!("coordinator-{number}")).expect("a valid name");
+    let address = (Ipv4Addr::LOCALHOST, number as u16).into();
+    Coordinator { name, incarnation: number, address, api: None }
+}
+
+fn identity(role: Role, name: &str) -> Identity {
+    Identity { role, name: NodeName::parse(name).expect("a valid name") }
+}
+
+impl World {
+    /// One coordinator that founds a cluster.
+    fn founded() -> Self {
+        let mut world = Self {
+            now: Time(0),
+            seats: BTreeMap::new(),
+            disks: BTreeMap::from([(1, Kept::founded_by(ReplicaId(1)))]),
+            starts: BTreeMap::new(),
+            links: BTreeMap::new(),
+            coming: BinaryHeap::new(),
+            happenings: BTreeMap::new(),
+            count: 0,
+            said: BTreeMap::new(),
+            removed: Vec::new(),
+        };
+        world.start(1, own(1));
+        world.pass(100);
+        world
+    }
+
+    /// Three coordinators; returns their ids.
+    fn of_three() -> (Self, [u64; 3]) {
+        let mut world = Self::founded();
+        let ids = [1, world.join(2), world.join(3)];
+        world.pass(1_000);
+        (world, ids)
+    }
+
+    fn start(&mut self, id: u64, own: Coordinator) {
+        let replica = raft::Options {
+            id: ReplicaId(id),
+            seed: 1,
+            profile: Profile::Lan,
+            keep: 100,
+            #[cfg(feature = "planted")]
+            plant: None,
+        };
+        let states = self.seats.values().map(|seat| seat.core.state());
+        let newest = states.max_by_key(|state| state.revision());
+        let book = newest.map_or((0, Vec::new()), |it| (it.revision(), it.coordinators()));
+        let options =
+            Options { own, replica, epoch_unix_ms: 0, founds: (id == 1).then_some(false), book };
+        *self.starts.entry(id).or_default() += 1;
+        let kept = self.disks.entry(id).or_default().clone();
+        let seat = Seat::new(self.now, options, kept, Vec::new()).expect("a sound disk");
+        self.seats.insert(id, seat);
+        self.drain(id);
+    }
+
+    /// Another coordinator joins; returns its id.
+    fn join(&mut self, number: u64) -> u64 {
+        let own = own(number);
+        let link = self.connect(1, identity(Role::Coordinator, own.name.as_str()));
+        let Coordinator { incarnation, address, api, .. } = own;
+        self.say(link, Message::Join { id: None, incarnation, address, api });
+        self.pass(100);
+        let joined = self.said[&link].iter().find_map(|message| match message {
+            Message::Joined { id } => Some(*id),
+            _ => None,
+        });
+        self.cut(link);
+        let id = joined.expect("it is one of them");
+        self.start(id, own);
+        self.pass(200);
+        id
+    }
+
+    /// The test, as somebody, has a link to a seat.
+    fn connect(&mut self, to: u64, identity: Identity) -> LinkId {
+        let (here, there) = self.link(None, Some(to));
+        self.give(to, Input::Connected { link: there, identity });
+        here
+    }
+
+    fn link(&mut self, one: Option<u64>, other: Option<u64>) -> (LinkId, LinkId) {
+        self.count += 2;
+        let (here, there) = (LinkId(self.count), LinkId(self.count + 1));
+        self.links.insert(here, (other, there));
+        self.links.insert(there, (one, here));
+        (here, there)
+    }
+
+    fn cut(&mut self, link: LinkId) {
+        let Some((whose, there)) = self.links.remove(&link) else { return };
+        self.links.remove(&there);
+        if let Some(id) = whose {
+            let reason = "cut".to_string();
+            self.later(
+                WAY,
+                Happening::Arrives(id, Input::Disconnected { link: there, gone: true, reason }),
+            );
+        }
+    }
+
+    fn say(&mut self, link: LinkId, message: Message) {
+        let (whose, from) = self.links[&link];
+        let to = whose.expect("the test speaks to seats");
+        self.later(WAY, Happening::Arrives(to, Input::Message { from, message }));
+    }
+
+    /// It is gone from one moment to the next; what it had told its disk to write may be written.
+    fn kill(&mut self, id: u64) {
+        self.seats.remove(&id);
+        let ends: Vec<LinkId> =
+            self.links.iter().filter(|(_, end)| end.0 == Some(id)).map(|(_, end)| end.1).collect();
+        ends.into_iter().for_each(|end| self.cut(end));
+    }
+
+    fn later(&mut self, after: Duration, happening: Happening) {
+        self.count += 2;
+        self.coming.push(Reverse((self.now + after, self.count)));
+        self.happenings.insert(self.count, happening);
+    }
+
+    fn give(&mut self, id: u64, input: Input) {
+        if let Some(seat) = self.seats.get_mut(&id) {
+            seat.handle(self.now, input).expect("it goes on");
+            self.drain(id);
+        }
+    }
+
+    fn drain(&mut self, id: u64) {
+        while let Some(effect) = self.seats.get_mut(&id).and_then(Seat::poll_effect) {
+            match effect {
+                Effect::Send { to, message } => self.carry(to, message),
+                Effect::Broadcast { to, message } => {
+                    to.into_iter().for_each(|to| self.carry(to, message.clone()));
+                }
+                Effect::Close { to, .. } => self.cut(to),
+                Effect::Persist(batch) => {
+                    self.later(DISK, Happening::Written(id, self.starts[&id], batch));
+                }
+                Effect::Removed => self.removed.push(id),
+                Effect::History(_) | Effect::Admitted { .. } => {}
+                Effect::Recall { .. } | Effect::Recalled(_) => {}
+            }
+        }
+    }
+
+    fn carry(&mut self, from: LinkId, message: Message) {
+        match self.links.get(&from) {
+            Some((Some(to), there)) => {
+                let arrives = Happening::Arrives(*to, Input::Message { from: *there, message });
+                self.later(WAY, arrives);
+            }
+            Some((None, there)) => self.said.entry(*there).or_default().push(message),
+            None => {}
+        }
+    }
+
+    fn dial(&mut self) {
+        for id in self.seats.keys().copied().collect::<Vec<_>>() {
+            for view in self.seats[&id].to_dial() {
+                let Some(peer) = self.seats.get(&view.id) else { continue };
+                let there_is = peer.own.clone();
+                let (here, there) = self.link(Some(id), Some(view.id));
+                let own = self.seats[&id].own.name.clone();
+                let role = Role::Coordinator;
+                self.give(
+                    view.id,
+                    Input::Connected { link: there, identity: Identity { role, name: own } },
+                );
+                let identity = Identity { role, name: there_is.name };
+                self.give(id, Input::Connected { link: here, identity });
+            }
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        let end = self.now + Duration::from_millis(ms);
+        while self.now < end {
+            let tick = self.now + TICK;
+            while let Some(Reverse((at, number))) =
+                self.coming.peek().copied().filter(|it| it.0.0 <= tick)
+            {
+                self.coming.pop();
+                self.now = at.max(self.now);
+                self.happen(number);
+            }
+            self.now = tick;
+            for id in self.seats.keys().copied().collect::<Vec<_>>() {
+                self.give(id, Input::Tick);
+            }
+            self.dial();
+        }
+    }
+
+    fn happen(&mut self, number: u64) {
+        match self.happenings.remove(&number).expect("it was put there") {
+            Happening::Arrives(id, input) => self.give(id, input),
+            Happening::Written(id, start, batch) => {
+                if self.starts[&id] == start {
+                    self.disks.get_mut(&id).expect("it has one").absorb(&batch);
+                    self.give(id, Input::Persisted(batch.number));
+                }
+            }
+        }
+    }
+
+    fn leader(&self) -> Option<u64> {
+        let mut leaders = self.seats.iter().filter(|(_, seat)| seat.leads().is_some());
+        leaders.next_back().map(|(id, _)| *id)
+    }
+
+    /// An operator wishes something of the leader; returns the answer.
+    fn wish(&mut self, number: u64, wish: Wish) -> Option<Option<String>> {
+        let leader = self.leader().expect("somebody leads");
+        let link = self.connect(leader, identity(Role::Operator, "operator"));
+        self.say(link, Message::Request { id: RequestId { client: 7, number }, wish });
+        self.pass(100);
+        self.said.remove(&link)?.into_iter().find_map(|message| match message {
+            Message::Answer { refusal, .. } => Some(refusal),
+            _ => None,
+        })
+    }
+
+    fn voters(&self, id: u64) -> Vec<u64> {
+        self.seats[&id].replica.members().voters.iter().map(|id| id.0).collect()
+    }
+
+    /// Invariant I14: where as much is applied, the state is the same.
+    fn assert_agreed(&self) {
+        let states: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        self.seats.values().fold(states, |mut known, seat| {
+            let state = seat.core.state();
+            let bytes = state.encode();
+            let first = known.entry(state.index()).or_insert_with(|| bytes.clone());
+            assert!(*first == bytes, "I14: two states at index {}", state.index());
+            known
+        });
+    }
+}
+
+#[test]
+fn one_alone_founds_a_cluster_and_leads_it() {
+    let world = World::founded();
+    let seat = &world.seats[&1];
+    assert!(seat.leads().is_some());
+    assert!(seat.core.state().knows(&own(1)));
+    assert_eq!(world.voters(1), [1]);
+}
+
+#[test]
+fn those_who_join_become_replicas_and_know_each_other() {
+    let (world, ids) = World::of_three();
+    for id in ids {
+        assert_eq!(world.voters(id), ids, "as coordinator {id} knows");
+        assert_eq!(world.seats[&id].to_dial(), []);
+    }
+    world.assert_agreed();
+}
+
+#[test]
+fn i9_what_was_answered_survives_the_death_of_all() {
+    let (mut world, ids) = World::of_three();
+    let run = exemplars::run();
+    assert_eq!(world.wish(1, Wish::Submit(run.clone())), Some(None));
+    ids.iter().for_each(|id| world.kill(*id));
+    world.pass(50);
+    ids.iter().zip(1..).for_each(|(id, number)| world.start(*id, own(number)));
+    world.pass(1_500);
+    assert!(world.leader().is_some());
+    for id in ids {
+        assert_eq!(world.seats[&id].core.state().run(), Some(&run));
+    }
+    world.assert_agreed();
+}
+
+#[test]
+fn when_the_leader_dies_another_leads_within_half_a_second_and_it_comes_back_as_a_follower() {
+    let (mut world, ids) = World::of_three();
+    for round in 0..4 {
+        let leader = world.leader().expect("somebody leads");
+        world.kill(leader);
+        world.pass(500);
+        let next = world.leader().expect("another leads");
+        assert_ne!(next, leader);
+        assert_eq!(world.wish(round, Wish::RevokeToken([0; 9])).map(|_| ()), Some(()));
+        let number = 1 + ids.iter().position(|id| *id == leader).expect("one of them") as u64;
+        world.start(leader, own(number));
+        world.pass(500);
+        assert_eq!(world.leader(), Some(next), "who comes back disturbs nobody");
+        world.assert_agreed();
+    }
+}
+
+#[test]
+fn who_leaves_hands_leadership_over_at_once() {
+    let (mut world, _) = World::of_three();
+    let leader = world.leader().expect("somebody leads");
+    world.give(leader, Input::HandOver);
+    world.pass(25);
+    assert!(world.leader().is_some_and(|next| next != leader));
+}
+
+#[test]
+fn who_is_removed_is_told_and_the_others_go_on() {
+    let (mut world, ids) = World::of_three();
+    assert_eq!(world.wish(1, Wish::Remove(ids[2])), Some(None));
+    world.pass(500);
+    assert_eq!(world.voters(ids[0]), ids[..2]);
+    assert_eq!(world.removed.first(), Some(&ids[2]));
+    world.kill(ids[2]);
+    assert_eq!(world.wish(2, Wish::Cancel).map(|it| it.is_some()), Some(true), "there is no run");
+}
+
+/// Who leads may be removed, too.
+#[test]
+fn every_coordinator_can_be_replaced_one_by_one() {
+    let (mut world, ids) = World::of_three();
+    let run = exemplars::run();
+    assert_eq!(world.wish(1, Wish::Submit(run.clone())), Some(None));
+    for (round, old) in ids.into_iter().enumerate() {
+        let next = world.replace(old, round as u64);
+        assert!(!world.voters(next).contains(&old));
+    }
+    let leader = world.leader().expect("somebody leads");
+    assert_eq!(world.voters(leader).len(), 3);
+    assert!(world.voters(leader).iter().all(|id| !ids.contains(id)));
+    assert_eq!(world.seats[&leader].core.state().run(), Some(&run));
+    world.assert_agreed();
+}
+
+impl World {
+    fn replace(&mut self, old: u64, round: u64) -> u64 {
+        let leader = self.leader().expect("somebody leads");
+        let own = own(10 + round);
+        let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
+        let Coordinator { incarnation, address, api, .. } = own;
+        self.say(link, Message::Join { id: None, incarnation, address, api });
+        self.pass(100);
+        let joined = self.said[&link].iter().find_map(|message| match message {
+            Message::Joined { id } => Some(*id),
+            _ => None,
+        });
+        self.cut(link);
+        let id = joined.expect("it is one of them");
+        self.start(id, own);
+        self.pass(1_000);
+        assert_eq!(self.wish(100 + round, Wish::Remove(old)), Some(None));
+        self.pass(1_000);
+        self.kill(old);
+        self.pass(1_000);
+        id
+    }
+}
