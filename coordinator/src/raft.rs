@@ -67,6 +67,20 @@ pub struct Options {
     pub plant: Option<plant::Plant>,
 }
 
+impl Options {
+    /// A sound replica.
+    pub fn new(id: ReplicaId, seed: u64, profile: Profile, keep: u64) -> Self {
+        Self {
+            id,
+            seed,
+            profile,
+            keep,
+            #[cfg(feature = "planted")]
+            plant: None,
+        }
+    }
+}
+
 /// An entry for the state machine, agreed on and durable here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {

@@ -200,8 +200,38 @@ impl Seat {
         kept: Kept,
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
+        let mut seat = Self::restored(now, options, kept, history)?;
+        seat.advance(now)?;
+        Ok(seat)
+    }
+
+    /// The same with a bug in the core, which is there from the first entry on.
+    ///
+    /// # Errors
+    /// [`SeatError`].
+    #[cfg(feature = "planted")]
+    pub fn planted(
+        now: Time,
+        options: Options,
+        kept: Kept,
+        history: Vec<Frame>,
+        plant: crate::plant::Plant,
+    ) -> Result<Self, SeatError> {
+        let mut seat = Self::restored(now, options, kept, history)?;
+        seat.core.plant(plant);
+        seat.advance(now)?;
+        Ok(seat)
+    }
+
+    /// Before its first effects.
+    fn restored(
+        now: Time,
+        options: Options,
+        kept: Kept,
+        history: Vec<Frame>,
+    ) -> Result<Self, SeatError> {
         let Options { own, replica, epoch_unix_ms, founds, book } = options;
-        let mut seat = Self {
+        Ok(Self {
             own,
             founds,
             core: Core::new(now, epoch_unix_ms),
@@ -215,9 +245,7 @@ impl Seat {
             introduced: None,
             past: Some(history),
             effects: VecDeque::new(),
-        };
-        seat.advance(now)?;
-        Ok(seat)
+        })
     }
 
     /// Takes what happened. `now` never goes backwards.
@@ -276,12 +304,6 @@ impl Seat {
     /// Coordinators to which there is no link.
     pub fn to_dial(&self) -> Vec<CoordinatorView> {
         self.peers.missing(self.core.state())
-    }
-
-    /// From now on the core has this bug.
-    #[cfg(feature = "planted")]
-    pub fn plant(&mut self, plant: crate::plant::Plant) {
-        self.core.plant(plant);
     }
 }
 
@@ -411,13 +433,15 @@ impl Seat {
 
 // The log.
 impl Seat {
-    /// Carries what the replica and the core want from one to the other, until both are quiet.
+    /// Carries what the replica and the core want from one to the other, until both are quiet. The
+    /// core goes first: what an entry brings to the history comes before a batch in which a snapshot
+    /// takes that entry's place.
     fn advance(&mut self, now: Time) -> Result<(), SeatError> {
         loop {
-            if let Some(effect) = self.replica.poll_effect() {
-                self.follow_log(now, effect)?;
-            } else if let Some(effect) = self.core.poll_effect() {
+            if let Some(effect) = self.core.poll_effect() {
                 self.follow_core(effect);
+            } else if let Some(effect) = self.replica.poll_effect() {
+                self.follow_log(now, effect)?;
             } else {
                 return Ok(());
             }
@@ -552,7 +576,8 @@ fn encode(entry: &Entry) -> Vec<u8> {
     bytes.expect("an entry is finite and needs no shared pointers").to_vec()
 }
 
-fn decode(bytes: &[u8]) -> Result<Entry, String> {
+/// An entry of the log, from what a batch holds of it.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Entry, String> {
     let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
     aligned.extend_from_slice(bytes);
     rkyv::from_bytes::<Entry, rancor::Error>(&aligned).map_err(|error| error.to_string())
