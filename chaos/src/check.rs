@@ -6,6 +6,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod agreement;
 mod bounds;
 mod commits;
 mod copies;
@@ -29,11 +30,13 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, Decision, Generation, MetricsLine, Record, RunSpec, Shard, Step, Term, WorkerId,
+    Chunk, Commit, Decision, Frame, Generation, MetricsLine, Record, RunSpec, Shard, Step, Term,
+    WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
+use agreement::Agreement;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
@@ -70,6 +73,8 @@ pub enum Invariant {
     I7,
     /// No heartbeating worker is evicted, and no run fails, without a fault that explains it.
     I8,
+    /// What was agreed on stays, whoever leads.
+    I9,
     /// Queues are bounded.
     I10,
     /// Once nothing goes wrong any more, the run goes on, and becomes complete, in a stated time.
@@ -107,7 +112,17 @@ pub struct Violation {
 /// Something that a checker wants to know of.
 #[derive(Clone, Copy, Debug)]
 pub enum Observation<'a> {
-    /// The coordinator asks for promises of this number.
+    /// A coordinator leads in this term.
+    Leads(usize, Term),
+    /// A coordinator has applied this entry: its index, its term, what it says.
+    Applied(u64, Term, &'a [u8]),
+    /// A coordinator that has applied the log up to this index has this state.
+    Stands(u64, &'a [u8]),
+    /// What an entry has brought to a coordinator's history.
+    Brought(&'a Frame),
+    /// A coordinator tells a worker that it is lost.
+    Evicted(WorkerId),
+    /// The coordinator that leads asks for promises of this number.
     Paused(Generation),
     /// A worker has promised this number to the coordinator of this term.
     Promised(WorkerId, Term, Generation),
@@ -214,6 +229,7 @@ pub struct Checks {
     bounds: Bounds,
     /// Nobody meddles with what is sent: whatever is refused was sent in error.
     honest: bool,
+    agreement: Agreement,
     records: Records,
     promises: Promises,
     holdings: Holdings,
@@ -236,6 +252,7 @@ impl Checks {
             copies_wanted: run.copies,
             bounds: Bounds::new(run.batch.data_shards),
             honest: true,
+            agreement: Agreement::default(),
             records: Records::default(),
             promises: Promises::default(),
             holdings: Holdings::default(),
@@ -267,6 +284,7 @@ impl Checks {
             }
             Observation::Passes(able) => self.pauses.passes(now, able),
             Observation::Promised(worker, term, number) => {
+                self.pauses.promised(number);
                 self.promises.promised(worker, (term, number))
             }
             Observation::Proposed(record) => {
@@ -309,9 +327,26 @@ impl Checks {
                 self.copies.corrupted(worker);
                 Ok(())
             }
-            of_copies => self.held(of_copies),
+            of_copies_or_the_log => {
+                self.agreed(of_copies_or_the_log).and_then(|()| self.held(of_copies_or_the_log))
+            }
         };
         found.map_err(|found| violation(now, found))
+    }
+
+    /// What is seen of the coordinators' log.
+    fn agreed(&mut self, seen: Observation<'_>) -> Result<(), Found> {
+        match seen {
+            Observation::Leads(place, term) => {
+                self.pauses.led_anew();
+                self.agreement.leads(place, term)
+            }
+            Observation::Applied(index, term, bytes) => self.agreement.applied(index, term, bytes),
+            Observation::Stands(index, state) => self.agreement.stands(index, state),
+            Observation::Brought(frame) => self.agreement.brought(frame),
+            Observation::Evicted(worker) => self.agreement.evicted(worker),
+            _ => Ok(()),
+        }
     }
 
     /// What is seen of copies of shards.
@@ -390,6 +425,16 @@ impl Checks {
             self.samples.committed(commit.step, record)?;
         }
         self.commits.compare(worker, commit)
+    }
+
+    /// Whether no coordinator has applied an entry yet.
+    pub fn is_new(&self, index: u64) -> bool {
+        self.agreement.is_new(index)
+    }
+
+    /// Whether some coordinator has told what an entry has brought to the history.
+    pub fn has_brought(&self, index: u64) -> bool {
+        self.agreement.has_brought(index)
     }
 
     /// The last step that anyone has committed.

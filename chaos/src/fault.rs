@@ -21,18 +21,18 @@ pub const TOLERATED: Duration = Duration::from_millis(1_500);
 
 /// Something that goes wrong, or that is asked of the cluster. Workers are named by their machine,
 /// `0..workers` and some more: whatever process is there when it happens. The operator is beside
-/// the coordinator, and spared.
+/// the coordinators, and spared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A process ends without a word. Of what it has sent, some lanes arrive and some do not.
     Crash {
         /// Which.
         node: Node,
-        /// When somebody starts it again: a worker as a new process that knows nothing, the
+        /// When somebody starts it again: a worker as a new process that knows nothing, a
         /// coordinator with what is on its disk.
         restart: Option<Duration>,
     },
-    /// The coordinator's process ends when it has proposed the next generation, before that is
+    /// A coordinator's process ends when it has proposed the next generation, before that is
     /// durable.
     CrashProposing {
         /// When somebody starts it again.
@@ -63,6 +63,13 @@ pub enum Fault {
     /// it handles all that has come.
     Pause {
         /// Which.
+        node: Node,
+        /// For how long.
+        span: Duration,
+    },
+    /// The disk of a coordinator writes nothing for a while.
+    Stall {
+        /// Whose.
         node: Node,
         /// For how long.
         span: Duration,
@@ -180,14 +187,15 @@ impl Fault {
     /// One word for it.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Crash { node: Node::Coordinator, .. } => "crash of the coordinator",
-            Self::Crash { .. } => "crash of a worker",
+            Self::Crash { node: Node::Worker(_), .. } => "crash of a worker",
+            Self::Crash { .. } => "crash of a coordinator",
             Self::CrashProposing { .. } => "crash in a proposal",
             Self::CrashTogether { .. } => "crash of several",
             Self::Join { .. } => "join",
             Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
             Self::Drain { by: Asker::Operator, .. } => "drain by the operator",
             Self::Pause { .. } => "pause",
+            Self::Stall { .. } => "stalled disk",
             Self::Drift { .. } => "clock drift",
             Self::Disconnect { .. } => "connection lost",
             Self::Slow { .. } => "slow link",
@@ -202,10 +210,43 @@ impl Fault {
         }
     }
 
+    /// The same where whoever leads is meant by name.
+    pub fn with_leader(mut self, leader: Node) -> Self {
+        let named = |node: &mut Node| {
+            if *node == Node::Leader {
+                *node = leader;
+            }
+        };
+        match &mut self {
+            Self::CrashProposing { .. } => {}
+            Self::CrashTogether { side, .. }
+            | Self::Partition { side, .. }
+            | Self::OneWay { side, .. } => side.iter_mut().for_each(named),
+            Self::Disconnect { ends: (one, other) }
+            | Self::Slow { ends: (one, other), .. }
+            | Self::Bridge { ends: (one, other), .. }
+            | Self::Clog { from: one, to: other, .. }
+            | Self::Duplicate { from: one, to: other, .. }
+            | Self::Reorder { from: one, to: other, .. } => {
+                [one, other].into_iter().for_each(named)
+            }
+            Self::Crash { node, .. }
+            | Self::Join { node }
+            | Self::Drain { node, .. }
+            | Self::Pause { node, .. }
+            | Self::Stall { node, .. }
+            | Self::Drift { node, .. }
+            | Self::Flip { node }
+            | Self::Garble { node } => named(node),
+        }
+        self
+    }
+
     /// How long a process or a path is out of action; zero for faults of other kinds.
     pub fn outage(&self) -> Duration {
         match self {
             Self::Pause { span, .. }
+            | Self::Stall { span, .. }
             | Self::Clog { span, .. }
             | Self::Partition { span, .. }
             | Self::OneWay { span, .. }
@@ -226,7 +267,7 @@ impl fmt::Display for Fault {
             Self::CrashProposing { restart } => {
                 write!(
                     f,
-                    "coordinator crashes when it proposes, and is started again {restart:?} later"
+                    "a coordinator crashes when it proposes, and is started again {restart:?} later"
                 )
             }
             Self::CrashTogether { side, restart: None } => {
@@ -241,6 +282,7 @@ impl fmt::Display for Fault {
             }
             Self::Drain { node, grace, .. } => write!(f, "{node} is to leave within {grace:?}"),
             Self::Pause { node, span } => write!(f, "{node} is paused for {span:?}"),
+            Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
             Self::Drift { node, permille } => {
                 write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
             }

@@ -25,6 +25,8 @@ pub struct Simulation {
     run: RunSpec,
     registry: Arc<Registry>,
     workers: u32,
+    /// None: by the seed.
+    coordinators: Option<u32>,
     span: Duration,
     rates: Rates,
     prepare: Prepare,
@@ -51,6 +53,8 @@ const FAULTLESS: Duration = Duration::from_secs(3_600);
 const MOST_COPIES: u64 = 3;
 /// It waits below 1 to so many members, or below as many as there are workers at first.
 const MOST_WANTED: u64 = 3;
+/// Sets this draw apart from others of the same seed.
+const COORDINATORS: u64 = 0xC00D;
 /// Most simulations that are made to find fewer faults.
 const SHRINKING: usize = 200;
 
@@ -65,6 +69,7 @@ impl Simulation {
             run: run.clone(),
             registry: registry.clone(),
             workers: 1,
+            coordinators: 1,
             seed: 0,
             reference: None,
             prepare: Prepare::default(),
@@ -73,7 +78,17 @@ impl Simulation {
         let finished = world.run(FAULTLESS)?;
         let reference = Arc::new(finished.chronicle);
         let (prepare, state_hash) = (Prepare::default(), finished.state_hash);
-        Ok(Self { run, registry, workers, span, rates, prepare, reference, state_hash })
+        Ok(Self {
+            run,
+            registry,
+            workers,
+            coordinators: None,
+            span,
+            rates,
+            prepare,
+            reference,
+            state_hash,
+        })
     }
 
     /// The same, of cores and devices that are prepared first; the reference is of others.
@@ -81,9 +96,15 @@ impl Simulation {
         Self { prepare, ..self }
     }
 
+    /// The same with so many coordinators, whatever the seed says.
+    pub fn coordinated(self, coordinators: u32) -> Self {
+        Self { coordinators: Some(coordinators), ..self }
+    }
+
     /// The faults of a seed.
     pub fn schedule(&self, seed: u64) -> Schedule {
-        Schedule::draw(seed, self.span, self.workers, &self.rates)
+        let coordinators = self.coordinators.unwrap_or_else(|| coordinators(seed));
+        Schedule::draw(seed, self.span, self.workers, coordinators, &self.rates)
     }
 
     /// Simulates a seed with its faults.
@@ -99,6 +120,11 @@ impl Simulation {
     /// Simulates a seed with its faults, and puts every event into words.
     pub fn record(&self, seed: u64) -> Simulated {
         self.simulate_with(seed, &self.schedule(seed), true)
+    }
+
+    /// Simulates a seed with these faults instead of its own, and puts every event into words.
+    pub fn record_with(&self, seed: u64, schedule: &Schedule) -> Simulated {
+        self.simulate_with(seed, schedule, true)
     }
 
     /// Fewer of a failing seed's faults that break the same promise, found in bounded time.
@@ -138,11 +164,20 @@ impl Simulation {
             run: RunSpec { copies, min_workers, ..self.run.clone() },
             registry: self.registry.clone(),
             workers: self.workers,
+            coordinators: self.coordinators.unwrap_or_else(|| coordinators(seed)),
             seed,
             reference: Some(self.reference.clone()),
             prepare: self.prepare,
         };
         World::new(scenario).map_err(|error| Failure::Run(error.to_string()))
+    }
+}
+
+/// A seed's cluster has one coordinator, or, of two seeds in three, three.
+pub fn coordinators(seed: u64) -> u32 {
+    match mix(seed ^ COORDINATORS) % 3 {
+        0 => 1,
+        _ => 3,
     }
 }
 

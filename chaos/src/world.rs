@@ -16,12 +16,14 @@ mod clock;
 mod coordinator;
 mod course;
 mod device;
+mod disk;
 mod endure;
 mod fault;
 mod link;
 mod operator;
 mod peer;
 mod queue;
+mod reign;
 mod road;
 mod seek;
 mod types;
@@ -32,9 +34,9 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use everstep_coordinator::core as coordination;
+use everstep_coordinator::{core as coordination, seat};
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult, state_hash};
-use everstep_transport::protocol::{Message, WorkerId, codec};
+use everstep_transport::protocol::{Message, Wish, WorkerId, codec};
 use everstep_transport::time::Time;
 use everstep_worker::registry::RegistryError;
 use everstep_worker::step::event::{Input, LinkId};
@@ -48,6 +50,7 @@ use fault::{Armed, Pause};
 use link::Links;
 use operator::Operator;
 use queue::Queue;
+use reign::Reigns;
 use road::Roads;
 use types::{Happening, Stray};
 use wire::Wire;
@@ -68,15 +71,16 @@ pub struct World {
     roads: Roads,
     links: Links,
     wire: Wire,
-    coordinator: Coordinator,
+    coordinators: Vec<Coordinator>,
+    reigns: Reigns,
     operator: Operator,
     workers: Vec<Worker>,
     /// The place of the newest process in each slot; none is as high as that of an empty one.
     slots: Vec<usize>,
-    /// The workers' places, by the ids that the coordinator gave them.
+    /// The workers' places, by the ids that the log gave them.
     places: BTreeMap<WorkerId, usize>,
-    /// How long each node waits before it tries to reach the coordinator again.
-    seeking: BTreeMap<Node, Duration>,
+    /// How long each node waits before it tries to reach the coordinator at a place again.
+    seeking: BTreeMap<(Node, usize), Duration>,
     paused: BTreeMap<Node, Pause>,
     /// How fast each machine's clock runs, thousandths.
     drifts: BTreeMap<Node, u32>,
@@ -104,7 +108,7 @@ impl World {
     /// Where the scenario's registry has no data set for its run.
     ///
     /// # Panics
-    /// Where a coordinator with nothing on its disk breaks a promise.
+    /// Where coordinators that have done nothing yet break a promise.
     pub fn new(mut scenario: Scenario) -> Result<Self, RegistryError> {
         scenario.run.start_workers = scenario.workers;
         let samples = scenario.registry.build_dataset(&scenario.run)?.len();
@@ -116,7 +120,8 @@ impl World {
             roads: Roads::default(),
             links: Links::default(),
             wire: Wire::default(),
-            coordinator: Coordinator::new(),
+            coordinators: Vec::new(),
+            reigns: Reigns::default(),
             operator: Operator::default(),
             workers: Vec::new(),
             slots: Vec::new(),
@@ -133,7 +138,7 @@ impl World {
             trace: Trace::default(),
             scenario,
         };
-        world.begin().expect("an empty disk is replayed to nothing");
+        world.begin().expect("nothing has happened yet");
         Ok(world)
     }
 
@@ -222,10 +227,17 @@ impl World {
         (self.links, self.wire, self.armed) = Default::default();
         (self.operator, self.workers, self.places) = Default::default();
         (self.slots, self.paused, self.seeking) = Default::default();
+        self.reigns = Reigns::default();
         self.course.begin_anew(self.now);
-        self.coordinator = Coordinator::new();
-        self.start_coordinator()?;
-        self.connect_operator()?;
+        let (kept, all) = coordinator::founded(self.scenario.coordinators as usize);
+        let places = 0..all.len();
+        let new = |place| Coordinator::new(place, kept.clone());
+        self.coordinators = places.clone().map(new).collect();
+        self.operator.wish(Wish::Submit(self.scenario.run.clone()));
+        for place in places {
+            self.start_coordinator(place)?;
+            self.queue.put(self.now, Happening::Connect(Node::Operator, place));
+        }
         self.queue.put(self.now, Happening::Glance);
         for slot in 0..self.scenario.workers as usize {
             self.slots.push(usize::MAX);
@@ -247,26 +259,24 @@ impl World {
             return Ok(());
         }
         match happening {
-            Happening::Connect(node) => return self.connect(node),
+            Happening::Connect(node, place) => return self.connect(node, place),
             Happening::Dial { place, to, since, wait } => {
                 return self.dial(place, to, since, wait);
             }
             Happening::Overdue { place, to, since } => return self.overdue(place, to, since),
             Happening::Deliver(from, to, link) => return self.deliver(from, to, link),
             Happening::Stray(stray) => return self.deliver_stray(*stray),
-            Happening::Coordinator(input) => return self.coordinate(input),
-            Happening::Durable(entry) => self.endured(*entry),
+            Happening::Coordinator(place, input) => return self.coordinate(place, input),
+            Happening::Durable(place) => return self.endured(place),
             Happening::Worker(place, input) => return self.feed(place, input),
             Happening::Device(place, build, done) => return self.heed(place, build, done),
             Happening::Watch(link) => self.watch(link),
-            Happening::Operator(message) => {
-                self.say(Node::Operator, Node::Coordinator, *message);
-            }
+            Happening::Operator(message) => self.tell_leader(*message),
             Happening::Header(stream) => return self.header(stream),
             Happening::Body(stream) => return self.body(stream),
             Happening::Free(place, build) => return self.free(place, build),
             Happening::WorkerTick(place) => return self.tick_worker(place),
-            Happening::CoordinatorTick => return self.tick_coordinator(),
+            Happening::CoordinatorTick(place) => return self.tick_coordinator(place),
             Happening::Idle { owner, peer, due } => return self.idle(owner, peer, due),
             Happening::Fault(fault) => return self.inflict(&fault),
             Happening::Resume(node, until) => return self.resume(node, until),
@@ -287,7 +297,7 @@ impl World {
         self.observe(Observation::Passes(undisturbed))
     }
 
-    /// Whether the coordinator and enough workers run for the run to go on.
+    /// Whether a majority of the coordinators and enough workers run for the run to go on.
     fn is_able(&self) -> bool {
         let run = &self.scenario.run;
         let begun = self.checks.current_record().is_some();
@@ -295,7 +305,11 @@ impl World {
         let runs = |node: Node| self.is_alive(node) && !self.paused.contains_key(&node);
         let places = (0..self.workers.len()).filter(|place| !self.course.is_leaving(*place));
         let running = places.filter(|place| runs(Node::Worker(*place))).count();
-        runs(Node::Coordinator) && running >= wanted as usize
+        let quorum = (0..self.coordinators.len()).filter(|place| {
+            let stalled = self.coordinators[*place].disk().stalled(self.now).is_some();
+            runs(Node::Coordinator(*place)) && !stalled
+        });
+        2 * quorum.count() > self.coordinators.len() && running >= wanted as usize
     }
 
     // Messages.
@@ -316,15 +330,15 @@ impl World {
     fn hear(&mut self, from: Node, to: Node, message: Message) -> Result<(), Violation> {
         self.note(format_args!("{to} hears {} of {from}", message.name()));
         match (from, to) {
-            (_, Node::Operator) => self.told(message),
-            (_, Node::Coordinator) => {
-                if let Node::Worker(place) = from {
-                    self.course.heard(self.now, place);
-                    self.coordinator.hears(self.now, place);
+            (_, Node::Operator) => self.told(from, message),
+            (_, Node::Coordinator(place)) => {
+                if let Node::Worker(worker) = from {
+                    self.course.heard(self.now, place, worker);
+                    self.coordinators[place].hears(self.now, worker);
                 }
                 let link = self.links.number(to, from).unwrap_or_default();
                 let from = coordination::LinkId(link);
-                self.coordinate(coordination::Input::Message { from, message })
+                self.coordinate(place, seat::Input::Message { from, message })
             }
             (Node::Worker(sender), Node::Worker(place)) => {
                 match self.workers[place].peers().id_of(sender) {
@@ -336,6 +350,7 @@ impl World {
                 let link = LinkId(self.links.number(to, from).unwrap_or_default());
                 self.feed(place, Input::Coordinator { link, message })
             }
+            (_, Node::Leader) => Ok(()),
         }
     }
 
@@ -351,16 +366,22 @@ impl World {
 
     // What is to be thought of a loss.
 
-    /// A worker is lost: only for a reason.
+    /// A worker is lost, as the coordinator at this place has proposed: only for a reason.
     ///
     /// # Errors
     /// I8.
-    fn judge_loss(&self, worker: WorkerId, reason: &str) -> Result<(), Violation> {
+    fn judge_loss(
+        &self,
+        worker: WorkerId,
+        reason: &str,
+        leader: Option<usize>,
+    ) -> Result<(), Violation> {
         let Some(&place) = self.places.get(&worker) else { return Ok(()) };
         let process = &self.workers[place];
         let gone = process.ended() || process.id() != Some(worker);
         let machine = Node::Worker(process.slot());
-        if gone || self.course.explains(self.now, place, machine) {
+        let explained = |leader| self.course.explains(self.now, (place, machine), leader);
+        if gone || leader.is_none_or(explained) {
             return Ok(());
         }
         let seen = format!("worker {worker} (process {place}) was lost for no reason: {reason}");
@@ -399,7 +420,10 @@ impl World {
     fn is_alive(&self, node: Node) -> bool {
         match node {
             Node::Operator => true,
-            Node::Coordinator => !self.coordinator.is_down(),
+            Node::Leader => false,
+            Node::Coordinator(place) => {
+                self.coordinators.get(place).is_some_and(|known| !known.is_down())
+            }
             Node::Worker(place) => self.workers.get(place).is_some_and(|worker| !worker.ended()),
         }
     }

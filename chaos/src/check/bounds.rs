@@ -6,6 +6,8 @@ use super::{Found, Invariant};
 
 /// Most messages on a control lane: what a link that is silent, and not yet lost, can take up.
 const CONTROL_LANE: usize = 64;
+/// Most on one between coordinators: heartbeats of a leader every 25 ms, and what it proposes.
+const LOG_LANE: usize = 512;
 /// Generations that may begin while a device is busy with one pass.
 const GENERATIONS: usize = 8;
 /// Steps of a toy run that pass until a link is lost on which nothing is heard: 3.3 s of 80 ms.
@@ -41,6 +43,7 @@ impl Bounds {
             // An update, a load and a write of every shard, a gradient and the end; and what every
             // new generation adds: an update, what others ask for, the entry and its gradient.
             "device" => 3 * self.shards + 2 + GENERATIONS * (3 * self.shards + 3),
+            "lane between coordinators" => LOG_LANE,
             _ => CONTROL_LANE,
         };
         if waiting <= most {

@@ -1,5 +1,5 @@
-//! I20: each Pause that living members and the coordinator can serve ends in a record within a
-//! stated time.
+//! I20: each Pause that living members and a quorum of coordinators can serve ends in a record
+//! within a stated time. One that nobody has heard before its leader was replaced is void.
 
 use std::time::Duration;
 
@@ -10,13 +10,18 @@ use super::{Found, Invariant};
 
 /// So long a Pause may take while nothing goes wrong: a worker that says nothing is taken for dead
 /// after 10 s where it may hold the last copy of a shard, by a clock that is a tenth slow; before
-/// it a link's idle time-out may have to pass (3 s), and after it 2 s for the others to answer.
-pub const SERVED: Duration = Duration::from_millis(17_000);
+/// it a link's idle time-out may have to pass (3 s), and after it 2 s for the others to answer; and
+/// a second for an election.
+pub const SERVED: Duration = Duration::from_millis(18_000);
 
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     /// The newest number that a Pause has asked for, and since when it could have been served.
     open: Option<(Generation, Time)>,
+    /// Somebody has promised it.
+    heard: bool,
+    /// The newest generation that is recorded.
+    recorded: Generation,
     longest: Duration,
     began: Time,
 }
@@ -24,15 +29,28 @@ pub(super) struct Pauses {
 impl Pauses {
     pub(super) fn paused(&mut self, now: Time, number: Generation) {
         match &mut self.open {
+            _ if number <= self.recorded => {}
             Some((open, _)) => *open = number.max(*open),
             None => {
-                self.open = Some((number, now));
+                (self.open, self.heard) = (Some((number, now)), false);
                 self.began = now;
             }
         }
     }
 
+    pub(super) fn promised(&mut self, number: Generation) {
+        self.heard |= self.open.is_some_and(|(open, _)| number >= open);
+    }
+
+    /// Another leader knows of a Pause by those who have promised it.
+    pub(super) fn led_anew(&mut self) {
+        if !self.heard {
+            self.open = None;
+        }
+    }
+
     pub(super) fn recorded(&mut self, now: Time, number: Generation) {
+        self.recorded = number.max(self.recorded);
         if self.open.is_some_and(|(open, _)| number >= open) {
             self.open = None;
             self.longest = self.longest.max(now.since(self.began));

@@ -23,10 +23,14 @@ pub struct Rates {
     pub drains: f64,
     /// How long those have, at most.
     pub grace: Duration,
-    /// Crashes of the coordinator.
+    /// Coordinators that crash, more often than not the one that leads.
     pub coordinator_crashes: f64,
-    /// Crashes of the coordinator in the middle of a change.
+    /// All coordinators that crash at once.
+    pub cluster_crashes: f64,
+    /// Coordinators that crash in the middle of a change.
     pub proposing_crashes: f64,
+    /// Coordinators whose disks write nothing for a while.
+    pub disk_stalls: f64,
     /// The share of crashed processes that are started again.
     pub restarts: f64,
     /// When those are, at most.
@@ -74,8 +78,10 @@ impl Default for Rates {
             joins: 4.0,
             drains: 1.5,
             grace: Duration::from_secs(5),
-            coordinator_crashes: 1.0,
+            coordinator_crashes: 1.5,
+            cluster_crashes: 0.3,
             proposing_crashes: 0.5,
+            disk_stalls: 1.0,
             restarts: 0.5,
             restart_within: Duration::from_secs(4),
             pauses: 2.5,
@@ -107,6 +113,7 @@ impl Rates {
             joins: 0.0,
             drains: 0.0,
             coordinator_crashes: 0.0,
+            cluster_crashes: 0.0,
             proposing_crashes: 0.0,
             disconnects: 0.0,
             flips: 0.0,
@@ -118,6 +125,7 @@ impl Rates {
     /// Nothing goes wrong.
     pub fn none() -> Self {
         Self {
+            disk_stalls: 0.0,
             pauses: 0.0,
             drifts: 0.0,
             slow_links: 0.0,
@@ -140,12 +148,13 @@ pub const SPARE_MACHINES: u32 = 2;
 pub struct Schedule(pub Vec<(Time, Fault)>);
 
 impl Schedule {
-    /// The faults of `span` in a cluster of `workers`: a pure function.
-    pub fn draw(seed: u64, span: Duration, workers: u32, rates: &Rates) -> Self {
+    /// The faults of `span` in a cluster of so many workers and coordinators: a pure function.
+    pub fn draw(seed: u64, span: Duration, workers: u32, coordinators: u32, rates: &Rates) -> Self {
         // Not the sequence of the world, which begins with the seed itself.
         let random = Random::new(seed ^ 0x5C4E_D01E);
         let machines = u64::from(workers + SPARE_MACHINES);
-        let mut draw = Draw { random, machines, rates };
+        let coordinators = u64::from(coordinators);
+        let mut draw = Draw { random, machines, coordinators, rates };
         let mut faults = Vec::new();
         for (rate, make) in draw.kinds() {
             for _ in 0..draw.count(rate * span.as_secs_f64() / 60.0) {
@@ -168,17 +177,21 @@ impl fmt::Display for Schedule {
     }
 }
 
+/// The share of a coordinator's troubles that are the leader's.
+const LEADERS: f64 = 0.6;
+
 type Make = fn(&mut Draw<'_>) -> Fault;
 
 /// The choices of one schedule.
 struct Draw<'a> {
     random: Random,
     machines: u64,
+    coordinators: u64,
     rates: &'a Rates,
 }
 
 impl Draw<'_> {
-    fn kinds(&self) -> [(f64, Make); 18] {
+    fn kinds(&self) -> [(f64, Make); 20] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
@@ -186,19 +199,28 @@ impl Draw<'_> {
                 draw.crash(node)
             }),
             (rates.joint_crashes, |draw| {
-                let side = draw.side();
+                let side = draw.workers();
                 Fault::CrashTogether { side, restart: draw.restart() }
             }),
             (rates.joins, |draw| Fault::Join { node: draw.worker() }),
             (rates.drains, |draw| draw.drain()),
             (rates.coordinator_crashes, |draw| {
-                let restart = draw.up_to(draw.rates.restart_within);
-                Fault::Crash { node: Node::Coordinator, restart: Some(restart) }
+                let restart = Some(draw.up_to(draw.rates.restart_within));
+                Fault::Crash { node: draw.coordinator(), restart }
+            }),
+            (rates.cluster_crashes, |draw| {
+                let side = (0..draw.coordinators as usize).map(Node::Coordinator).collect();
+                let restart = Some(draw.up_to(draw.rates.restart_within));
+                Fault::CrashTogether { side, restart }
             }),
             (rates.proposing_crashes, |draw| Fault::CrashProposing {
                 restart: draw.up_to(draw.rates.restart_within),
             }),
             (rates.pauses, |draw| Fault::Pause { node: draw.node(), span: draw.interruption() }),
+            (rates.disk_stalls, |draw| {
+                let node = draw.coordinator();
+                Fault::Stall { node, span: draw.interruption() }
+            }),
             (rates.drifts, |draw| {
                 let permille = 900 + draw.random.below(201) as u32;
                 Fault::Drift { node: draw.node(), permille }
@@ -245,19 +267,52 @@ impl Draw<'_> {
         Node::Worker(self.random.below(self.machines) as usize)
     }
 
+    /// Whoever leads, more often than not.
+    fn coordinator(&mut self) -> Node {
+        if self.coordinators == 1 || self.chance(LEADERS) {
+            return Node::Leader;
+        }
+        Node::Coordinator(self.random.below(self.coordinators) as usize)
+    }
+
     fn node(&mut self) -> Node {
-        place(self.random.below(self.machines + 1))
+        match self.any() {
+            Node::Coordinator(_) => self.coordinator(),
+            worker => worker,
+        }
+    }
+
+    fn any(&mut self) -> Node {
+        let index = self.random.below(self.coordinators + self.machines);
+        self.place(index)
     }
 
     /// Two different nodes.
     fn pair(&mut self) -> (Node, Node) {
-        let first = self.random.below(self.machines + 1);
-        let second = (first + 1 + self.random.below(self.machines)) % (self.machines + 1);
-        (place(first), place(second))
+        let all = self.coordinators + self.machines;
+        let first = self.random.below(all);
+        let second = (first + 1 + self.random.below(all - 1)) % all;
+        (self.place(first), self.place(second))
     }
 
-    /// Some workers, not all; or all, which leaves the coordinator alone.
+    /// A coordinator, or a machine of a worker.
+    fn place(&self, index: u64) -> Node {
+        match index.checked_sub(self.coordinators) {
+            None => Node::Coordinator(index as usize),
+            Some(slot) => Node::Worker(slot as usize),
+        }
+    }
+
+    /// Some nodes, not the first coordinator: perhaps all the others, which leaves that one alone.
     fn side(&mut self) -> Vec<Node> {
+        let nodes = self.coordinators - 1 + self.machines;
+        let chosen = 1 + self.random.below((1 << nodes.min(63)) - 1);
+        let member = |index: &u64| chosen >> index.min(&63) & 1 == 1;
+        (0..nodes).filter(member).map(|index| self.place(index + 1)).collect()
+    }
+
+    /// Some workers.
+    fn workers(&mut self) -> Vec<Node> {
         let chosen = 1 + self.random.below((1 << self.machines.min(63)) - 1);
         let member = |slot: &usize| chosen >> slot.min(&63) & 1 == 1;
         (0..self.machines as usize).filter(member).map(Node::Worker).collect()
@@ -293,7 +348,7 @@ impl Draw<'_> {
     fn duplicate(&mut self) -> Fault {
         let (from, to) = self.pair();
         let kinds = [Twice::Message, Twice::Parcel, Twice::OlderParcel];
-        let bulk = from != Node::Coordinator && to != Node::Coordinator;
+        let bulk = [from, to].iter().all(|node| matches!(node, Node::Worker(_)));
         let what = if bulk { kinds[self.random.below(3) as usize] } else { Twice::Message };
         Fault::Duplicate { from, to, what, after: self.up_to(Duration::from_millis(400)) }
     }
@@ -308,14 +363,6 @@ impl Draw<'_> {
     }
 }
 
-/// The coordinator, or a machine of a worker.
-fn place(index: u64) -> Node {
-    match index {
-        0 => Node::Coordinator,
-        slot => Node::Worker(slot as usize - 1),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_schedule_follows_from_its_seed_alone() {
-        let draw = |seed| Schedule::draw(seed, MINUTE, 4, &Rates::default());
+        let draw = |seed| Schedule::draw(seed, MINUTE, 4, 3, &Rates::default());
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
         let times: Vec<Time> = draw(7).0.iter().map(|(at, _)| *at).collect();
@@ -335,25 +382,25 @@ mod tests {
     fn every_kind_is_drawn_as_often_as_its_rate_says() {
         let rates = Rates { duplicates: 0.25, ..Rates::none() };
         let drawn: usize =
-            (0..4_000).map(|seed| Schedule::draw(seed, MINUTE, 3, &rates).0.len()).sum();
+            (0..4_000).map(|seed| Schedule::draw(seed, MINUTE, 3, 3, &rates).0.len()).sum();
         assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
-        let all = Schedule::draw(1, 60 * MINUTE, 3, &Rates { garbles: 1.0, ..Rates::default() });
+        let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &Rates { garbles: 1.0, ..Rates::default() });
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 19);
+        assert_eq!(kinds.len(), 20);
     }
 
     #[test]
     fn tolerated_faults_interrupt_nothing_for_long_and_none_are_none() {
-        let faults = Schedule::draw(3, 60 * MINUTE, 4, &Rates::tolerated());
+        let faults = Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::tolerated());
         let ends = |fault: &Fault| matches!(fault, Fault::Crash { .. } | Fault::Drain { .. });
         let borne = |fault: &Fault| fault.outage() <= TOLERATED && !ends(fault);
         assert!(faults.0.iter().all(|(_, fault)| borne(fault)) && !faults.0.is_empty());
-        assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, &Rates::none()), Schedule::default());
+        assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::none()), Schedule::default());
     }
 
     #[test]
     fn one_worker_is_enough_to_draw_from() {
-        let faults = Schedule::draw(3, 10 * MINUTE, 1, &Rates::default());
+        let faults = Schedule::draw(3, 10 * MINUTE, 1, 1, &Rates::default());
         assert!(faults.to_string().lines().count() == faults.0.len());
     }
 }

@@ -24,6 +24,9 @@ const BREATH: Duration = Duration::from_secs(1);
 /// by a clock that is a tenth slow.
 const AGAIN: Duration = Duration::from_millis(11_500);
 
+/// Stands for all workers' machines.
+const EVERYONE: Node = Node::Leader;
+
 /// What has gone wrong, and when something last went on.
 #[derive(Debug, Default)]
 pub struct Course {
@@ -33,13 +36,8 @@ pub struct Course {
     disturbed: BTreeMap<Node, (Time, Time)>,
     /// The last interruption of all ends here.
     interrupted_until: Time,
-    /// Since when the coordinator listens.
-    awake: Time,
-    /// When the coordinator last heard each process, and when that had been too long before.
-    heard: BTreeMap<usize, Time>,
-    silent: BTreeMap<usize, Time>,
-    /// When the coordinator last lost its link with a process.
-    unlinked: BTreeMap<Node, Time>,
+    /// What each coordinator hears.
+    listeners: BTreeMap<usize, Listener>,
     /// The last two times that a pair of processes lost its link.
     parted: BTreeMap<(usize, usize), [Option<Time>; 2]>,
     /// Processes that were asked to leave.
@@ -51,6 +49,26 @@ pub struct Course {
     quiet_since: Time,
     /// What became of the members.
     pub(super) tally: Tally,
+}
+
+/// What a coordinator hears of workers' processes.
+#[derive(Debug, Default)]
+struct Listener {
+    /// Since when it listens: it runs, or leads.
+    awake: Time,
+    /// When it last heard each process, and when that had been too long before.
+    heard: BTreeMap<usize, Time>,
+    silent: BTreeMap<usize, Time>,
+    /// When it last lost its link with a process.
+    unlinked: BTreeMap<usize, Time>,
+}
+
+impl Listener {
+    /// How long it has listened for a process in vain.
+    fn silence(&self, now: Time, place: usize) -> Duration {
+        let heard = self.heard.get(&place).copied().unwrap_or_default();
+        now.since(heard.max(self.awake))
+    }
 }
 
 /// How often members have changed.
@@ -88,16 +106,9 @@ impl Course {
     /// A cluster begins anew: its processes have nothing to do with those before.
     pub fn begin_anew(&mut self, now: Time) {
         let Self { judging, tally, interrupted_until, disturbed, .. } = std::mem::take(self);
-        let (quiet_since, awake) = (now, now);
-        *self = Self {
-            judging,
-            tally,
-            interrupted_until,
-            disturbed,
-            quiet_since,
-            awake,
-            ..Self::default()
-        };
+        let quiet_since = now;
+        *self =
+            Self { judging, tally, interrupted_until, disturbed, quiet_since, ..Self::default() };
     }
 
     /// Something went on.
@@ -124,6 +135,7 @@ impl Course {
             }
             *until = end.max(*until);
         };
+        let is_worker = |node: &&Node| matches!(node, Node::Worker(_));
         match fault {
             Fault::Pause { node, .. } => disturb(node),
             Fault::Clog { from, to, .. } => [from, to].into_iter().for_each(disturb),
@@ -131,7 +143,11 @@ impl Course {
                 [one, other].into_iter().for_each(disturb);
             }
             Fault::Partition { side, .. } | Fault::OneWay { side, .. } => {
-                side.iter().for_each(disturb);
+                side.iter().for_each(&mut disturb);
+                // Who is on the other side of a coordinator is cut off from it as well.
+                if !side.iter().all(|node| is_worker(&node)) {
+                    disturb(&EVERYONE);
+                }
             }
             _ => {}
         }
@@ -143,22 +159,23 @@ impl Course {
         self.quiet_since = now;
     }
 
-    /// The coordinator listens from now on.
-    pub fn awake(&mut self, now: Time) {
-        self.awake = now;
+    /// A coordinator listens from now on.
+    pub fn awake(&mut self, now: Time, coordinator: usize) {
+        self.listeners.entry(coordinator).or_default().awake = now;
     }
 
-    /// The coordinator hears a process.
-    pub fn heard(&mut self, now: Time, place: usize) {
-        let silence = self.silence(now, place);
-        if self.heard.insert(place, now).is_some() && silence >= SILENT {
-            self.silent.insert(place, now);
+    /// A coordinator hears a process.
+    pub fn heard(&mut self, now: Time, coordinator: usize, place: usize) {
+        let listener = self.listeners.entry(coordinator).or_default();
+        let silence = listener.silence(now, place);
+        if listener.heard.insert(place, now).is_some() && silence >= SILENT {
+            listener.silent.insert(place, now);
         }
     }
 
-    /// The coordinator has lost a link.
-    pub fn unlinked(&mut self, now: Time, node: Node) {
-        self.unlinked.insert(node, now);
+    /// A coordinator has lost its link with a process.
+    pub fn unlinked(&mut self, now: Time, coordinator: usize, place: usize) {
+        self.listeners.entry(coordinator).or_default().unlinked.insert(place, now);
     }
 
     /// A process has lost its link with another, or did not get one.
@@ -191,20 +208,19 @@ impl Course {
 
 // What is to be thought of it.
 impl Course {
-    /// How long a process has not been heard by a coordinator that listened.
-    fn silence(&self, now: Time, place: usize) -> Duration {
-        let heard = self.heard.get(&place).copied().unwrap_or_default();
-        now.since(heard.max(self.awake))
-    }
-
-    /// Whether a process that runs on, on a machine, may be taken for lost.
-    pub fn explains(&self, now: Time, place: usize, machine: Node) -> bool {
+    /// Whether a process that runs on, on a machine, may be taken for lost by a coordinator.
+    pub fn explains(&self, now: Time, (place, machine): (usize, Node), coordinator: usize) -> bool {
         let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= AFTERMATH);
-        let silent = self.silence(now, place) >= SILENT || recent(self.silent.get(&place));
-        let disturbed = self.disturbed.get(&machine);
-        let disturbed = disturbed.filter(|(_, until)| now <= *until + AFTERMATH);
+        let listener = self.listeners.get(&coordinator);
+        let silent = listener.is_some_and(|listener| {
+            listener.silence(now, place) >= SILENT || recent(listener.silent.get(&place))
+        });
+        let disturbed = [machine, EVERYONE].map(|node| self.disturbed.get(&node));
+        let disturbed =
+            disturbed.into_iter().flatten().filter(|(_, until)| now <= *until + AFTERMATH);
+        let disturbed: Vec<_> = disturbed.collect();
         // Then it hears nothing for too long, though it may be heard.
-        let long = disturbed.is_some_and(|(since, until)| until.since(*since) > TOLERATED);
+        let long = disturbed.iter().any(|(since, until)| until.since(*since) > TOLERATED);
         let again = |times: &[Option<Time>; 2]| match times {
             [Some(first), Some(second)] => second.since(*first) <= AGAIN && recent(Some(second)),
             _ => false,
@@ -213,8 +229,8 @@ impl Course {
         let parted =
             pairs.any(|((one, other), times)| (*one == place || *other == place) && again(times));
         !self.judging
-            || recent(self.unlinked.get(&Node::Worker(place)))
-            || silent && disturbed.is_some()
+            || listener.is_some_and(|listener| recent(listener.unlinked.get(&place)))
+            || silent && !disturbed.is_empty()
             || long
             || parted
     }
@@ -245,6 +261,7 @@ impl Course {
 mod tests {
     use super::*;
 
+    const LEADER: usize = 1;
     const PLACE: usize = 3;
     const MACHINE: Node = Node::Worker(1);
 
@@ -255,23 +272,26 @@ mod tests {
     fn course() -> Course {
         let mut course = Course::default();
         course.judge();
-        course.heard(second(10), PLACE);
+        course.heard(second(10), LEADER, PLACE);
         course
     }
 
     #[test]
     fn i8_silence_is_a_loss_only_with_a_fault_on_the_way() {
         let mut course = course();
-        assert!(!course.explains(second(11), PLACE, MACHINE));
-        assert!(!course.explains(second(13), PLACE, MACHINE), "it is silent for no reason");
+        assert!(!course.explains(second(11), (PLACE, MACHINE), LEADER));
+        assert!(
+            !course.explains(second(13), (PLACE, MACHINE), LEADER),
+            "it is silent for no reason"
+        );
         let span = Duration::from_secs(1);
         course.strike(second(10), &Fault::Pause { node: MACHINE, span });
-        assert!(course.explains(second(13), PLACE, MACHINE));
-        assert!(!course.explains(second(13), PLACE, Node::Worker(2)), "another machine");
-        course.heard(second(13), PLACE);
-        assert!(course.explains(second(20), PLACE, MACHINE), "it was silent");
-        course.heard(second(20), PLACE);
-        assert!(!course.explains(second(60), PLACE, MACHINE), "long ago");
+        assert!(course.explains(second(13), (PLACE, MACHINE), LEADER));
+        assert!(!course.explains(second(13), (PLACE, Node::Worker(2)), LEADER), "another machine");
+        course.heard(second(13), LEADER, PLACE);
+        assert!(course.explains(second(20), (PLACE, MACHINE), LEADER), "it was silent");
+        course.heard(second(20), LEADER, PLACE);
+        assert!(!course.explains(second(60), (PLACE, MACHINE), LEADER), "long ago");
     }
 
     #[test]
@@ -279,10 +299,10 @@ mod tests {
         for (ms, expected) in [(1_400, false), (1_600, true)] {
             let mut course = course();
             let span = Duration::from_millis(ms);
-            let clog = Fault::Clog { from: Node::Coordinator, to: MACHINE, span };
+            let clog = Fault::Clog { from: Node::Coordinator(LEADER), to: MACHINE, span };
             course.strike(second(10), &clog);
-            course.heard(second(11), PLACE);
-            assert_eq!(course.explains(second(12), PLACE, MACHINE), expected);
+            course.heard(second(11), LEADER, PLACE);
+            assert_eq!(course.explains(second(12), (PLACE, MACHINE), LEADER), expected);
         }
     }
 
@@ -290,19 +310,19 @@ mod tests {
     fn i8_a_coordinator_that_did_not_listen_makes_nobody_silent() {
         let mut course = course();
         course.strike(second(10), &Fault::Pause { node: MACHINE, span: Duration::from_secs(1) });
-        course.awake(second(14));
-        assert!(!course.explains(second(15), PLACE, MACHINE));
+        course.awake(second(14), LEADER);
+        assert!(!course.explains(second(15), (PLACE, MACHINE), LEADER));
     }
 
     #[test]
     fn i8_a_pair_is_left_out_when_it_has_parted_twice() {
         let mut course = course();
         course.parted(second(11), PLACE, 7);
-        assert!(!course.explains(second(11), PLACE, MACHINE));
+        assert!(!course.explains(second(11), (PLACE, MACHINE), LEADER));
         course.parted(second(14), 7, PLACE);
-        assert!(course.explains(second(15), PLACE, MACHINE));
-        assert!(course.explains(second(15), 7, MACHINE));
-        assert!(!course.explains(second(15), 8, MACHINE));
+        assert!(course.explains(second(15), (PLACE, MACHINE), LEADER));
+        assert!(course.explains(second(15), (7, MACHINE), LEADER));
+        assert!(!course.explains(second(15), (8, MACHINE), LEADER));
     }
 
     #[test]

@@ -16,10 +16,11 @@ use super::{Node, World};
 use crate::check::{Invariant, Violation};
 use crate::fault::Schedule;
 
-/// So long after a fault a run goes on, if enough workers live: a link's idle time-out (3 s), a
-/// second until all are linked again, 10 s in which a worker that says nothing may live on, 2 s in
-/// which all answer a Pause, by clocks that are a tenth slow; and a second for a step.
-pub const STANDSTILL: Duration = Duration::from_millis(19_000);
+/// So long after a fault a run goes on, if enough workers live: a second for an election, a link's
+/// idle time-out (3 s), a second until all are linked again, 10 s in which a worker that says
+/// nothing may live on, 2 s in which all answer a Pause, by clocks that are a tenth slow; and a
+/// second for a step.
+pub const STANDSTILL: Duration = Duration::from_millis(20_000);
 /// So long after the last fault a run is complete: it has gone on, perhaps from the beginning.
 pub const RECOVERY: Duration = Duration::from_secs(40);
 /// So soon a cluster that has ended is started again.
@@ -115,9 +116,10 @@ impl World {
     }
 
     /// Whether every worker has ended, but for who was cut off or stands still: it will be told
-    /// when it reaches the coordinator again.
+    /// when it reaches whoever leads again.
     fn all_gone(&self) -> bool {
-        let cut_off = |node: Node| !self.links.is_open(node, Node::Coordinator);
+        let Some(leader) = self.leader().map(Node::Coordinator) else { return false };
+        let cut_off = |node: Node| !self.links.is_open(node, leader);
         let mut places = (0..self.workers.len()).map(Node::Worker);
         let waited_for = |node: Node| !cut_off(node) && !self.paused.contains_key(&node);
         places.all(|node| !self.is_alive(node) || !waited_for(node))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{Generation, Message, Shard, Step};
+use everstep_transport::protocol::{Generation, Message, Shard, Step, Wish};
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane, Parcel};
 
@@ -35,7 +35,7 @@ impl Pause {
 #[derive(Debug, Default)]
 pub struct Armed {
     duplicates: Vec<Duplicate>,
-    /// The coordinator crashes at its next proposal, and comes again so much later.
+    /// A coordinator crashes at its next proposal, and comes again so much later.
     proposing: Option<Duration>,
     /// Slots in whose memory the next reduced gradient will be garbled.
     garbles: BTreeSet<usize>,
@@ -48,6 +48,13 @@ const LATE: Duration = Duration::from_secs(1);
 /// A process that crashes before the run has begun is started again this soon at the latest.
 const BEGIN: Duration = Duration::from_secs(1);
 
+impl Armed {
+    /// A generation is proposed: if its proposer is to crash, when it is to come again.
+    pub fn proposing(&mut self) -> Option<Duration> {
+        self.proposing.take()
+    }
+}
+
 #[derive(Debug)]
 struct Duplicate {
     /// From which machine to which.
@@ -59,6 +66,8 @@ struct Duplicate {
 impl World {
     /// Something goes wrong now.
     pub(super) fn inflict(&mut self, fault: &Fault) -> Result<(), Violation> {
+        let leader = Node::Coordinator(self.leader().unwrap_or_default());
+        let fault = &fault.clone().with_leader(leader);
         self.note(format_args!("fault: {fault}"));
         self.course.strike(self.now, fault);
         let (now, all) = (self.now, self.machines());
@@ -72,6 +81,7 @@ impl World {
             Fault::Join { node } => return self.start_again(*node),
             Fault::Drain { node, by, grace } => self.drain(*node, *by, *grace),
             Fault::Pause { node, .. } => self.pause(*node, until),
+            Fault::Stall { node, .. } => self.stall(*node, until),
             Fault::Drift { node, permille } => self.drift(*node, *permille),
             Fault::Disconnect { ends: (a, b) } => {
                 let (a, b) = (self.process(*a), self.process(*b));
@@ -115,7 +125,7 @@ impl World {
         self.armed = Armed::default();
         self.review_all();
         let first = (0..self.scenario.workers as usize).map(Node::Worker);
-        let missing = first.chain([Node::Coordinator]);
+        let missing = first.chain((0..self.coordinators.len()).map(Node::Coordinator));
         missing.into_iter().try_for_each(|node| self.start_again(node))
     }
 
@@ -131,7 +141,7 @@ impl World {
 
     fn machines(&self) -> Vec<Node> {
         let slots = (0..self.slots.len()).map(Node::Worker);
-        slots.chain([Node::Coordinator]).collect()
+        slots.chain((0..self.coordinators.len()).map(Node::Coordinator)).collect()
     }
 
     fn crash(&mut self, machine: Node, restart: Option<Duration>) {
@@ -139,9 +149,9 @@ impl World {
         if self.is_alive(node) {
             self.paused.remove(&node);
             match node {
-                Node::Operator => return,
+                Node::Operator | Node::Leader => return,
                 Node::Worker(place) => self.end_worker(place, "it was killed"),
-                Node::Coordinator => self.crash_coordinator(),
+                Node::Coordinator(place) => self.crash_coordinator(place),
             }
             self.cut_links(node);
         }
@@ -149,14 +159,6 @@ impl World {
         let at_least = if begun { restart } else { Some(restart.unwrap_or(BEGIN).min(BEGIN)) };
         if let Some(after) = at_least {
             self.queue.put(self.now + after, Happening::Restart(machine));
-        }
-    }
-
-    /// A generation was proposed: perhaps its proposer crashes before it is durable.
-    pub(super) fn proposing(&mut self) {
-        if let Some(restart) = self.armed.proposing.take() {
-            let crash = Fault::Crash { node: Node::Coordinator, restart: Some(restart) };
-            self.queue.put(self.now, Happening::Fault(Box::new(crash)));
         }
     }
 
@@ -172,17 +174,17 @@ impl World {
                 self.start_worker(slot);
                 Ok(())
             }
-            Node::Coordinator => match self.coordinator.startable() {
-                Some(soonest) if soonest > self.now => {
+            Node::Coordinator(place) => {
+                let Some(coordinator) = self.coordinators.get(place) else { return Ok(()) };
+                let soonest = coordinator.startable();
+                if soonest > self.now {
                     self.queue.put(soonest, Happening::Restart(machine));
-                    Ok(())
+                    return Ok(());
                 }
-                _ => {
-                    self.forget_links(machine);
-                    self.start_coordinator()
-                }
-            },
-            Node::Operator => Ok(()),
+                self.forget_links(machine);
+                self.start_coordinator(place)
+            }
+            Node::Operator | Node::Leader => Ok(()),
         }
     }
 
@@ -196,7 +198,7 @@ impl World {
         self.course.leaves(place);
         match (by, id) {
             (Asker::Operator, Some(worker)) => {
-                self.say(Node::Operator, Node::Coordinator, Message::Drain { worker });
+                self.operator.wish(Wish::Drain(worker));
             }
             (Asker::Operator, None) => {}
             (Asker::Machine, _) => {
@@ -227,9 +229,11 @@ impl World {
         let Some(Pause { since, held, .. }) = self.paused.remove(&node) else { return Ok(()) };
         self.note(format_args!("{node} goes on with {} happenings", held.len()));
         let stood = since.map_or(Duration::ZERO, |since| self.now.since(since));
-        if node == Node::Coordinator && stood > LATE {
-            self.course.awake(self.now);
-            self.coordinator.awakes(self.now);
+        if let Node::Coordinator(place) = node
+            && stood > LATE
+        {
+            self.course.awake(self.now, place);
+            self.coordinators[place].awakes(self.now);
         }
         self.review_node(node);
         for happening in held {
@@ -238,17 +242,30 @@ impl World {
         Ok(())
     }
 
+    /// The disk of a coordinator writes nothing for a while.
+    fn stall(&mut self, machine: Node, until: Time) {
+        if let Node::Coordinator(place) = machine
+            && let Some(coordinator) = self.coordinators.get_mut(place)
+        {
+            coordinator.disk_mut().stall(until);
+        }
+    }
+
     fn drift(&mut self, machine: Node, permille: u32) {
         let now = self.now;
         self.drifts.insert(machine, permille);
         match self.process(machine) {
-            Node::Coordinator => self.coordinator.clock_mut().drift(now, permille),
+            Node::Coordinator(place) => {
+                if let Some(coordinator) = self.coordinators.get_mut(place) {
+                    coordinator.clock_mut().drift(now, permille);
+                }
+            }
             Node::Worker(place) => {
                 if let Some(worker) = self.workers.get_mut(place) {
                     worker.clock_mut().drift(now, permille);
                 }
             }
-            Node::Operator => {}
+            Node::Operator | Node::Leader => {}
         }
     }
 

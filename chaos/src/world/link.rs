@@ -2,14 +2,15 @@
 //! loses nothing until the link is lost; a link on which nothing is heard for [`IDLE`] is lost for
 //! whoever listens. The other end is told, if it can be, that its peer knows the link no more.
 //!
-//! Coordinator and workers also probe each other: nobody listens where a process was that is dead,
+//! Coordinators and their peers also probe each other: nobody listens where a process was that is dead,
 //! and that is noticed within [`PROBE`]. Every link has a number, counted from 1, by which the
-//! coordinator's core knows it.
+//! cores know it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use everstep_coordinator::core as coordination;
+use everstep_coordinator::seat;
 use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane, LinkId};
@@ -61,8 +62,8 @@ impl End {
 pub struct Links {
     ends: BTreeMap<(Node, Node), Side>,
     lanes: BTreeMap<(Node, Node), ControlLane>,
-    /// Who is, or was, at the far end of the coordinator's links.
-    peers: BTreeMap<u64, Node>,
+    /// Who is, or was, at the far end of each link.
+    peers: BTreeMap<(Node, u64), Node>,
     count: u64,
 }
 
@@ -107,9 +108,9 @@ impl Links {
         self.ends.get(&(owner, peer)).map(|side| side.link)
     }
 
-    /// Whose link with the coordinator has this number.
-    pub fn peer(&self, link: coordination::LinkId) -> Option<Node> {
-        self.peers.get(&link.0).copied()
+    /// Who is, or was, at the other end of the link of this number.
+    pub fn peer(&self, owner: Node, link: u64) -> Option<Node> {
+        self.peers.get(&(owner, link)).copied()
     }
 
     /// Whether both ends take the same link for one that works.
@@ -127,7 +128,7 @@ impl Links {
 
     /// The places of all workers with which one has a link.
     pub fn workers_of(&self, place: usize) -> Vec<usize> {
-        let ends = self.ends.range((Node::Worker(place), Node::Coordinator)..);
+        let ends = self.ends.range((Node::Worker(place), Node::Coordinator(0))..);
         let own = ends.take_while(|((owner, _), _)| *owner == Node::Worker(place));
         let open = own.filter(|(_, side)| side.open).map(|((_, peer), _)| *peer);
         open.filter_map(|peer| if let Node::Worker(other) = peer { Some(other) } else { None })
@@ -183,7 +184,9 @@ impl World {
         }
         let waiting = lane.items.len();
         let Some(item) = lane.items.pop_front() else { return Ok(()) };
-        self.observe(Observation::Queued("control lane", waiting))?;
+        let between = matches!((from, to), (Node::Coordinator(_), Node::Coordinator(_)));
+        let kind = if between { "lane between coordinators" } else { "control lane" };
+        self.observe(Observation::Queued(kind, waiting))?;
         if !self.links.is_open(to, from) || self.links.number(to, from) != Some(link) {
             return Ok(());
         }
@@ -230,9 +233,7 @@ impl World {
             self.links.ends.insert((owner, peer), side);
             self.links.clear(owner, peer);
             self.drop_streams(owner, peer);
-            if owner == Node::Coordinator {
-                self.links.peers.insert(link, peer);
-            }
+            self.links.peers.insert((owner, link), peer);
         }
         self.review(one, other);
         self.review(other, one);
@@ -251,20 +252,26 @@ impl World {
         self.review(peer, owner);
         let End { gone, reason } = end;
         match (owner, peer) {
-            (Node::Operator, _) => {
-                self.seek_coordinator(owner, None);
+            (Node::Operator, Node::Coordinator(place)) => {
+                self.seek(owner, place, None);
                 Ok(())
             }
-            (Node::Coordinator, _) => {
-                self.course.unlinked(self.now, peer);
+            (Node::Coordinator(place), _) => {
+                match peer {
+                    // Of two the one with the lower number calls.
+                    Node::Coordinator(other) if place < other => self.seek(owner, other, None),
+                    Node::Worker(worker) => self.course.unlinked(self.now, place, worker),
+                    _ => {}
+                }
                 let link = coordination::LinkId(number);
-                self.coordinate(coordination::Input::Disconnected { link, gone, reason })
+                self.coordinate(place, seat::Input::Disconnected { link, gone, reason })
             }
             (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
-            (Node::Worker(place), _) => {
-                self.seek_coordinator(owner, None);
+            (Node::Worker(place), Node::Coordinator(coordinator)) => {
+                self.seek(owner, coordinator, None);
                 self.feed(place, Input::CoordinatorLost { link: LinkId(number) })
             }
+            _ => Ok(()),
         }
     }
 
@@ -312,9 +319,9 @@ impl World {
     /// The clock of a process.
     fn clock(&self, node: Node) -> Clock {
         match node {
-            Node::Coordinator => *self.coordinator.clock(),
+            Node::Coordinator(place) => *self.coordinators[place].clock(),
             Node::Worker(place) => *self.workers[place].clock(),
-            Node::Operator => Clock::new(Time(0), 1000),
+            Node::Operator | Node::Leader => Clock::new(Time(0), 1000),
         }
     }
 
@@ -372,7 +379,7 @@ impl World {
         peer: Node,
         (alive, standing, whole): (bool, bool, bool),
     ) -> Silence {
-        let probed = [owner, peer].contains(&Node::Coordinator);
+        let probed = [owner, peer].iter().any(|node| matches!(node, Node::Coordinator(_)));
         // A process that was started again does not know the links of the one before.
         let known = self.links.number(peer, owner).is_some();
         match () {

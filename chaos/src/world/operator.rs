@@ -1,22 +1,40 @@
 //! Who submits the run and watches it, as the launcher does.
+//!
+//! The operator has a link to every coordinator, and asks whichever leads. What it wishes, it says
+//! until it is answered, and then once more: it is carried out once all the same, and the answer is
+//! the same (I9).
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
+use everstep_coordinator::core::LinkId;
+use everstep_coordinator::seat::Input;
+use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
-use everstep_transport::protocol::{Message, MetricsLine, Step};
+use everstep_transport::protocol::{Message, MetricsLine, NodeName, RequestId, Step, Term, Wish};
 
 use super::types::Happening;
 use super::{Node, World};
-use crate::check::{Observation, Violation};
+use crate::check::{Invariant, Observation, Violation};
 
 /// Between an answer and the next question.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The operator among all clients.
+const CLIENT: u64 = 1;
 
 /// What a watcher knows.
 #[derive(Debug)]
 pub struct Operator {
-    /// The log has the run.
-    submitted: bool,
+    /// What is not done yet, the first of it under way.
+    wishes: VecDeque<(u64, Wish)>,
+    /// How many there were.
+    wished: u64,
+    /// The answer to the first, if it came once.
+    answer: Option<Option<String>>,
+    /// Who leads, as far as it was told, and in which term.
+    leader: (Term, Option<usize>),
+    /// The link on which an answer is awaited.
+    awaited: Option<u64>,
     lines: Vec<MetricsLine>,
     /// The number of the newest event.
     event: u64,
@@ -25,7 +43,16 @@ pub struct Operator {
 
 impl Default for Operator {
     fn default() -> Self {
-        Self { submitted: false, lines: Vec::new(), event: 0, outcome: Outcome::Running }
+        Self {
+            wishes: VecDeque::new(),
+            wished: 0,
+            answer: None,
+            leader: (Term(0), None),
+            awaited: None,
+            lines: Vec::new(),
+            event: 0,
+            outcome: Outcome::Running,
+        }
     }
 }
 
@@ -39,33 +66,100 @@ impl Operator {
     pub fn lines(&self) -> &[MetricsLine] {
         &self.lines
     }
+
+    /// From now on it wishes this.
+    pub fn wish(&mut self, wish: Wish) {
+        self.wished += 1;
+        self.wishes.push_back((self.wished, wish));
+    }
 }
 
 impl World {
-    /// Asks what is new on this link; submits the run until that has come to something.
-    pub(super) fn watch(&mut self, link: u64) {
-        if self.links.number(Node::Operator, Node::Coordinator) != Some(link) {
-            return;
-        }
-        if !self.operator.submitted {
-            let run = self.scenario.run.clone();
-            self.say(Node::Operator, Node::Coordinator, Message::Submit(run));
-        }
-        let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
-        let watch = Message::Watch { step, event: self.operator.event };
-        self.say(Node::Operator, Node::Coordinator, watch);
+    /// The operator reaches a coordinator.
+    pub(super) fn connect_operator(&mut self, place: usize) -> Result<(), Violation> {
+        let name = NodeName::parse("operator").expect("a valid name");
+        let identity = Identity { role: Role::Operator, name };
+        let link = LinkId(self.link(Node::Operator, Node::Coordinator(place)));
+        self.queue.put(self.now, Happening::Watch(link.0));
+        self.coordinate(place, Input::Connected { link, identity })
     }
 
-    pub(super) fn told(&mut self, message: Message) -> Result<(), Violation> {
+    /// Asks what is new on this link, and says what it wishes. Who is asked for the first time says
+    /// who leads; what is new, only that one is believed.
+    pub(super) fn watch(&mut self, link: u64) {
+        let own = Node::Operator;
+        let Some(peer) = self.links.peer(own, link) else { return };
+        let usable = self.links.is_open(own, peer) && self.links.number(own, peer) == Some(link);
+        if !usable || self.operator.awaited == Some(link) {
+            return;
+        }
+        if self.operator.leader.1.map(Node::Coordinator) == Some(peer) {
+            self.operator.awaited = Some(link);
+            if let Some((number, wish)) = self.operator.wishes.front().cloned() {
+                let id = RequestId { client: CLIENT, number };
+                self.say(own, peer, Message::Request { id, wish });
+            }
+        }
+        let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
+        self.say(own, peer, Message::Watch { step, event: self.operator.event });
+    }
+
+    /// Says something to whoever leads, if that is known.
+    pub(super) fn tell_leader(&mut self, message: Message) {
+        if let Some(leader) = self.operator.leader.1 {
+            self.say(Node::Operator, Node::Coordinator(leader), message);
+        }
+    }
+
+    /// A coordinator has told the operator something.
+    pub(super) fn told(&mut self, from: Node, message: Message) -> Result<(), Violation> {
         match message {
-            Message::Update(update) => self.updated(update),
-            Message::Refused { reason } => {
-                // A worker that it asked to leave has left, or the run is over.
-                self.note(format_args!("the operator is refused: {reason}"));
+            Message::Coordinators { term, leader, .. } => {
+                self.led_by(term, leader.map(|id| id as usize - 1));
                 Ok(())
             }
+            Message::Update(update) => {
+                let link = self.links.number(Node::Operator, from);
+                match self.operator.awaited.take_if(|awaited| Some(*awaited) == link) {
+                    Some(_) => self.updated(update),
+                    None => Ok(()),
+                }
+            }
+            Message::Answer { id, refusal } => self.answered(id, refusal),
             _ => Ok(()),
         }
+    }
+
+    fn led_by(&mut self, term: Term, leader: Option<usize>) {
+        let (known, before) = self.operator.leader;
+        if term < known || term == known && leader.is_none() {
+            return;
+        }
+        self.operator.leader = (term, leader);
+        if let Some(place) = leader.filter(|_| leader != before) {
+            self.operator.awaited = None;
+            if let Some(link) = self.links.number(Node::Operator, Node::Coordinator(place)) {
+                self.queue.put(self.now, Happening::Watch(link));
+            }
+        }
+    }
+
+    fn answered(&mut self, id: RequestId, refusal: Option<String>) -> Result<(), Violation> {
+        let Some((number, wish)) = self.operator.wishes.front() else { return Ok(()) };
+        if id.number != *number {
+            return Ok(());
+        }
+        let submission = matches!(wish, Wish::Submit(_));
+        let Some(first) = self.operator.answer.take() else {
+            self.operator.answer = Some(refusal);
+            return Ok(());
+        };
+        self.operator.wishes.pop_front();
+        if first == refusal && !(submission && refusal.is_some()) {
+            return Ok(());
+        }
+        let seen = format!("request {} was answered {first:?}, then {refusal:?}", id.number);
+        Err(Violation { invariant: Invariant::I9, at: self.now, seen })
     }
 
     /// Lines that come with the news that the run went back may be of what is void: it asks again,
@@ -74,12 +168,8 @@ impl World {
         let mut back = None;
         for event in &update.events {
             self.observe(Observation::Told(event))?;
-            match event.kind {
-                EventKind::Submitted { .. } => self.operator.submitted = true,
-                EventKind::Rollback { to, .. } => {
-                    back = Some(back.map_or(to, |before: Step| before.min(to)));
-                }
-                _ => {}
+            if let EventKind::Rollback { to, .. } = event.kind {
+                back = Some(back.map_or(to, |before: Step| before.min(to)));
             }
         }
         self.operator.event += update.events.len() as u64;
@@ -92,7 +182,9 @@ impl World {
             }
             self.operator.outcome = update.outcome;
         }
-        if let Some(link) = self.links.number(Node::Operator, Node::Coordinator) {
+        if let Some(leader) = self.operator.leader.1
+            && let Some(link) = self.links.number(Node::Operator, Node::Coordinator(leader))
+        {
             self.queue.put(self.now + PAUSE, Happening::Watch(link));
         }
         Ok(())

@@ -44,14 +44,6 @@ impl<T> Queue<T> {
         None
     }
 
-    /// Takes out what `wanted` says, in the order in which it was put in.
-    pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Vec<T> {
-        let mut order: Vec<_> = self.order.iter().map(|Reverse(event)| *event).collect();
-        order.sort_unstable_by_key(|(_, count, _)| *count);
-        let seats = order.into_iter().map(|(_, _, seat)| seat as usize);
-        seats.filter_map(|seat| self.seats[seat].take_if(|what| wanted(what))).collect()
-    }
-
     /// Only what `keep` says will happen.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         for seat in &mut self.seats {

@@ -1,4 +1,5 @@
-//! How a worker or the operator reaches the coordinator, the first time and again.
+//! How somebody reaches a coordinator, the first time and again. Workers and the operator have a
+//! link to each of them; of two coordinators the one with the lower number calls.
 
 use std::time::Duration;
 
@@ -11,30 +12,33 @@ const SOON: Duration = Duration::from_millis(50);
 const RARELY: Duration = Duration::from_secs(1);
 
 impl World {
-    /// A node without a coordinator will try to reach one after `wait`, or soon.
-    pub(super) fn seek_coordinator(&mut self, node: Node, wait: Option<Duration>) {
+    /// A node will try to reach a coordinator after `wait`, or soon.
+    pub(super) fn seek(&mut self, node: Node, place: usize, wait: Option<Duration>) {
         let wait = wait.unwrap_or(SOON);
-        self.seeking.insert(node, wait);
-        self.queue.put(self.now + wait, Happening::Connect(node));
+        self.seeking.insert((node, place), wait);
+        self.queue.put(self.now + wait, Happening::Connect(node, place));
     }
 
-    /// Reaches the coordinator, or tries again.
-    pub(super) fn connect(&mut self, node: Node) -> Result<(), Violation> {
-        if !self.is_alive(node) || self.links.is_open(node, Node::Coordinator) {
+    /// Reaches a coordinator, or tries again.
+    pub(super) fn connect(&mut self, node: Node, place: usize) -> Result<(), Violation> {
+        let coordinator = Node::Coordinator(place);
+        if !self.is_alive(node) || self.links.is_open(node, coordinator) {
             return Ok(());
         }
-        let answers = self.is_alive(Node::Coordinator)
-            && !self.paused.contains_key(&Node::Coordinator)
-            && self.reach(node, Node::Coordinator);
+        let answers = self.is_alive(coordinator)
+            && !self.paused.contains_key(&coordinator)
+            && self.reach(node, coordinator);
         if !answers {
-            let wait = self.seeking.get(&node).map_or(SOON, |wait| (*wait * 2).min(RARELY));
-            self.seek_coordinator(node, Some(wait));
+            let wait =
+                self.seeking.get(&(node, place)).map_or(SOON, |wait| (*wait * 2).min(RARELY));
+            self.seek(node, place, Some(wait));
             return Ok(());
         }
-        self.seeking.remove(&node);
+        self.seeking.remove(&(node, place));
         match node {
-            Node::Worker(place) => self.connect_worker(place),
-            _ => self.connect_operator(),
+            Node::Worker(worker) => self.connect_worker(worker, place),
+            Node::Coordinator(other) => self.connect_coordinators(other, place),
+            _ => self.connect_operator(place),
         }
     }
 }

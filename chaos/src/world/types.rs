@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_coordinator::core as coordination;
-use everstep_coordinator::state::Entry;
+use everstep_coordinator::raft::Kept;
+use everstep_coordinator::seat::{self, Seat, SeatError};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Message, MetricsLine, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{Frame, Message, MetricsLine, RunSpec, Step, WorkerId};
 use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
@@ -28,6 +28,8 @@ pub struct Scenario {
     pub registry: Arc<Registry>,
     /// How many workers there are.
     pub workers: u32,
+    /// How many coordinators there are.
+    pub coordinators: u32,
     /// The schedule of all that takes time follows from it.
     pub seed: u64,
     /// The same run without faults, to compare every step with.
@@ -43,22 +45,24 @@ pub struct Prepare {
     pub worker: fn(&mut Core),
     /// To a worker's device.
     pub device: fn(&mut Device),
-    /// To the coordinator's core.
-    pub coordinator: fn(&mut coordination::Core),
+    /// Makes a coordinator: see [`Seat::new`].
+    pub coordinator: fn(Time, seat::Options, Kept, Vec<Frame>) -> Result<Seat, SeatError>,
 }
 
 impl Default for Prepare {
     /// Nothing.
     fn default() -> Self {
-        Self { worker: |_| {}, device: |_| {}, coordinator: |_| {} }
+        Self { worker: |_| {}, device: |_| {}, coordinator: Seat::new }
     }
 }
 
 /// A process of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Node {
-    /// The one coordinator.
-    Coordinator,
+    /// A coordinator, by its place among them.
+    Coordinator(usize),
+    /// The coordinator that leads when this is looked at: for faults only.
+    Leader,
     /// Who submits the run and watches it.
     Operator,
     /// A worker, by its place among the processes; its rank is the coordinator's to say. The first
@@ -71,7 +75,8 @@ impl Node {
     /// A number for it.
     pub(super) fn word(self) -> u64 {
         match self {
-            Self::Coordinator => u64::MAX,
+            Self::Coordinator(place) => u64::MAX - place as u64,
+            Self::Leader => u64::MAX - u64::from(u32::MAX),
             Self::Operator => 0,
             Self::Worker(place) => place as u64 + 1,
         }
@@ -81,7 +86,8 @@ impl Node {
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Coordinator => f.write_str("coordinator"),
+            Self::Coordinator(place) => write!(f, "coordinator {place}"),
+            Self::Leader => f.write_str("the leader"),
             Self::Operator => f.write_str("operator"),
             Self::Worker(place) => write!(f, "worker {place}"),
         }
@@ -173,8 +179,8 @@ impl Failure {
 /// What is going to happen.
 #[derive(Debug)]
 pub enum Happening {
-    /// A worker or the operator tries to reach the coordinator.
-    Connect(Node),
+    /// Somebody tries to reach the coordinator at this place.
+    Connect(Node, usize),
     /// A worker tries to reach another.
     Dial {
         /// The place of the one.
@@ -199,10 +205,10 @@ pub enum Happening {
     Deliver(Node, Node, u64),
     /// Something arrives outside its order.
     Stray(Box<Stray>),
-    /// Something happens to the coordinator by itself.
-    Coordinator(coordination::Input),
-    /// An entry that was proposed is on the coordinator's disk.
-    Durable(Box<Entry>),
+    /// Something happens to a coordinator by itself.
+    Coordinator(usize, seat::Input),
+    /// The next batch is on a coordinator's disk.
+    Durable(usize),
     /// Something happens to a worker by itself.
     Worker(usize, Input),
     /// The device of a worker, the one of this number, has built itself or done something.
@@ -217,8 +223,8 @@ pub enum Happening {
     Free(usize, u64),
     /// A worker looks at the clock.
     WorkerTick(usize),
-    /// The coordinator does.
-    CoordinatorTick,
+    /// A coordinator does.
+    CoordinatorTick(usize),
     /// `owner` has perhaps heard nothing of `peer` for too long.
     Idle {
         /// Whose end of the link.
@@ -228,7 +234,7 @@ pub enum Happening {
         /// When this was to be looked at, unless something has changed.
         due: Time,
     },
-    /// The operator has something to say to the coordinator.
+    /// The operator has something to say to the coordinator that leads.
     Operator(Box<Message>),
     /// Something goes wrong.
     Fault(Box<Fault>),
@@ -277,11 +283,11 @@ impl Happening {
             | Self::Device(place, ..)
             | Self::Free(place, _)
             | Self::WorkerTick(place) => Some(Node::Worker(*place)),
-            Self::Connect(node) => Some(*node),
+            Self::Connect(node, _) => Some(*node),
             Self::Deliver(_, to, _) => Some(*to),
             Self::Stray(stray) => Some(stray.ends().1),
-            Self::Coordinator(_) | Self::Durable(_) | Self::CoordinatorTick => {
-                Some(Node::Coordinator)
+            Self::Coordinator(place, _) | Self::Durable(place) | Self::CoordinatorTick(place) => {
+                Some(Node::Coordinator(*place))
             }
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
             Self::Idle { owner, .. } => Some(*owner),
@@ -303,20 +309,17 @@ impl Happening {
     pub fn words(&self) -> [u64; 3] {
         let ends = |kind: u64, one: Node, other: Node| [kind, one.word(), other.word()];
         match self {
-            Self::Connect(node) => [1, node.word(), 0],
+            Self::Connect(node, place) => [1, node.word(), *place as u64],
             Self::Deliver(from, to, _) => ends(2, *from, *to),
             Self::Stray(stray) => ends(3, stray.ends().0, stray.ends().1),
-            Self::Coordinator(input) => match input {
-                coordination::Input::Applied { index, .. } => [4, *index, 1],
-                _ => [4, 0, 0],
-            },
+            Self::Coordinator(place, _) => [4, *place as u64, 0],
             Self::Worker(place, _) => [5, *place as u64, 0],
             Self::Watch(link) => [6, *link, 0],
             Self::Header(stream) => [7, stream.word(), 0],
             Self::Body(stream) => [8, stream.word(), 0],
             Self::Free(place, _) => [9, *place as u64, 0],
             Self::WorkerTick(place) => [10, *place as u64, 0],
-            Self::CoordinatorTick => [11, 0, 0],
+            Self::CoordinatorTick(place) => [11, *place as u64, 0],
             Self::Idle { owner, peer, .. } => ends(12, *owner, *peer),
             Self::Fault(_) => [13, 0, 0],
             Self::Resume(node, _) => [14, node.word(), 0],
@@ -325,7 +328,7 @@ impl Happening {
             Self::Calm => [17, 0, 0],
             Self::Dial { place, to, .. } => [18, *place as u64, to.0],
             Self::Overdue { place, to, .. } => [18, *place as u64, !to.0],
-            Self::Durable(entry) => [19, entry.unix_ms, 0],
+            Self::Durable(place) => [19, *place as u64, 0],
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
             Self::Operator(_) => [6, 0, 1],
             Self::Glance => [6, 0, 2],

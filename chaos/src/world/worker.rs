@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use everstep_coordinator::core as coordination;
+use everstep_coordinator::{core as coordination, seat};
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
@@ -15,6 +15,7 @@ use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
 use super::bench::Bench;
 use super::clock::Clock;
+use super::coordinator::name;
 use super::peer::Peers;
 use super::types::Happening;
 use super::wire::StreamId;
@@ -193,20 +194,25 @@ impl World {
         (self.scenario.prepare.worker)(&mut worker.core);
         self.workers.push(worker);
         let at = self.now + self.random.delay();
-        self.queue.put(at, Happening::Connect(Node::Worker(place)));
+        for coordinator in 0..self.coordinators.len() {
+            self.queue.put(at, Happening::Connect(Node::Worker(place), coordinator));
+        }
         self.queue.put(at, Happening::WorkerTick(place));
     }
 
-    /// A worker reaches the coordinator.
-    pub(super) fn connect_worker(&mut self, place: usize) -> Result<(), Violation> {
+    /// A worker reaches a coordinator.
+    pub(super) fn connect_worker(
+        &mut self,
+        place: usize,
+        coordinator: usize,
+    ) -> Result<(), Violation> {
         let own = Node::Worker(place);
-        let number = self.link(own, Node::Coordinator);
+        let number = self.link(own, Node::Coordinator(coordinator));
         let link = coordination::LinkId(number);
         let identity = Identity { role: Role::Worker, name: self.workers[place].name.clone() };
-        let name = NodeName::parse("coordinator-1").expect("a valid name");
-        let up = Input::CoordinatorUp { link: LinkId(number), name };
+        let up = Input::CoordinatorUp { link: LinkId(number), name: name(coordinator) };
         self.later(Happening::Worker(place, up));
-        self.coordinate(coordination::Input::Connected { link, identity })
+        self.coordinate(coordinator, seat::Input::Connected { link, identity })
     }
 
     pub(super) fn tick_worker(&mut self, place: usize) -> Result<(), Violation> {
@@ -250,11 +256,14 @@ impl World {
     fn perform(&mut self, place: usize, effect: Effect) -> Result<(), Violation> {
         let own = Node::Worker(place);
         match effect {
-            Effect::Tell { message, .. } => {
+            Effect::Tell { link, message } => {
                 self.witness_evidence(place, &message)?;
-                self.say(own, Node::Coordinator, message);
+                let peer = self.links.peer(own, link.0);
+                if let Some(peer) = peer.filter(|it| self.links.number(own, *it) == Some(link.0)) {
+                    self.say(own, peer, message);
+                }
             }
-            Effect::Coordinators(_) => {} // there is one
+            Effect::Coordinators(_) => {} // it knows them all from the beginning
             Effect::Send { to, message } => {
                 self.witness_words(place, &message)?;
                 self.send(place, to, message);

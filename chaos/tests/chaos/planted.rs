@@ -10,6 +10,7 @@ use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Failure, Node, Prepare};
 use everstep_coordinator::plant::Plant as Misled;
+use everstep_coordinator::seat::Seat;
 use everstep_transport::time::Time;
 use everstep_worker::plant::Plant;
 
@@ -27,7 +28,12 @@ macro_rules! plant {
         Prepare { device: |device| device.plant(Plant::$plant), ..Prepare::default() }
     };
     (coordinator $plant:ident) => {
-        Prepare { coordinator: |core| core.plant(Misled::$plant), ..Prepare::default() }
+        Prepare {
+            coordinator: |now, options, kept, history| {
+                Seat::planted(now, options, kept, history, Misled::$plant)
+            },
+            ..Prepare::default()
+        }
     };
 }
 
@@ -154,7 +160,7 @@ fn a_plan_from_what_was_said_at_an_earlier_pause_is_found() {
 fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
     let undone = |ms| {
         let at = |ms| Time(0) + Duration::from_millis(ms);
-        let ends = (Node::Coordinator, Node::Worker(1));
+        let ends = (Node::Leader, Node::Worker(1));
         let (extra, span) = (Duration::from_millis(200), Duration::from_secs(2));
         Schedule(vec![
             (at(1_000), Fault::Crash { node: Node::Worker(3), restart: None }),

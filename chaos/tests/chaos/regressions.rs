@@ -7,7 +7,8 @@ use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Endured, Node};
 use everstep_transport::time::Time;
 
-const COORDINATOR: Node = Node::Coordinator;
+/// Whichever leads.
+const COORDINATOR: Node = Node::Leader;
 
 fn worker(slot: usize) -> Node {
     Node::Worker(slot)

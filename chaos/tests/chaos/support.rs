@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_chaos::check::Chronicle;
+use everstep_chaos::simulate::coordinators;
 use everstep_chaos::toy;
 use everstep_chaos::world::{Failure, Finished, Passing, Prepare, Scenario, World};
 use everstep_transport::protocol::RunSpec;
@@ -46,7 +47,8 @@ impl Toy {
     pub fn world(&self, workers: u32, seed: u64) -> World {
         let Self { run, registry, reference } = self.clone();
         let prepare = Prepare::default();
-        let scenario = Scenario { run, registry, workers, seed, reference, prepare };
+        let coordinators = coordinators(seed);
+        let scenario = Scenario { run, registry, workers, coordinators, seed, reference, prepare };
         World::new(scenario).expect("the toy is there")
     }
 

@@ -1,0 +1,99 @@
+//! I9 and I14, and I1 as far as it is about leaders: the log is one, whoever applies it and
+//! whenever; what it comes to is one state and one history; of a term there is one leader. I8, as
+//! far as somebody is told that it is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{Frame, News, Term, WorkerId};
+
+use super::{Found, Invariant};
+
+/// What all coordinators have come to, in every life of theirs.
+#[derive(Debug, Default)]
+pub(super) struct Agreement {
+    leaders: BTreeMap<Term, usize>,
+    /// By index: the term and the digest of each entry that was applied.
+    entries: BTreeMap<u64, (Term, blake3::Hash)>,
+    /// By index: the digest of the state.
+    states: BTreeMap<u64, blake3::Hash>,
+    frames: BTreeMap<u64, Frame>,
+    /// The workers that are registered, and not gone.
+    present: BTreeSet<WorkerId>,
+}
+
+impl Agreement {
+    /// Whether nobody has applied an entry yet.
+    pub(super) fn is_new(&self, index: u64) -> bool {
+        !self.entries.contains_key(&index)
+    }
+
+    /// Whether somebody has told what an entry has brought.
+    pub(super) fn has_brought(&self, index: u64) -> bool {
+        self.frames.contains_key(&index)
+    }
+
+    /// A coordinator leads in a term.
+    pub(super) fn leads(&mut self, place: usize, term: Term) -> Result<(), Found> {
+        let first = *self.leaders.entry(term).or_insert(place);
+        if first == place {
+            return Ok(());
+        }
+        Err((Invariant::I1, format!("coordinators {first} and {place} both lead in term {term}")))
+    }
+
+    /// A coordinator has applied an entry.
+    pub(super) fn applied(&mut self, index: u64, term: Term, bytes: &[u8]) -> Result<(), Found> {
+        let entry = (term, blake3::hash(bytes));
+        let first = *self.entries.entry(index).or_insert(entry);
+        if first == entry {
+            return Ok(());
+        }
+        let (was, _) = first;
+        let seen = format!("entry {index} was applied as one of term {was}, and is of {term} now");
+        Err((Invariant::I9, seen))
+    }
+
+    /// The state of a coordinator that has applied the log up to an index.
+    pub(super) fn stands(&mut self, index: u64, state: &[u8]) -> Result<(), Found> {
+        let state = blake3::hash(state);
+        if *self.states.entry(index).or_insert(state) == state {
+            return Ok(());
+        }
+        Err((Invariant::I14, format!("two states of coordinators that have applied entry {index}")))
+    }
+
+    /// What an entry has brought to the history of a coordinator.
+    pub(super) fn brought(&mut self, frame: &Frame) -> Result<(), Found> {
+        if let Some(first) = self.frames.get(&frame.index) {
+            if first == frame {
+                return Ok(());
+            }
+            let seen = format!("one entry brings {first:?} here, and {frame:?} there");
+            return Err((Invariant::I14, seen));
+        }
+        for news in &frame.news {
+            if let News::Event(event) = news {
+                match event.kind {
+                    EventKind::Registered { worker, .. } => _ = self.present.insert(worker),
+                    EventKind::Lost { worker, .. } | EventKind::Left { worker } => {
+                        self.present.remove(&worker);
+                    }
+                    EventKind::Complete { .. } | EventKind::Failed { .. } => self.present.clear(),
+                    _ => {}
+                }
+            }
+        }
+        self.frames.insert(frame.index, frame.clone());
+        Ok(())
+    }
+
+    /// A coordinator tells a worker that it is lost.
+    pub(super) fn evicted(&self, worker: WorkerId) -> Result<(), Found> {
+        if !self.present.contains(&worker) {
+            return Ok(());
+        }
+        let seen = format!("worker {worker} is told that it is lost; the log knows it as present");
+        Err((Invariant::I8, seen))
+    }
+}

@@ -1,0 +1,175 @@
+//! What the checkers are shown of the coordinators: who leads, what they propose and agree on, and
+//! what they say that cannot be taken back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use everstep_coordinator::raft;
+use everstep_coordinator::state::{Change, Command, Entry};
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{Frame, Generation, Message, News, Term, WorkerId};
+use rkyv::rancor;
+use rkyv::util::AlignedVec;
+
+use super::{Node, World};
+use crate::check::{Observation, Violation};
+use crate::fault::Fault;
+
+/// What was seen of the leaders of one cluster.
+#[derive(Debug, Default)]
+pub struct Reigns {
+    /// Who led in each term.
+    leaders: BTreeMap<Term, usize>,
+    /// The members that were gone in truth, or unheard by the proposer for too long, when a
+    /// generation was proposed. Who turns up later does so too late.
+    grounds: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
+}
+
+impl World {
+    /// A coordinator leads from now on, or does not any more.
+    pub(super) fn witness_reign(
+        &mut self,
+        place: usize,
+        leads: Option<Term>,
+    ) -> Result<(), Violation> {
+        let Some(term) = leads else {
+            self.note(format_args!("coordinator {place} leads no longer"));
+            return Ok(());
+        };
+        self.note(format_args!("coordinator {place} leads in term {term}"));
+        self.reigns.leaders.insert(term, place);
+        self.coordinators[place].awakes(self.now);
+        self.course.awake(self.now, place);
+        self.observe(Observation::Leads(place, term))
+    }
+
+    /// A coordinator has entries to write; its own, if it leads in their term.
+    pub(super) fn witness_proposals(
+        &mut self,
+        place: usize,
+        entries: &[raft::Entry],
+    ) -> Result<(), Violation> {
+        let leads = self.coordinators[place].leads();
+        for entry in entries.iter().filter(|entry| Some(entry.place.term) == leads) {
+            let Some(Command::Generation(change)) = decode(entry).map(|entry| entry.command) else {
+                continue;
+            };
+            self.note(format_args!("coordinator {place} proposes {change:?}"));
+            self.observe(Observation::Proposed(&change.record))?;
+            let lost = self.truly_lost(place);
+            self.reigns.grounds.insert((change.record.number, entry.place.term), lost);
+            self.proposing(place);
+        }
+        Ok(())
+    }
+
+    /// A generation was proposed: perhaps its proposer crashes before it is durable.
+    fn proposing(&mut self, place: usize) {
+        if let Some(restart) = self.armed.proposing() {
+            let crash = Fault::Crash { node: Node::Coordinator(place), restart: Some(restart) };
+            self.queue.put(self.now, super::Happening::Fault(Box::new(crash)));
+        }
+    }
+
+    /// A coordinator has applied an entry.
+    pub(super) fn witness_entry_of_log(
+        &mut self,
+        place: usize,
+        entry: &raft::Entry,
+    ) -> Result<(), Violation> {
+        let Some(command) = decode(entry).map(|entry| entry.command) else { return Ok(()) };
+        if self.checks.is_new(entry.place.index) {
+            let index = entry.place.index;
+            self.note(format_args!("entry {index}, first of all by {place}: {command:?}"));
+            // Leaders that replace each other for ever are no progress.
+            if !matches!(command, Command::Lead) {
+                self.course.progress(self.now);
+            }
+        }
+        self.observe(Observation::Applied(entry.place.index, entry.place.term, &entry.bytes))
+    }
+
+    /// What an entry has brought to the history, as one coordinator has it.
+    pub(super) fn witness_frame(&mut self, place: usize, frame: &Frame) -> Result<(), Violation> {
+        let news = !self.checks.has_brought(frame.index);
+        self.observe(Observation::Brought(frame))?;
+        let entry = self.coordinators[place].disk().entry(frame.index).cloned();
+        let Some(entry) = entry.filter(|_| news) else { return Ok(()) };
+        let term = entry.place.term;
+        let brings = |wanted: fn(&EventKind) -> bool| {
+            let events = frame.news.iter();
+            let mut events = events
+                .filter_map(|it| if let News::Event(event) = it { Some(event) } else { None });
+            events.any(|event| wanted(&event.kind))
+        };
+        match decode(&entry).map(|entry| entry.command) {
+            Some(Command::Generation(change))
+                if brings(|kind| matches!(kind, EventKind::Generation { .. })) =>
+            {
+                self.witness_change(&change, term)
+            }
+            Some(Command::Lose { worker, reason })
+                if brings(|kind| matches!(kind, EventKind::Lost { .. })) =>
+            {
+                self.judge_loss(worker, &reason, self.reigns.leaders.get(&term).copied())
+            }
+            Some(Command::End { .. }) => {
+                self.checks.over();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn witness_change(&mut self, change: &Change, term: Term) -> Result<(), Violation> {
+        let leader = self.reigns.leaders.get(&term).copied();
+        for loss in &change.lost {
+            self.judge_loss(loss.worker, &loss.reason, leader)?;
+        }
+        for worker in &change.left {
+            self.judge_leave(*worker)?;
+        }
+        self.course.change(change);
+        let proposal = (change.record.number, change.record.term);
+        let grounds = self.reigns.grounds.get(&proposal).cloned().unwrap_or_default();
+        let lost = change.rollback.as_ref().map(|_| grounds);
+        self.observe(Observation::Recorded(&change.record, term, lost.as_ref()))
+    }
+
+    /// A coordinator says something.
+    pub(super) fn witness_word(&mut self, place: usize, word: &Message) -> Result<(), Violation> {
+        match word {
+            // Who was replaced and does not know it may yet ask for something: in vain.
+            Message::Pause { number, .. } if self.leader() == Some(place) => {
+                self.observe(Observation::Paused(*number))
+            }
+            Message::Evicted { worker } => self.observe(Observation::Evicted(*worker)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The members of the current generation that are gone, or that a coordinator has not heard for
+    /// too long.
+    fn truly_lost(&self, place: usize) -> BTreeSet<WorkerId> {
+        let record = self.checks.current_record();
+        let members = record.iter().flat_map(|record| &record.members);
+        let workers = members.map(|member| member.worker);
+        workers.filter(|worker| self.is_truly_lost(place, *worker)).collect()
+    }
+
+    fn is_truly_lost(&self, coordinator: usize, worker: WorkerId) -> bool {
+        let Some(&place) = self.places.get(&worker) else { return true };
+        let process = &self.workers[place];
+        let discarded = process.ended() || process.id() != Some(worker);
+        discarded || self.coordinators[coordinator].has_given_up(self.now, place)
+    }
+}
+
+/// What an entry of the log says; nothing if it is Raft's own.
+fn decode(entry: &raft::Entry) -> Option<Entry> {
+    if entry.kind != raft::Kind::Command || entry.bytes.is_empty() {
+        return None;
+    }
+    let mut aligned = AlignedVec::<16>::with_capacity(entry.bytes.len());
+    aligned.extend_from_slice(&entry.bytes);
+    rkyv::from_bytes::<Entry, rancor::Error>(&aligned).ok()
+}
