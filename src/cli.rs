@@ -45,6 +45,10 @@ pub enum Verb {
     Train(TrainFlags),
     /// Run a coordinator: it decides who takes part in a run
     ///
+    /// With --bootstrap it founds a cluster, with --join it becomes one of a cluster's coordinators;
+    /// with neither it goes on in its directory, however it ended. A cluster that has three goes on
+    /// when it loses one.
+    ///
     /// `everstep train` starts one of its own, and submits its run. To one that is started by hand
     /// a run is submitted over its HTTP API, whose address the first line on stdout tells: POST the
     /// run.json of another run to /api/v1/run, with the token in DIR/api.token.
@@ -131,15 +135,37 @@ pub struct Overrides {
 /// The flags of `everstep coordinator`.
 #[derive(Args, Clone, Debug)]
 pub struct CoordinatorFlags {
-    /// Where its keys, its log and the join token are kept
+    /// Where its keys, its log and the join tokens are kept
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: PathBuf,
-    /// The address to listen on (UDP); port 0 takes a free one
+    /// The address that the others reach it at (UDP); port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
     /// Found a new cluster in DIR
     #[arg(long, env = "EVERSTEP_BOOTSTRAP", value_parser = BoolishValueParser::new())]
     pub bootstrap: bool,
+    /// The cluster is there for one run: its workers are dismissed afterwards.
+    #[arg(long, hide = true, requires = "bootstrap")]
+    pub ephemeral: bool,
+    /// Become one of a cluster's coordinators: its token for coordinators, or @FILE to read it from
+    /// a file (another coordinator's DIR/coordinator.token)
+    #[arg(
+        long,
+        value_name = "TOKEN|@FILE",
+        requires = "coordinators",
+        conflicts_with = "bootstrap",
+        env = "EVERSTEP_JOIN",
+        hide_env_values = true
+    )]
+    pub join: Option<String>,
+    /// With --join: where coordinators of the cluster listen
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        env = "EVERSTEP_COORDINATORS"
+    )]
+    pub coordinators: Vec<String>,
     /// Its HTTP API.
     #[command(flatten)]
     pub http: HttpFlags,

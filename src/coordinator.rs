@@ -6,13 +6,13 @@
 
 use std::net::SocketAddr;
 
-use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Options};
+use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Ended, Options, Start};
 use everstep_coordinator::http::HttpError;
 use everstep_coordinator::log::{LogError, StoreError};
 
 use crate::cli::CoordinatorFlags;
 use crate::failure::{Exit, Failure};
-use crate::{announce, logging, supervision};
+use crate::{announce, logging, supervision, worker};
 
 /// What to do about files that hold what has happened.
 const HISTORY: &str = "if the disk is full, make room and start it again: nothing that it has said \
@@ -29,26 +29,65 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     if flags.supervised {
         supervision::start()?;
     }
-    let CoordinatorFlags { dir, listen, bootstrap, http, .. } = flags;
+    let start = start(&flags)?;
+    let CoordinatorFlags { dir, listen, http, .. } = flags;
     let place = format!("{} on {listen}", dir.display());
     let ready = |Addresses { links, api }| {
         let api = api.map(|api: SocketAddr| format!("http://{api}"));
         tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
         announce(&serde_json::json!({ "address": links, "api": api }));
     };
-    daemon::run(Options { dir, listen, bootstrap, http: http.options() }, ready).map_err(|error| {
-        let (exit, next) = advice(&error);
-        Failure::new(exit, "the coordinator does not run").at(place).because(error).next(next)
-    })
+    match daemon::run(Options { dir, listen, start, http: http.options() }, ready) {
+        Ok(Ended::Stopped) => Ok(()),
+        Ok(Ended::Removed) => {
+            eprintln!("the coordinator was removed: the others go on without it");
+            Ok(())
+        }
+        Err(error) => {
+            let (exit, next) = advice(&error);
+            let failure = Failure::new(exit, "the coordinator does not run");
+            Err(failure.at(place).because(error).next(next))
+        }
+    }
+}
+
+/// What the flags want it to begin with.
+fn start(flags: &CoordinatorFlags) -> Result<Start, Failure> {
+    let CoordinatorFlags { bootstrap, ephemeral, join, coordinators, .. } = flags;
+    let Some(join) = join else {
+        return Ok(match bootstrap {
+            true => Start::Bootstrap { ephemeral: *ephemeral },
+            false => Start::Again,
+        });
+    };
+    let token = worker::token(join, "coordinator.token")?;
+    let coordinators: Result<_, _> =
+        coordinators.iter().map(|name| worker::address(name)).collect();
+    Ok(Start::Join { token, coordinators: coordinators? })
 }
 
 fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
     match error {
         CoordinatorError::NothingThere(_) => {
-            (Exit::Usage, "name the directory of a cluster, or found one with --bootstrap")
+            (Exit::Usage, "name the directory of a coordinator, or found a cluster, or join one")
         }
         CoordinatorError::AlreadyThere(_) => {
-            (Exit::Usage, "name an empty directory, or leave --bootstrap out to go on")
+            (Exit::Usage, "name an empty directory, or leave --bootstrap and --join out to go on")
+        }
+        CoordinatorError::NotJoined(_) => {
+            (Exit::Usage, "start it with --join and --coordinators, as the first time")
+        }
+        CoordinatorError::Unspecified(_) => {
+            (Exit::Usage, "pass --listen with an address of this machine that the others reach")
+        }
+        CoordinatorError::JoinToken(_) => {
+            (Exit::Usage, "pass --join @DIR/coordinator.token with the directory of a coordinator")
+        }
+        CoordinatorError::Enrol(_) => {
+            (Exit::Failed, "check the addresses, the token, and that a coordinator runs there")
+        }
+        CoordinatorError::Unanswered(_) => {
+            (Exit::Capacity, "see that most of the coordinators run, and start it again as before")
         }
         CoordinatorError::File { .. } => {
             (Exit::Usage, "name a directory that this user may read and write with --dir")
@@ -56,7 +95,10 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::Log(LogError::Store { source: StoreError::InUse, .. }) => {
             (Exit::Usage, "end the other coordinator, or name another directory")
         }
-        CoordinatorError::Log(_) | CoordinatorError::Journal(_) => (Exit::Failed, HISTORY),
+        CoordinatorError::Log(_)
+        | CoordinatorError::Journal(_)
+        | CoordinatorError::Book(_)
+        | CoordinatorError::Seat(_) => (Exit::Failed, HISTORY),
         CoordinatorError::Http(HttpError::Bind { .. }) => {
             (Exit::Failed, "pass another --http; port 0 is always free, and `none` is no API")
         }

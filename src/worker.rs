@@ -25,7 +25,7 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         flags.coordinators.iter().map(|name| address(name)).collect();
     let options = Options {
         coordinators: coordinators?,
-        token: token(&flags.join)?,
+        token: token(&flags.join, "join.token")?,
         listen: flags.listen,
         zone: flags.zone,
         dir: flags.dir.or_else(|| token_file(&flags.join).and_then(Directory::around)),
@@ -63,7 +63,7 @@ fn advice(error: &WorkerError) -> (Exit, &'static str) {
 }
 
 /// The address of `HOST:PORT`; of a host with several, the first.
-fn address(name: &str) -> Result<SocketAddr, Failure> {
+pub(crate) fn address(name: &str) -> Result<SocketAddr, Failure> {
     let refused = |why: String| {
         Failure::new(Exit::Usage, "a coordinator's address cannot be used")
             .at("--coordinators")
@@ -74,14 +74,14 @@ fn address(name: &str) -> Result<SocketAddr, Failure> {
     found.next().ok_or_else(|| refused("the host has no address".into()))
 }
 
-/// The join token itself; `@FILE` names a file that holds it.
-fn token(join: &str) -> Result<String, Failure> {
+/// The join token itself; `@FILE` names a file that holds it, which is called so where it was made.
+pub(crate) fn token(join: &str, name: &str) -> Result<String, Failure> {
     let Some(path) = token_file(join) else { return Ok(join.to_string()) };
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::new(Exit::Usage, "the join token cannot be read")
             .at(path.display())
             .because(error)
-            .next("pass --join @DIR/join.token with the directory of a run")
+            .next(format!("pass --join @DIR/{name} with the directory of a coordinator"))
     })?;
     Ok(text.trim().to_string())
 }

@@ -37,7 +37,7 @@ use self::guard::Guard;
 use self::source::Source;
 use self::token::Token;
 use crate::core::ClusterView;
-use crate::daemon::Coordinator;
+use crate::daemon::{Coordinator, Peer};
 use crate::history::{Lapse, Tally};
 
 /// Most connections at a time; who comes then waits.
@@ -112,6 +112,8 @@ struct Overview {
     under_protected: Vec<Lapse>,
     /// How many links there are to peers of each role.
     links: Vec<(&'static str, u64)>,
+    /// The coordinators, by id.
+    coordinators: Vec<Peer>,
 }
 
 /// Where a coordinator is.
@@ -119,14 +121,6 @@ struct Overview {
 struct Place {
     /// For its peers.
     links: SocketAddr,
-    /// For HTTP.
-    api: SocketAddr,
-}
-
-impl Place {
-    fn url(self) -> String {
-        format!("http://{}", self.api)
-    }
 }
 
 /// An API that listens, and does not answer yet.
@@ -168,7 +162,7 @@ impl Api {
     ) -> Result<ServerHandle, HttpError> {
         let Self { listener, address, guard } = self;
         let (source, guard) = (Arc::new(Source::new(coordinator)), Arc::new(guard));
-        let place = Place { links, api: address };
+        let place = Place { links };
         let app = move || {
             App::new()
                 .app_data(Data::from(source.clone()))

@@ -421,11 +421,13 @@ impl Seat {
                 return self.peers.links().into_iter().for_each(|link| self.say_where(link));
             }
         };
-        self.introduced = Some(now);
+        // Where there is nobody to tell yet, it is told as soon as there is.
         if self.leads.is_some() {
+            self.introduced = Some(now);
             let entry = Entry { unix_ms: self.core.unix_ms(now), command };
             self.propose(encode(&entry));
         } else if let Some(link) = self.leader.and_then(|id| self.peers.link_of(state, id)) {
+            self.introduced = Some(now);
             self.say_where(link);
         }
     }
@@ -571,7 +573,8 @@ impl Seat {
     }
 }
 
-fn encode(entry: &Entry) -> Vec<u8> {
+/// An entry of the log, as a batch holds it.
+pub(crate) fn encode(entry: &Entry) -> Vec<u8> {
     let bytes = rkyv::to_bytes::<rancor::Error>(entry);
     bytes.expect("an entry is finite and needs no shared pointers").to_vec()
 }

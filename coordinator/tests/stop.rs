@@ -5,16 +5,16 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use everstep_coordinator::daemon::{Options, run};
+use everstep_coordinator::daemon::{Ended, Options, Start, run};
 use everstep_coordinator::http;
 
 #[test]
 fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
     let dir = tempfile::tempdir().expect("a directory");
-    for bootstrap in [true, false] {
+    for start in [Start::Bootstrap { ephemeral: false }, Start::Again] {
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
         let http = Some(http::Options { listen, token: None });
-        let options = Options { dir: dir.path().to_path_buf(), listen, bootstrap, http };
+        let options = Options { dir: dir.path().to_path_buf(), listen, start, http };
         let (tell, told) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         std::thread::spawn(move || {
@@ -26,6 +26,6 @@ fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
         let status = Command::new("kill").args(["-TERM", &process]).status().expect("kill");
         assert!(status.success());
         let result = ended.recv_timeout(Duration::from_secs(10)).expect("it stops");
-        result.expect("in good order");
+        assert_eq!(result.expect("in good order"), Ended::Stopped);
     }
 }

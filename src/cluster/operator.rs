@@ -8,7 +8,7 @@ use std::time::Duration;
 use everstep_transport::identity::{Credentials, Role};
 use everstep_transport::protocol::outcome::{Update, WorkerView};
 use everstep_transport::protocol::{Message, NodeName, RunSpec, Step, WorkerId};
-use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
+use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings};
 
 use super::error::ClusterError;
 
@@ -85,11 +85,21 @@ impl Operator {
 
     async fn ask(&self, question: Message) -> Result<Message, ClusterError> {
         self.link.send(question).map_err(failed)?;
-        let answer = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+        let answer = tokio::time::timeout(PATIENCE, self.hear()).await;
         match answer.map_err(|_| ClusterError::Coordinator("it does not answer".into()))? {
             Ok(Message::Refused { reason }) => Err(ClusterError::failed(None, &reason)),
             Ok(answer) => Ok(answer),
             Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// The next answer: who the coordinators are, every peer is told besides.
+    async fn hear(&self) -> Result<Message, LinkError> {
+        loop {
+            match self.link.receive().await? {
+                Message::Coordinators { .. } => {}
+                answer => return Ok(answer),
+            }
         }
     }
 }

@@ -129,7 +129,7 @@ impl Process {
         let mut command = daemons.command("coordinator");
         command.arg("--dir").arg(home);
         match before {
-            None => command.arg("--bootstrap"),
+            None => command.args(["--bootstrap", "--ephemeral"]),
             Some(before) => command.args(["--listen", &before.address.to_string()]),
         };
         if let Some(api) = before.and_then(|before| before.api.as_deref()) {

@@ -15,7 +15,7 @@ pub mod run;
 pub mod step;
 
 pub use chunk::{Chunk, ChunkKind, Encoding};
-pub use cluster::{CoordinatorId, CoordinatorView, Frame, News, RequestId, Wish};
+pub use cluster::{CoordinatorId, CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
 pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 pub use message::Message;

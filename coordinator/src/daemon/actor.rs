@@ -1,24 +1,31 @@
-//! The actor around the core: inputs come as messages, effects are done at once.
+//! The actor around the seat: inputs come as messages, effects are done at once.
+
+mod carry;
+mod outfit;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use actix::{Actor, ActorContext, Addr, Context, Handler, Message, MessageResult};
-use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{self, News, Step, Term};
-use everstep_transport::quic::{Encoded, Link, LinkError};
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
+use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
+use everstep_transport::protocol::{self, CoordinatorView, Keys, NodeName};
+use everstep_transport::quic::Link;
 use everstep_transport::time::Time;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
+pub(super) use self::outfit::Outfit;
 use super::CoordinatorError;
-use super::asked::{Ask, Known, Petition, Petitions};
+use super::asked::{Ask, Known, Peer, Petition, Petitions};
+use super::book::Book;
 #[cfg(feature = "failpoints")]
 use super::failpoint;
+use super::gate::Admission;
 use super::journal::Journal;
-use super::resume::Resumed;
-use crate::core::{Core, Effect, Input, LinkId};
+use crate::core::LinkId;
 use crate::history::History;
-use crate::log::{Agreed, LogError, Writer};
+use crate::log::{LogError, Writer};
+use crate::raft::ReplicaId;
+use crate::seat::{Input, Seat};
 
 /// A link to a peer who has proved who it is.
 #[derive(Message)]
@@ -33,58 +40,100 @@ pub(super) struct Arrival {
 #[rtype(result = "()")]
 pub(super) struct Happening(pub(super) Input);
 
-/// Time has passed. Answers with what has stopped the coordinator, once something has.
+/// Time has passed. Answers with what has stopped the coordinator, once something has: an error, or
+/// that the others go on without it.
 #[derive(Message)]
-#[rtype(result = "Result<(), CoordinatorError>")]
+#[rtype(result = "Result<bool, CoordinatorError>")]
 pub(super) struct Tick;
 
-/// What the log's thread reports.
+/// It is to stop. Answers whether it may: if it led, another one does, or there is none.
+#[derive(Message)]
+#[rtype(result = "bool")]
+pub(super) struct Leave;
+
+/// What the log's thread reports: the newest batch that is durable, and how many entries came with
+/// it and those before.
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Written(Result<Vec<Agreed>, LogError>);
+struct Written(Result<(u64, usize), LogError>);
+
+/// Whose admission is being agreed on, and who waits for that.
+type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
 /// The actor.
 pub(crate) struct Coordinator {
-    core: Core,
+    seat: Seat,
     links: BTreeMap<LinkId, Link>,
     /// Time zero.
     start: Instant,
-    term: Term,
     writer: Writer,
-    /// How many entries the writer has that are not applied.
+    /// How many entries the writer has that are not durable.
     backlog: watch::Sender<usize>,
     journal: Journal,
+    /// The newest entry of which the history has been told.
+    told: u64,
+    /// When what the journal lacks was asked for last.
+    asked: Option<Time>,
     history: History,
+    book: Book,
+    keys: Keys,
+    /// The tokens that need no agreement.
+    tokens: Tokens,
+    admissions: Admissions,
+    applicants: Option<mpsc::Receiver<Admission>>,
+    /// Coordinators that are to be called.
+    missing: watch::Sender<Vec<CoordinatorView>>,
     petitions: Petitions,
+    /// It is to stop.
+    leaving: bool,
+    /// The others go on without it.
+    removed: bool,
     /// A file has failed: nothing is done any more.
     failure: Option<CoordinatorError>,
+    #[cfg(feature = "failpoints")]
+    passing: failpoint::Passing,
 }
 
 impl Coordinator {
     pub(super) fn new(
-        resumed: Resumed,
+        outfit: Outfit,
         backlog: watch::Sender<usize>,
+        missing: watch::Sender<Vec<CoordinatorView>>,
         address: Addr<Coordinator>,
     ) -> Self {
-        let Resumed { core, start, log, journal, history } = resumed;
-        let term = log.term();
+        let Outfit { seat, start, log, journal, sync, history, told, book, keys, .. } = outfit;
         // What waits there is bounded by the backlog.
-        let writer = log.write(move |report| {
+        let writer = log.write(sync, move |report| {
             #[cfg(feature = "failpoints")]
-            report.iter().for_each(|entries| failpoint::on_appended(entries));
-            address.do_send(Written(report));
+            report.iter().for_each(|batches| failpoint::on_appended(batches));
+            let count = report.map(|batches| {
+                let newest = batches.last().map_or(0, |batch| batch.number);
+                (newest, batches.iter().map(|batch| batch.entries.len()).sum())
+            });
+            address.do_send(Written(count));
         });
         Self {
-            core,
+            seat,
             links: BTreeMap::new(),
             start,
-            term,
             writer,
             backlog,
             journal,
+            told,
+            asked: None,
             history,
+            book,
+            keys,
+            tokens: outfit.tokens,
+            admissions: BTreeMap::new(),
+            applicants: Some(outfit.applicants),
+            missing,
             petitions: Petitions::default(),
+            leaving: false,
+            removed: false,
             failure: None,
+            #[cfg(feature = "failpoints")]
+            passing: failpoint::Passing::default(),
         }
     }
 
@@ -99,88 +148,51 @@ impl Coordinator {
             return;
         }
         #[cfg(feature = "failpoints")]
-        let all_done = failpoint::on_input(&input);
+        failpoint::on_input(&input);
         let now = self.now();
-        self.core.handle(now, input);
-        while let Some(effect) = self.core.poll_effect() {
-            #[cfg(feature = "failpoints")]
-            let done = failpoint::on_effect(&effect);
-            if let Err(error) = self.act(effect) {
-                // What follows in the queue may tell of what is not written.
-                self.failure = Some(error);
-                return;
-            }
-            #[cfg(feature = "failpoints")]
-            done.pass();
-        }
-        #[cfg(feature = "failpoints")]
-        all_done.pass();
-        let state = self.core.state();
-        self.petitions.look(state.run().filter(|_| *state.outcome() == Outcome::Running));
-    }
-
-    fn act(&mut self, effect: Effect) -> Result<(), CoordinatorError> {
-        match effect {
-            Effect::Send { to, message } if self.petitions.hear(to, &message) => {}
-            Effect::Send { to, message } => self.send(to, &Encoded::new(&message)),
-            Effect::Broadcast { to, message } => self.broadcast(&to, &message),
-            Effect::Close { to, reason } => self.close(to, &reason),
-            Effect::Propose(entry) => {
-                self.backlog.send_modify(|waiting| *waiting += 1);
-                self.history.proposed(self.now());
-                self.writer.propose(entry);
-            }
-            Effect::History(frame) => frame.news.into_iter().try_for_each(|it| self.write(it))?,
-            // It is the only one.
-            Effect::Confirm { ticket } => {
-                self.core.handle(self.now(), Input::Confirmed { ticket });
-            }
-            Effect::Admitted { .. } => {} // its gatekeeper asks nobody
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, news: News) -> Result<(), CoordinatorError> {
-        match news {
-            News::Event(event) => {
-                tracing::info!(number = event.number, kind = ?event.kind, "event");
-                self.history.event(&event);
-            }
-            News::Lines(lines) => {
-                self.history.recorded(&lines);
-                self.journal.record(lines)?;
-            }
-            News::Forget(after) => self.journal.forget(after)?,
-            News::Run(_) => self.journal.forget(Step(0))?,
-        }
-        Ok(())
-    }
-
-    fn broadcast(&self, to: &[LinkId], message: &protocol::Message) {
-        let encoded = Encoded::new(message);
-        for link in to {
-            #[cfg(feature = "failpoints")]
-            failpoint::on_broadcast(message);
-            self.send(*link, &encoded);
+        let handled = self.seat.handle(now, input).map_err(CoordinatorError::from);
+        if let Err(error) = handled.and_then(|()| self.carry_out()) {
+            // What follows may tell of what is not written.
+            self.failure = Some(error);
         }
     }
 
-    /// A peer that does not read is cut off; that a link is gone, its reader tells.
-    fn send(&self, to: LinkId, message: &Encoded) {
-        let Some(link) = self.links.get(&to) else { return };
-        match link.send_encoded(message) {
-            Ok(()) => {}
-            Err(error @ (LinkError::Full | LinkError::TooLarge { .. })) => {
-                tracing::warn!(peer = %link.identity(), %error, "a message was not sent");
-                link.close(&error.to_string());
-            }
-            Err(error) => tracing::debug!(peer = %link.identity(), %error, "the link is gone"),
-        }
+    /// Whether it may stop.
+    fn may_leave(&self) -> bool {
+        let follows = self.seat.leads().is_none() && self.seat.leader().is_some();
+        self.failure.is_some() || follows || self.seat.replica().members().voters.len() <= 1
     }
 
-    fn close(&self, to: LinkId, reason: &str) {
-        if let Some(link) = self.links.get(&to) {
-            link.close(reason);
+    /// All coordinators, as far as the log has come here.
+    fn coordinators(&self) -> Vec<Peer> {
+        let (voters, leader) = (&self.seat.replica().members().voters, self.seat.leader());
+        let views = self.seat.core().state().coordinators().into_iter();
+        let peers = views.map(|view| {
+            let id = ReplicaId(view.id);
+            Peer { votes: voters.contains(&id), leads: leader == Some(id), view }
+        });
+        peers.collect()
+    }
+
+    /// What a coordinator says that is not for its seat: it lacks keys, which are in no log.
+    fn is_answered(&self, from: LinkId, message: &protocol::Message) -> bool {
+        let of_coordinator =
+            self.links.get(&from).is_some_and(|link| link.identity().role == Role::Coordinator);
+        let asks = matches!(message, protocol::Message::FetchKeys) && of_coordinator;
+        if asks {
+            self.send(from, protocol::Message::Keys(self.keys.clone()));
+        }
+        asks
+    }
+
+    /// The newest list of coordinators is kept, whoever tells it.
+    fn note(&mut self, from: LinkId, message: &protocol::Message) {
+        let link = self.links.get(&from);
+        if let protocol::Message::Coordinators { revision, members, .. } = message
+            && link.is_some_and(|link| link.identity().role == Role::Coordinator)
+            && let Err(error) = self.book.heard(*revision, members.clone())
+        {
+            self.failure = Some(error.into());
         }
     }
 }
@@ -188,13 +200,25 @@ impl Coordinator {
 impl Actor for Coordinator {
     type Context = Context<Self>;
 
-    /// The log knows of no other leader.
-    fn started(&mut self, _: &mut Self::Context) {
-        self.happen(Input::Elected { term: self.term });
+    fn started(&mut self, context: &mut Self::Context) {
+        if let Some(mut applicants) = self.applicants.take() {
+            let own = context.address();
+            actix::spawn(async move {
+                while let Some(admission) = applicants.recv().await {
+                    if own.send(admission).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        if let Err(error) = self.carry_out() {
+            self.failure = Some(error);
+        }
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
-        tracing::info!(ignored_messages = self.core.ignored(), "the coordinator stops");
+        let ignored_messages = self.seat.core().ignored();
+        tracing::info!(ignored_messages, "the coordinator stops");
     }
 }
 
@@ -215,6 +239,11 @@ impl Handler<Happening> for Coordinator {
     fn handle(&mut self, Happening(input): Happening, _: &mut Self::Context) {
         let gone = match &input {
             Input::Disconnected { link, .. } => Some(*link),
+            Input::Message { from, message } if self.is_answered(*from, message) => return,
+            Input::Message { from, message } => {
+                self.note(*from, message);
+                None
+            }
             _ => None,
         };
         self.happen(input);
@@ -225,12 +254,13 @@ impl Handler<Happening> for Coordinator {
 }
 
 impl Handler<Tick> for Coordinator {
-    type Result = Result<(), CoordinatorError>;
+    type Result = Result<bool, CoordinatorError>;
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
         self.happen(Input::Tick);
+        self.seek_missing();
         match self.failure.take() {
-            None => Ok(()),
+            None => Ok(self.removed),
             Some(failure) => {
                 context.stop();
                 Err(failure)
@@ -239,19 +269,53 @@ impl Handler<Tick> for Coordinator {
     }
 }
 
+impl Handler<Leave> for Coordinator {
+    type Result = bool;
+
+    fn handle(&mut self, Leave: Leave, _: &mut Self::Context) -> bool {
+        if !std::mem::replace(&mut self.leaving, true) {
+            self.happen(Input::HandOver);
+        }
+        self.may_leave()
+    }
+}
+
 impl Handler<Written> for Coordinator {
     type Result = ();
 
     fn handle(&mut self, Written(report): Written, _: &mut Self::Context) {
         match report {
-            Ok(entries) => {
-                for Agreed { index, term, entry } in entries {
-                    self.backlog.send_modify(|waiting| *waiting -= 1);
-                    self.history.applied(self.now());
-                    self.happen(Input::Applied { index, term, entry });
-                }
+            Ok((newest, entries)) => {
+                self.backlog.send_modify(|waiting| *waiting -= entries);
+                let now = self.now();
+                (0..entries).for_each(|_| self.history.applied(now));
+                self.happen(Input::Persisted(newest));
             }
             Err(error) => self.failure = Some(error.into()),
+        }
+    }
+}
+
+impl Handler<Admission> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, admission: Admission, _: &mut Self::Context) {
+        let Admission { applicant, now, answer } = admission;
+        let judged = match self.tokens.judge(&applicant, now) {
+            Err(Refusal::UnknownToken) => {
+                self.seat.core().state().tokens().judge(&applicant, now).map(|()| false)
+            }
+            judged => judged.map(|()| true),
+        };
+        match judged {
+            Ok(false) => {
+                let (token, node) = (applicant.token, applicant.identity.name);
+                self.admissions.entry((token, node.clone())).or_default().push(answer);
+                self.happen(Input::Admit { token, node });
+            }
+            // An error means that nobody waits any more.
+            Ok(true) => drop(answer.send(Ok(()))),
+            Err(refusal) => drop(answer.send(Err(refusal))),
         }
     }
 }
@@ -261,8 +325,9 @@ impl<A: Send> Handler<Ask<A>> for Coordinator {
 
     fn handle(&mut self, Ask(question): Ask<A>, _: &mut Self::Context) -> Self::Result {
         let peers = self.links.values().map(|link| link.identity().role).collect();
-        let (now, core, history) = (self.now(), &self.core, &self.history);
-        MessageResult(question(&Known { now, core, history, peers }))
+        let (now, core, history) = (self.now(), self.seat.core(), &self.history);
+        let coordinators = self.coordinators();
+        MessageResult(question(&Known { now, core, history, peers, coordinators }))
     }
 }
 

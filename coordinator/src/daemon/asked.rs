@@ -2,17 +2,18 @@
 //!
 //! A question is a function of what is known; it is answered at once. A petition is an operator's
 //! message on a link of its own, which no peer can have: what the core says on that link is the
-//! answer. There is at most one petition at a time; a newer one takes the place of one that nobody
-//! waits for any more. Neither knows of HTTP.
+//! answer; where it does not lead, that is who does. There is at most one petition at a time; a
+//! newer one takes the place of one that nobody waits for any more. Neither knows of HTTP.
 
 use actix::Message;
 use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::{self, NodeName, RunSpec};
+use everstep_transport::protocol::{self, CoordinatorView, NodeName, RunSpec};
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
-use crate::core::{Core, Input, LinkId};
+use crate::core::{Core, LinkId};
 use crate::history::History;
+use crate::seat::Input;
 
 /// What a question is answered from.
 pub(crate) struct Known<'a> {
@@ -21,6 +22,17 @@ pub(crate) struct Known<'a> {
     pub(crate) history: &'a History,
     /// The peers that have a link.
     pub(crate) peers: Vec<Role>,
+    /// The coordinators, by id.
+    pub(crate) coordinators: Vec<Peer>,
+}
+
+/// A coordinator, as this one knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) view: CoordinatorView,
+    /// It has a vote: it is one of those of whom most have to agree.
+    pub(crate) votes: bool,
+    pub(crate) leads: bool,
 }
 
 /// A question. Whoever asks bounds what it costs.
@@ -76,14 +88,28 @@ impl Petitions {
         closed.into_iter().chain([connected, Input::Message { from: link, message }]).collect()
     }
 
-    /// Takes what the core says, if it says it on a petition's link.
-    pub(super) fn hear(&mut self, to: LinkId, message: &protocol::Message) -> bool {
+    /// Takes what is said on a link, to one or to many, if the link is a petition's. `leads` is
+    /// whether this coordinator does.
+    pub(super) fn hear(
+        &mut self,
+        to: LinkId,
+        message: &protocol::Message,
+        leads: impl Fn() -> bool,
+    ) -> bool {
         if to.0 >= FIRST_LINK
             && let Some(open) = self.open.as_mut().filter(|open| open.link == to)
         {
             match message {
                 protocol::Message::Accepted => open.answer(Ok(())),
                 protocol::Message::Refused { reason } => open.answer(Err(reason.clone())),
+                protocol::Message::Answer { refusal, .. } => {
+                    open.answer(refusal.clone().map_or(Ok(()), Err));
+                }
+                // Who leads says so as well, and then answers.
+                protocol::Message::Coordinators { leader, members, .. } if !leads() => {
+                    let there = members.iter().find(|view| Some(view.id) == *leader);
+                    open.answer(Err(elsewhere(there)));
+                }
                 _ => {}
             }
         }
@@ -101,10 +127,55 @@ impl Petitions {
     }
 }
 
+/// Where to ask instead.
+fn elsewhere(leader: Option<&CoordinatorView>) -> String {
+    match leader.map(|view| (view.id, view.api)) {
+        None => "no coordinator leads at the moment; ask again in a second".into(),
+        Some((id, Some(api))) => {
+            format!("this coordinator does not lead; ask coordinator {id}, at http://{api}")
+        }
+        Some((id, None)) => {
+            format!("this coordinator does not lead, and coordinator {id}, which does, has no API")
+        }
+    }
+}
+
 impl Open {
     fn answer(&mut self, answer: Result<(), String>) {
         if let Some(waits) = self.answer.take() {
             let _ = waits.send(answer); // an error means that nobody waits any more
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::{Message, Term};
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    use super::*;
+
+    #[test]
+    fn who_petitions_one_that_does_not_lead_is_told_who_does() {
+        let mut petitions = Petitions::default();
+        let (answer, mut answered) = oneshot::channel();
+        petitions.open(Petition { message: Message::Leave, answer });
+        let view = CoordinatorView {
+            id: 7,
+            name: NodeName::parse("coordinator-7").expect("a valid name"),
+            address: ([127, 0, 0, 1], 4).into(),
+            api: Some(([127, 0, 0, 1], 5).into()),
+        };
+        let message = Message::Coordinators {
+            revision: 1,
+            term: Term(2),
+            leader: Some(7),
+            members: vec![view],
+        };
+        assert!(petitions.hear(LinkId(FIRST_LINK), &message, || true), "it is a petition's link");
+        assert_eq!(answered.try_recv(), Err(TryRecvError::Empty), "the leader will answer");
+        petitions.hear(LinkId(FIRST_LINK), &message, || false);
+        let words = answered.try_recv().expect("an answer").expect_err("it does not lead");
+        assert!(words.ends_with("ask coordinator 7, at http://127.0.0.1:5"), "{words}");
     }
 }

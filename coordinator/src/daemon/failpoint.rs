@@ -2,11 +2,13 @@
 //!
 //! There is one for every message that is taken or said, for every kind of entry on its way into
 //! the log, and for the journal, as far as one coordinator and one run come, derived here from what
-//! goes into the core and what comes out of it. What happens at them, and how a test says so,
+//! goes into the seat and what comes out of it. What happens at them, and how a test says so,
 //! `everstep_failpoint` knows.
 //!
 //! `appended` points are passed on the log's thread, all others on the actor's: what delays it
 //! there delays all that is said. Only the feature `failpoints` builds this.
+
+use std::collections::VecDeque;
 
 use everstep_failpoint::pass;
 use everstep_transport::protocol::message::Heartbeat;
@@ -14,9 +16,9 @@ use everstep_transport::protocol::{Frame, Message, News};
 
 pub use everstep_failpoint::FailpointError;
 
-use crate::core::{Effect, Input};
-use crate::log::Agreed;
-use crate::state::{Command, Entry};
+use crate::raft::{self, Batch};
+use crate::seat::{self, Effect, Input};
+use crate::state::Command;
 
 /// All failpoints. `.receive` is passed before something is taken in, `.send` before something is
 /// sent, once for each who is to hear it.
@@ -58,7 +60,7 @@ pub const POINTS: &[&str] = &[
     "exited.receive",
     "drain.receive",
     "accepted.send",
-    // An entry is to be proposed: nothing of it is kept.
+    // An entry is on its way to the disk: nothing of it is kept here.
     "propose.lead",
     "propose.submit",
     "propose.register",
@@ -110,16 +112,33 @@ impl Done {
     }
 }
 
-/// Something goes into the core, and what follows is to be done.
-pub(super) fn on_input(input: &Input) -> Done {
-    of_input(input).into_iter().for_each(pass);
-    Done(match input {
-        Input::Applied { entry, .. } => of_entry("applied", entry),
-        _ => None,
-    })
+/// Entries of the log that are on their way, until they are applied here.
+#[derive(Default)]
+pub(super) struct Passing(VecDeque<(u64, &'static str)>);
+
+impl Passing {
+    /// A batch is on its way to the disk. What it replaces will not be applied.
+    pub(super) fn written(&mut self, batch: &Batch) {
+        let first = batch.entries.first().map_or(u64::MAX, |entry| entry.place.index);
+        self.0.retain(|(index, _)| *index < first);
+        let points = |entry: &raft::Entry| Some((entry.place.index, of_entry("applied", entry)?));
+        self.0.extend(batch.entries.iter().filter_map(points));
+    }
+
+    /// All up to this entry is applied, and all that follows from it is done and said.
+    pub(super) fn applied(&mut self, last: u64) {
+        while let Some((_, point)) = self.0.pop_front_if(|(index, _)| *index <= last) {
+            pass(point);
+        }
+    }
 }
 
-/// Something came out of the core, and is to be done.
+/// Something goes into the seat.
+pub(super) fn on_input(input: &Input) {
+    of_input(input).into_iter().for_each(pass);
+}
+
+/// Something came out of the seat, and is to be done.
 pub(super) fn on_effect(effect: &Effect) -> Done {
     of_effect(effect).into_iter().for_each(pass);
     Done(of_done(effect))
@@ -130,9 +149,10 @@ pub(super) fn on_broadcast(message: &Message) {
     of_message(message, "send").into_iter().for_each(pass);
 }
 
-/// Entries are durable.
-pub(super) fn on_appended(entries: &[Agreed]) {
-    entries.iter().filter_map(|agreed| of_entry("appended", &agreed.entry)).for_each(pass);
+/// Batches are durable.
+pub(super) fn on_appended(batches: &[Batch]) {
+    let entries = batches.iter().flat_map(|batch| &batch.entries);
+    entries.filter_map(|entry| of_entry("appended", entry)).for_each(pass);
 }
 
 fn of_input(input: &Input) -> Option<&'static str> {
@@ -156,12 +176,14 @@ fn of_heartbeat(heartbeat: &Heartbeat) -> &'static str {
     }
 }
 
-fn of_effect(effect: &Effect) -> Option<&'static str> {
+fn of_effect(effect: &Effect) -> Vec<&'static str> {
     match effect {
-        Effect::Send { message, .. } => of_message(message, "send"),
-        Effect::Propose(entry) => of_entry("propose", entry),
-        Effect::History(frame) => of_news(frame, "record", "forget"),
-        _ => None,
+        Effect::Send { message, .. } => of_message(message, "send").into_iter().collect(),
+        Effect::Persist(batch) => {
+            batch.entries.iter().filter_map(|entry| of_entry("propose", entry)).collect()
+        }
+        Effect::History(frame) => of_news(frame, "record", "forget").into_iter().collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -186,7 +208,8 @@ fn of_message(message: &Message, way: &str) -> Option<&'static str> {
     find(message.name(), way)
 }
 
-fn of_entry(stage: &str, entry: &Entry) -> Option<&'static str> {
+fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
+    let entry = seat::decode(&entry.bytes).ok()?; // those of Raft's own are none
     let kind = match &entry.command {
         Command::Lead => "lead",
         Command::Submit(_) => "submit",
@@ -218,13 +241,14 @@ mod tests {
 
     use super::*;
     use crate::core::LinkId;
-    use crate::state::Change;
+    use crate::raft::{HardState, Kind, Place};
+    use crate::state::{Change, Entry};
 
     const LINK: LinkId = LinkId(1);
     const WORKER: WorkerId = WorkerId(7);
 
-    /// One of each kind.
-    fn entries() -> Vec<Entry> {
+    /// One of each kind, as the log has them.
+    fn entries() -> Vec<raft::Entry> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
             Message::Submit(run) => Some(Command::Submit(run)),
@@ -247,7 +271,13 @@ mod tests {
         let lines = Command::Lines { generation: Generation(1), lines: vec![] };
         let end = Command::End { run: 1, outcome: Outcome::Running };
         let others = [Command::Lead, lose, drain, lines, end];
-        told.chain(others).map(|command| Entry { unix_ms: 1, command }).collect()
+        let place = Place { index: 2, term: Term(1) };
+        let entry = |command| raft::Entry {
+            place,
+            kind: Kind::Command,
+            bytes: seat::encode(&Entry { unix_ms: 1, command }),
+        };
+        told.chain(others).map(entry).collect()
     }
 
     fn inputs() -> Vec<Input> {
@@ -273,7 +303,17 @@ mod tests {
         let messages = messages.map(|message| Effect::Send { to: LINK, message });
         let news = [News::Lines(vec![]), News::Forget(Step(3))];
         let lines = news.map(|news| Effect::History(Frame { index: 1, news: vec![news] }));
-        messages.chain(lines).chain(entries().into_iter().map(Effect::Propose)).collect()
+        let place = Place { index: 1, term: Term(1) };
+        let hard_state = HardState { term: Term(1), vote: None, commit: 1 };
+        let batch = |entry| Batch {
+            number: 1,
+            hard_state,
+            snapshot: None,
+            base: place,
+            entries: vec![entry],
+        };
+        let batches = entries().into_iter().map(|entry| Effect::Persist(batch(entry)));
+        messages.chain(lines).chain(batches).collect()
     }
 
     #[test]
@@ -285,8 +325,7 @@ mod tests {
         }
         for entry in entries() {
             passed.extend(of_entry("appended", &entry));
-            let applied = on_input(&Input::Applied { index: 1, term: Term(1), entry });
-            passed.extend(applied.0);
+            passed.extend(of_entry("applied", &entry));
         }
         assert_eq!(passed, POINTS.iter().copied().collect());
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
@@ -294,10 +333,13 @@ mod tests {
 
     /// What is said only where there are several coordinators, several runs, or operators that
     /// number what they ask for; and what workers say to each other.
-    const WITHOUT_A_POINT: [&str; 15] = [
+    const WITHOUT_A_POINT: [&str; 18] = [
         "released",
         "coordinators",
+        "fetch_keys",
+        "keys",
         "raft",
+        "removed",
         "join",
         "joined",
         "fetch_history",

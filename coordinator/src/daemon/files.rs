@@ -1,57 +1,108 @@
 //! What a coordinator keeps in its directory: the cluster's identity, and where its history is.
 //!
-//! `authority/` is the certificate authority, `join.token` (mode 0600) admits workers, `operator/`
-//! holds the credentials of the program that submits runs and watches them. They are made anew at
-//! every start, and so are the coordinator's own, which never touch the disk. `log.redb` and
-//! `metrics.log` are made here, and read and written elsewhere.
+//! `authority/` is the certificate authority; `join.token` and `coordinator.token` (mode 0600) admit
+//! workers and coordinators; `operator/` holds the credentials of the program that submits runs and
+//! watches them. They are made anew at every start, and so are the coordinator's own, which never
+//! touch the disk. `coordinators` says who it is, and who all are. `log.redb` and `history.log` are
+//! made here, and read and written elsewhere.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::identity::{Authority, Credentials, Identity, JoinToken, Role};
-use everstep_transport::protocol::NodeName;
+use everstep_transport::identity::{Terms, Tokens};
+use everstep_transport::protocol::{CoordinatorId, Frame, Keys, NodeName, Secret};
 
 use super::CoordinatorError;
+use super::book::{Book, Content};
 use super::journal::Journal;
 use crate::log::Log;
+use crate::log::replica::Owner;
+use crate::raft::{Kept, ReplicaId};
+use crate::state::FOUNDER;
 
 const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
-const TOKEN_FILE: &str = "join.token";
+const WORKER_TOKEN: &str = "join.token";
+const COORDINATOR_TOKEN: &str = "coordinator.token";
+const BOOK_FILE: &str = "coordinators";
 const LOG_FILE: &str = "log.redb";
-const JOURNAL_FILE: &str = "metrics.log";
+const JOURNAL_FILE: &str = "history.log";
 
 /// The authority's key lies beside the coordinator's and the operator's certificates: a short life
 /// of these would protect nothing, and shut the door of a long run.
 const KEYHOLDER_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A cluster's identity, and where it is kept.
+/// A cluster's identity, a coordinator's place in it, and where both are kept.
 pub(super) struct Cluster {
-    dir: PathBuf,
-    pub(super) authority: Authority,
-    pub(super) token: JoinToken,
+    pub(super) dir: PathBuf,
+    pub(super) authority: Arc<Authority>,
+    pub(super) book: Book,
+    workers: JoinToken,
+    coordinators: JoinToken,
+}
+
+/// What has happened so far, as far as it is here.
+pub(super) struct Past {
+    pub(super) log: Log,
+    pub(super) kept: Kept,
+    pub(super) journal: Journal,
+    pub(super) frames: Vec<Frame>,
 }
 
 impl Cluster {
     /// Makes a new cluster. Its token comes last: whoever sees it sees a whole directory.
-    pub(super) fn create(dir: PathBuf) -> Result<Self, CoordinatorError> {
-        let home = dir.join(AUTHORITY_DIR);
-        if home.exists() || dir.join(TOKEN_FILE).exists() {
-            return Err(CoordinatorError::AlreadyThere(dir));
-        }
-        create_dir(&home)?;
-        let authority = Authority::create()?;
-        authority.save(&home)?;
-        Log::create(&dir.join(LOG_FILE))?;
-        Journal::create(&dir.join(JOURNAL_FILE))?;
-        let token = JoinToken::create(&authority);
-        write_token(&dir.join(TOKEN_FILE), &token)?;
-        let synced = File::open(&dir).and_then(|names| names.sync_all());
-        synced.map_err(|source| CoordinatorError::File { path: dir.clone(), source })?;
-        Ok(Self { dir, authority, token })
+    pub(super) fn create(dir: PathBuf, ephemeral: bool) -> Result<Self, CoordinatorError> {
+        refuse_existing(&dir)?;
+        let authority = Arc::new(Authority::create()?);
+        create_dir(&dir.join(AUTHORITY_DIR))?;
+        authority.save(&dir.join(AUTHORITY_DIR))?;
+        let content = Content {
+            name: NodeName::parse("coordinator-1").expect("a valid name"),
+            incarnation: draw(&dir)?,
+            id: Some(FOUNDER),
+            founds: Some(ephemeral),
+            revision: 0,
+            members: Vec::new(),
+        };
+        let book = Book::create(&dir.join(BOOK_FILE), content)?;
+        let (workers, coordinators) =
+            (JoinToken::create(&authority), JoinToken::create(&authority));
+        let cluster = Self { dir, authority, book, workers, coordinators };
+        cluster.begin(&Kept::founded_by(ReplicaId(FOUNDER)))?;
+        cluster.save_tokens()?;
+        Ok(cluster)
+    }
+
+    /// Makes the directory of a coordinator that will join a cluster whose keys it was given.
+    pub(super) fn adopt(
+        dir: PathBuf,
+        credentials: &Credentials,
+        keys: &Keys,
+    ) -> Result<Self, CoordinatorError> {
+        refuse_existing(&dir)?;
+        let Keys { authority: Secret(key), workers, coordinators } = keys;
+        let authority = Arc::new(Authority::with_key(credentials.authority().clone(), key)?);
+        let (workers, coordinators) =
+            (parse_token(&dir, workers)?, parse_token(&dir, coordinators)?);
+        let content = Content {
+            name: credentials.identity().name.clone(),
+            incarnation: draw(&dir)?,
+            id: None,
+            founds: None,
+            revision: 0,
+            members: Vec::new(),
+        };
+        create_dir(&dir.join(AUTHORITY_DIR))?;
+        authority.save(&dir.join(AUTHORITY_DIR))?;
+        let book = Book::create(&dir.join(BOOK_FILE), content)?;
+        let cluster = Self { dir, authority, book, workers, coordinators };
+        cluster.save_tokens()?;
+        Ok(cluster)
     }
 
     /// Reads the cluster that is there.
@@ -60,38 +111,105 @@ impl Cluster {
         if !home.exists() {
             return Err(CoordinatorError::NothingThere(dir));
         }
-        let authority = Authority::load(&home)?;
-        let token = read_token(&dir.join(TOKEN_FILE))?;
-        Ok(Self { dir, authority, token })
+        let authority = Arc::new(Authority::load(&home)?);
+        let workers = read_token(&dir.join(WORKER_TOKEN))?;
+        let coordinators = read_token(&dir.join(COORDINATOR_TOKEN))?;
+        let book = Book::load(&dir.join(BOOK_FILE))?;
+        Ok(Self { dir, authority, book, workers, coordinators })
+    }
+
+    /// The coordinator is one of the cluster's from now on, under this id: its log can begin.
+    pub(super) fn admitted(&mut self, id: CoordinatorId) -> Result<(), CoordinatorError> {
+        self.begin_as(id, &Kept::default())?;
+        Ok(self.book.admitted(id)?)
+    }
+
+    /// Its id, unless it still has to ask for one.
+    pub(super) fn id(&self) -> Option<CoordinatorId> {
+        self.book.content().id
+    }
+
+    /// What has happened so far.
+    pub(super) fn past(&self, id: CoordinatorId) -> Result<Past, CoordinatorError> {
+        let (log, kept) = Log::open(&self.dir.join(LOG_FILE), self.owner(id))?;
+        // A founder's log begins behind an entry that nobody wrote.
+        let begins = if kept.snapshot.bytes.is_empty() { 0 } else { kept.snapshot.place.index };
+        let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), begins)?;
+        Ok(Past { log, kept, journal, frames })
     }
 
     /// The coordinator's own credentials; writes the operator's.
     pub(super) fn renew_credentials(&self) -> Result<Credentials, CoordinatorError> {
         let home = self.dir.join(OPERATOR_DIR);
         create_dir(&home)?;
-        self.issue(Role::Operator, "operator", KEYHOLDER_LIFETIME)?.save(&home)?;
-        self.issue(Role::Coordinator, "coordinator-1", KEYHOLDER_LIFETIME)
+        let operator = NodeName::parse("operator").expect("a valid name");
+        self.issue(Role::Operator, operator)?.save(&home)?;
+        self.issue(Role::Coordinator, self.book.content().name.clone())
     }
 
-    /// Where the log is.
-    pub(super) fn log(&self) -> PathBuf {
-        self.dir.join(LOG_FILE)
+    /// The tokens that are accepted without asking the log: their uses are not counted.
+    pub(super) fn tokens(&self) -> Tokens {
+        let mut tokens = Tokens::default();
+        tokens.accept(self.workers.accepted(Terms::unlimited(Role::Worker)));
+        tokens.accept(self.coordinators.accepted(Terms::unlimited(Role::Coordinator)));
+        tokens
     }
 
-    /// Where the metrics lines are.
-    pub(super) fn journal(&self) -> PathBuf {
-        self.dir.join(JOURNAL_FILE)
+    /// What makes another node a coordinator like this one.
+    pub(super) fn keys(&self) -> Keys {
+        let token = |token: &JoinToken| Secret(token.to_string().into_bytes());
+        let authority = Secret(self.authority.key().to_vec());
+        Keys { authority, workers: token(&self.workers), coordinators: token(&self.coordinators) }
     }
 
-    fn issue(
-        &self,
-        role: Role,
-        name: &str,
-        lifetime: Duration,
-    ) -> Result<Credentials, CoordinatorError> {
-        let name = NodeName::parse(name).expect("a valid name");
-        Ok(self.authority.issue(&Identity { role, name }, lifetime)?)
+    fn owner(&self, id: CoordinatorId) -> Owner {
+        let cluster = *blake3::hash(self.authority.certificate()).as_bytes();
+        Owner { cluster, replica: ReplicaId(id) }
     }
+
+    fn begin(&self, kept: &Kept) -> Result<(), CoordinatorError> {
+        self.begin_as(FOUNDER, kept)
+    }
+
+    fn begin_as(&self, id: CoordinatorId, kept: &Kept) -> Result<(), CoordinatorError> {
+        Log::create(&self.dir.join(LOG_FILE), self.owner(id), kept)?;
+        Ok(Journal::create(&self.dir.join(JOURNAL_FILE))?)
+    }
+
+    fn save_tokens(&self) -> Result<(), CoordinatorError> {
+        for (name, token) in
+            [(COORDINATOR_TOKEN, &self.coordinators), (WORKER_TOKEN, &self.workers)]
+        {
+            let path = self.dir.join(name);
+            let written = replace(&path, format!("{token}\n").as_bytes(), 0o600);
+            written.map_err(|source| CoordinatorError::File { path, source })?;
+        }
+        Ok(())
+    }
+
+    fn issue(&self, role: Role, name: NodeName) -> Result<Credentials, CoordinatorError> {
+        Ok(self.authority.issue(&Identity { role, name }, KEYHOLDER_LIFETIME)?)
+    }
+}
+
+/// Nothing is made where there is something already: it may be another node's, or worth keeping.
+pub(super) fn refuse_existing(dir: &Path) -> Result<(), CoordinatorError> {
+    let names = [AUTHORITY_DIR, WORKER_TOKEN, COORDINATOR_TOKEN, BOOK_FILE, LOG_FILE, JOURNAL_FILE];
+    match names.iter().any(|name| dir.join(name).exists()) {
+        true => Err(CoordinatorError::AlreadyThere(dir.to_path_buf())),
+        false => Ok(()),
+    }
+}
+
+/// A number that no other directory has.
+fn draw(dir: &Path) -> Result<u64, CoordinatorError> {
+    let mut number = [0; 8];
+    let failed = |error: getrandom::Error| CoordinatorError::File {
+        path: dir.to_path_buf(),
+        source: io::Error::other(error.to_string()),
+    };
+    getrandom::fill(&mut number).map_err(failed)?;
+    Ok(u64::from_le_bytes(number))
 }
 
 fn create_dir(path: &Path) -> Result<(), CoordinatorError> {
@@ -99,21 +217,17 @@ fn create_dir(path: &Path) -> Result<(), CoordinatorError> {
         .map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })
 }
 
-/// Under another name first: whoever waits for the file never reads half a token.
-fn write_token(path: &Path, token: &JoinToken) -> Result<(), CoordinatorError> {
-    let unfinished = path.with_extension("token.tmp");
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&unfinished)
-        .and_then(|mut file| {
-            writeln!(file, "{token}")?;
-            file.sync_all()?;
-            fs::rename(&unfinished, path)
-        });
-    written.map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })
+/// Writes a file durably, under another name first: whoever reads it never reads half of it.
+pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    let unfinished = PathBuf::from(name);
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(mode).open(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 fn read_token(path: &Path) -> Result<JoinToken, CoordinatorError> {
@@ -121,4 +235,9 @@ fn read_token(path: &Path) -> Result<JoinToken, CoordinatorError> {
         .map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })?;
     let problem = |problem| CoordinatorError::Token { path: path.to_path_buf(), problem };
     text.parse().map_err(problem)
+}
+
+fn parse_token(dir: &Path, Secret(bytes): &Secret) -> Result<JoinToken, CoordinatorError> {
+    let problem = |problem| CoordinatorError::Token { path: dir.to_path_buf(), problem };
+    String::from_utf8_lossy(bytes).parse().map_err(problem)
 }

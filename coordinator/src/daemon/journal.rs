@@ -1,40 +1,48 @@
-//! The journal of metrics lines: `metrics.log` in the coordinator's directory.
+//! The journal: the history of the cluster, in `history.log` in the coordinator's directory.
 //!
-//! In: the lines of settled steps, each batch written before anything that follows from it is said:
-//! workers forget what was acknowledged. Out, when a coordinator starts again: the same lines.
+//! In: what entries of the log have brought, each frame with its entry's index; what is there
+//! already is left out, since after a restart the log is gone through again. Out: all of it when a
+//! coordinator starts, and pages of it for another coordinator.
 //!
-//! Lines are on the disk when the call returns: a line that was acknowledged and then lost would be
-//! missed for ever, since the next ones follow only on it. That is an fsync for each heartbeat with
-//! lines, some four a second.
+//! It follows from the log, so it need not be durable before an answer: what a crash takes from its
+//! end comes again. Only what is no longer in the log has to be here, up to the log's newest
+//! snapshot: a *seal* says up to which entry all is here, and the file is made durable before such
+//! a snapshot is. A coordinator that was sent a snapshot lacks what came before: a *gap* says so,
+//! until another one has told (`lack`, `fill`). Frames that come meanwhile are left out: they are
+//! fetched with the rest.
 //!
-//! The file is a head and frames, each with its length and two checksums over place and content. A
-//! process that was killed leaves a frame that breaks off: it is cut away, nobody was told of it.
-//! Whatever else does not fit is damage, and an error. Whether a line is still part of history, the
-//! journal does not know: it is told.
+//! The file is a head and records, each with its length and two checksums over place and content.
+//! A record at the end that is not as it was written is cut away; if something is missing then that
+//! the log does not have, the file is damaged, and that is an error.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use everstep_transport::protocol::{MetricsLine, Step, codec};
+use everstep_transport::protocol::{Frame, codec};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// The first bytes; the last of them is the version.
-const MAGIC: [u8; 8] = *b"esmetrc\x01";
+const MAGIC: [u8; 8] = *b"eshistr\x01";
 /// [`MAGIC`] and the vocabulary's layout.
 const HEAD: usize = 16;
 /// The length of what follows (u32), a checksum of it (u32), a checksum of what follows (u64).
-const FRAME_HEAD: usize = 16;
+const RECORD_HEAD: usize = 16;
+/// About how many bytes of it one page has.
+const PAGE_BYTES: u64 = 32 << 10;
 
-/// What a frame says.
+/// What a record says.
 #[derive(Archive, Serialize, Deserialize, Debug)]
-enum News {
-    /// The lines of the steps that follow.
-    Lines(Vec<MetricsLine>),
-    /// Steps after this one are no longer part of history.
-    Forget { after: Step },
+enum Record {
+    /// What an entry brought.
+    Frame(Frame),
+    /// All is here up to this entry.
+    Seal(u64),
+    /// Something is missing here, up to this entry.
+    Gap(u64),
 }
 
 /// Why there is no journal, or none any more.
@@ -60,76 +68,183 @@ pub(super) struct Journal {
     path: PathBuf,
     file: File,
     length: u64,
+    /// All is here up to this entry.
+    whole: u64,
+    /// Behind that, something is missing up to this one.
+    gap: Option<u64>,
+    /// Where the frame of each entry is.
+    places: Vec<(u64, u64)>,
 }
 
 impl Journal {
     /// Makes an empty journal.
     pub(super) fn create(path: &Path) -> Result<(), JournalError> {
-        let made = File::create_new(path).and_then(|mut file| {
+        let made = File::create(path).and_then(|mut file| {
             file.write_all(&head())?;
             file.sync_all()
         });
         made.map_err(|error| JournalError { path: path.to_path_buf(), problem: error.into() })
     }
 
-    /// Opens a journal, and gives the lines that are there: one for each step from the first.
-    pub(super) fn open(path: &Path) -> Result<(Self, Vec<MetricsLine>), JournalError> {
-        let opened = Self::read(path.to_path_buf());
+    /// Opens a journal beside a log that begins behind this entry, and gives the frames that are
+    /// there, in order.
+    pub(super) fn open(path: &Path, log_begins: u64) -> Result<(Self, Vec<Frame>), JournalError> {
+        let opened = Self::read(path.to_path_buf(), log_begins);
         opened.map_err(|problem| JournalError { path: path.to_path_buf(), problem })
     }
 
-    /// Writes the lines of the steps that follow.
-    pub(super) fn record(&mut self, lines: Vec<MetricsLine>) -> Result<(), JournalError> {
-        self.append(&News::Lines(lines))
+    /// What an entry has brought.
+    pub(super) fn take(&mut self, frame: Frame) -> Result<(), JournalError> {
+        let index = frame.index;
+        match &mut self.gap {
+            _ if index <= self.whole => Ok(()),
+            Some(gap) => {
+                *gap = (*gap).max(index);
+                Ok(())
+            }
+            None => self.append(Record::Frame(frame)),
+        }
     }
 
-    /// Writes that steps after this one are no longer part of history.
-    pub(super) fn forget(&mut self, after: Step) -> Result<(), JournalError> {
-        self.append(&News::Forget { after })
+    /// The log is to begin behind this entry: what is known of the entries before is here, or
+    /// missing. The file is to be made durable first, on the log's thread.
+    pub(super) fn seal(&mut self, index: u64) -> Result<(), JournalError> {
+        match self.gap {
+            _ if index <= self.whole => Ok(()),
+            Some(gap) => self.append(Record::Gap(gap.max(index))),
+            None => self.append(Record::Seal(index)),
+        }
     }
 
-    fn append(&mut self, news: &News) -> Result<(), JournalError> {
-        let bytes = encode(self.length, news);
-        let written = self.file.write_all(&bytes).and_then(|()| self.file.sync_data());
+    /// Entries up to this one are not in the log, and what they brought is not here: a snapshot has
+    /// come from another coordinator.
+    pub(super) fn lack(&mut self, index: u64) -> Result<(), JournalError> {
+        if index <= self.whole {
+            return Ok(());
+        }
+        self.append(Record::Gap(self.gap.unwrap_or(0).max(index)))
+    }
+
+    /// The entry from which on something is missing.
+    pub(super) fn wanted(&self) -> Option<u64> {
+        self.gap.map(|_| self.whole + 1)
+    }
+
+    /// Another coordinator has told what is missing, or some of it.
+    pub(super) fn fill(&mut self, frames: Vec<Frame>) -> Result<(), JournalError> {
+        for frame in frames {
+            if self.gap.is_none() || frame.index <= self.whole {
+                continue;
+            }
+            // One without news tells that there is nothing more up to there.
+            let record = match frame.news.is_empty() {
+                true => Record::Seal(frame.index),
+                false => Record::Frame(frame),
+            };
+            self.append(record)?;
+        }
+        Ok(())
+    }
+
+    /// The frames from this entry on that make a page, in order, for one that lacks them; `applied`
+    /// is the newest entry that was applied here. The last page ends with a frame without news that
+    /// tells how far it goes.
+    pub(super) fn page(&self, from: u64, applied: u64) -> Result<Vec<Frame>, JournalError> {
+        self.read_page(from, applied)
+            .map_err(|problem| JournalError { path: self.path.clone(), problem })
+    }
+
+    /// Its file, to be made durable elsewhere.
+    pub(super) fn file(&self) -> Result<File, JournalError> {
+        let failed =
+            |error: io::Error| JournalError { path: self.path.clone(), problem: error.into() };
+        self.file.try_clone().map_err(failed)
+    }
+
+    fn append(&mut self, record: Record) -> Result<(), JournalError> {
+        let bytes = encode(self.length, &record);
+        let written = self.file.write_all(&bytes);
         written.map_err(|e| JournalError { path: self.path.clone(), problem: e.into() })?;
+        self.note(&record, self.length);
         self.length += bytes.len() as u64;
         Ok(())
     }
 
-    fn read(path: PathBuf) -> Result<(Self, Vec<MetricsLine>), Problem> {
+    /// A record stands at this place.
+    fn note(&mut self, record: &Record, place: u64) {
+        match record {
+            Record::Frame(frame) => {
+                self.whole = frame.index;
+                self.places.push((frame.index, place));
+            }
+            Record::Seal(index) => self.whole = *index,
+            Record::Gap(index) => self.gap = Some(*index),
+        }
+        self.gap = self.gap.filter(|gap| *gap > self.whole);
+    }
+
+    fn read_page(&self, from: u64, applied: u64) -> Result<Vec<Frame>, Problem> {
+        let rest = &self.places[self.places.partition_point(|(index, _)| *index < from)..];
+        let Some(&(_, start)) = rest.first() else { return Ok(self.last_word(from, applied)) };
+        let next = rest.iter().map(|(_, place)| *place).find(|at| *at > start + PAGE_BYTES);
+        let mut bytes = vec![0; usize::try_from(next.unwrap_or(self.length) - start).unwrap_or(0)];
+        self.file.read_exact_at(&mut bytes, start)?;
+        let (mut frames, mut at) = (Vec::new(), 0);
+        while let Some((record, end)) = decode(&bytes, at, start) {
+            if let Record::Frame(frame) = record {
+                frames.push(frame);
+            }
+            at = end;
+        }
+        if at < bytes.len() {
+            return Err(Problem::Damaged(format!("byte {} is not as written", start + at as u64)));
+        }
+        if next.is_none() {
+            frames.extend(self.last_word(from, applied));
+        }
+        Ok(frames)
+    }
+
+    /// How far this one knows the history, if that is farther than asked.
+    fn last_word(&self, from: u64, applied: u64) -> Vec<Frame> {
+        let index = if self.gap.is_some() { self.whole } else { applied };
+        (index >= from).then_some(Frame { index, news: Vec::new() }).into_iter().collect()
+    }
+
+    fn read(path: PathBuf, log_begins: u64) -> Result<(Self, Vec<Frame>), Problem> {
         let bytes = std::fs::read(&path)?;
         match bytes.get(..HEAD) {
             Some(found) if found == head() => {}
-            Some(found) if found.starts_with(&MAGIC) => return Err(Problem::OtherVersion),
+            Some(found) if found.starts_with(&MAGIC[..7]) => return Err(Problem::OtherVersion),
             _ => return Err(Problem::Damaged("it does not begin as it should".into())),
         }
-        let (mut length, mut lines) = (HEAD, Vec::new());
-        while let Some((news, end)) = decode(&bytes, length).map_err(Problem::Damaged)? {
-            replay(&mut lines, news)?;
-            length = end;
-        }
-        let file = OpenOptions::new().append(true).open(&path)?;
-        let length = length as u64;
-        file.set_len(length)?;
-        Ok((Self { path, file, length }, lines))
-    }
-}
-
-fn replay(lines: &mut Vec<MetricsLine>, news: News) -> Result<(), Problem> {
-    match news {
-        News::Forget { after } => lines.retain(|line| line.step <= after),
-        News::Lines(more) => {
-            for line in more {
-                let wanted = lines.last().map_or(Step(1), |last| last.step.next());
-                let found = line.step;
-                if found != wanted {
-                    return Err(Problem::Damaged(format!("step {found} follows before {wanted}")));
-                }
-                lines.push(line);
+        let file = OpenOptions::new().read(true).append(true).open(&path)?;
+        let mut journal =
+            Self { path, file, length: HEAD as u64, whole: 0, gap: None, places: Vec::new() };
+        let (mut frames, mut at) = (Vec::new(), HEAD);
+        while let Some((record, end)) = decode(&bytes, at, 0) {
+            if let Record::Frame(Frame { index, .. }) | Record::Seal(index) = &record
+                && *index <= journal.whole
+            {
+                let problem = format!("entry {index} follows after {}", journal.whole);
+                return Err(Problem::Damaged(problem));
             }
+            journal.note(&record, at as u64);
+            if let Record::Frame(frame) = record {
+                frames.push(frame);
+            }
+            at = end;
         }
+        journal.length = at as u64;
+        if journal.whole.max(journal.gap.unwrap_or(0)) < log_begins {
+            let whole = journal.whole;
+            let problem =
+                format!("it ends after entry {whole}, and the log begins at {log_begins}");
+            return Err(Problem::Damaged(problem));
+        }
+        journal.file.set_len(journal.length)?;
+        Ok((journal, frames))
     }
-    Ok(())
 }
 
 fn head() -> [u8; HEAD] {
@@ -139,33 +254,33 @@ fn head() -> [u8; HEAD] {
     head
 }
 
-/// A frame for this place in the file.
-fn encode(place: u64, news: &News) -> Vec<u8> {
-    let body = rkyv::to_bytes::<rancor::Error>(news).expect("news are finite");
+/// A record for this place in the file.
+fn encode(place: u64, record: &Record) -> Vec<u8> {
+    let body = rkyv::to_bytes::<rancor::Error>(record).expect("news are finite");
     let length = (body.len() as u32).to_le_bytes();
     let [short, _] = checksum(place, &length);
     let [low, high] = checksum(place, &body);
     [&length[..], &short, &low, &high, &body].concat()
 }
 
-/// The frame that begins at `start`, and where it ends; none if it breaks off there.
-fn decode(bytes: &[u8], start: usize) -> Result<Option<(News, usize)>, String> {
-    let damaged = || format!("byte {start} begins what was not written");
-    let place = start as u64;
-    let Some((head, rest)) = bytes[start..].split_at_checked(FRAME_HEAD) else { return Ok(None) };
+/// The record that begins at `at` in these bytes, which stand at `origin` in the file, and where it
+/// ends; none if there is none, or it is not as it was written.
+fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(Record, usize)> {
+    let place = origin + at as u64;
+    let (head, rest) = bytes.get(at..)?.split_at_checked(RECORD_HEAD)?;
     let (length, checksums) = head.split_at(4);
     if checksum(place, length)[0] != checksums[..4] {
-        return Err(damaged());
+        return None;
     }
     let length = u32::from_le_bytes(length.try_into().expect("four bytes")) as usize;
-    let Some(body) = rest.get(..length) else { return Ok(None) };
+    let body = rest.get(..length)?;
     if checksum(place, body).as_flattened() != &checksums[4..] {
-        return Err(damaged());
+        return None;
     }
     let mut aligned = AlignedVec::<16>::with_capacity(length);
     aligned.extend_from_slice(body);
-    let news = rkyv::from_bytes::<News, rancor::Error>(&aligned).map_err(|e| e.to_string())?;
-    Ok(Some((news, start + FRAME_HEAD + length)))
+    let record = rkyv::from_bytes::<Record, rancor::Error>(&aligned).ok()?;
+    Some((record, at + RECORD_HEAD + length))
 }
 
 fn checksum(place: u64, content: &[u8]) -> [[u8; 4]; 2] {

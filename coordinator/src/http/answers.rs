@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::standing::standing;
 use super::{Overview, Place};
+use crate::daemon::Peer;
 
 /// Most things in one answer of those that are numbered.
 const PAGE: usize = 200;
@@ -54,13 +55,21 @@ pub(super) fn status(overview: &Overview) -> Value {
     })
 }
 
-/// The coordinators.
+/// The coordinators, as far as this one knows them.
 pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
-    let leads = overview.cluster.leads;
-    json!({ "coordinators": [{
-        "id": 1, "pid": std::process::id(), "address": place.links,
-        "api": place.url(), "leader": leads.is_some(), "term": leads,
-    }] })
+    let coordinators = overview.coordinators.iter().map(|Peer { view, votes, leads }| {
+        let is_this = view.address == place.links;
+        json!({
+            "id": view.id,
+            "pid": is_this.then(std::process::id),
+            "address": view.address,
+            "api": view.api.map(|api| format!("http://{api}")),
+            "leader": leads,
+            "term": overview.cluster.leads.filter(|_| is_this),
+            "voter": votes,
+        })
+    });
+    json!({ "coordinators": coordinators.collect::<Vec<_>>() })
 }
 
 #[cfg(test)]

@@ -117,6 +117,7 @@ impl Overview {
                 .into_iter()
                 .zip(roles.map(count))
                 .collect(),
+            coordinators: known.coordinators.clone(),
         }
     }
 }

@@ -56,7 +56,8 @@ pub(super) fn overview() -> Overview {
     [0.004, 0.006, 3.0].into_iter().for_each(|seconds| tally.log_write.observe(seconds));
     tally.stalls.observe(0.125);
     let links = vec![("coordinator", 0), ("operator", 1), ("worker", 2)];
-    Overview { cluster: view(), tally, under_protected: vec![lapse], links }
+    let coordinators = Vec::new();
+    Overview { cluster: view(), tally, under_protected: vec![lapse], links, coordinators }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, run};
+use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
 use everstep_coordinator::http::{self, HttpError};
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Message, Term, codec, exemplars};
@@ -106,8 +106,9 @@ async fn a_run_is_told_of_until_it_is_complete() {
     assert_eq!(&look(api, &path).await.json(), first);
     let run: Value = run_json(|_| ()).parse().expect("JSON");
     assert_eq!(look(api, "/api/v1/run").await.json(), run);
-    let coordinator = look(api, "/api/v1/coordinators").await.json()["coordinators"][0].clone();
-    assert_eq!(coordinator["api"], format!("http://{api}"));
+    let told = look(api, "/api/v1/coordinators").await.json();
+    let coordinator = &told["coordinators"][0];
+    assert_eq!(coordinator["api"], format!("http://{api}"), "{told}");
     assert_eq!(coordinator["address"], cluster.address.to_string());
 
     workers[0].beat(lines(8..=10)).await;
@@ -176,7 +177,7 @@ async fn figures_outlive_the_coordinator_where_the_log_tells_them() {
     until_ready(cluster.api).await;
     let figures = look(cluster.api, "/metrics").await;
     lasting.iter().for_each(|line| has(&figures.body, line));
-    has(&figures.body, "everstep_term 2");
+    has(&figures.body, "everstep_term 3");
     has(&figures.body, "everstep_lines_written_total 0");
 }
 
@@ -213,7 +214,7 @@ async fn a_run_is_submitted_with_the_token_and_only_if_it_is_one() {
     // A worker is welcomed to it.
     let node = Node::connect(cluster.address, &cluster.enrol().await).await;
     node.say(Message::Hello { schema: codec::schema(), worker: None });
-    assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run(), term: Term(1) });
+    assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run(), term: Term(2) });
 }
 
 #[tokio::test]
@@ -268,7 +269,7 @@ fn an_address_beyond_this_machine_is_refused_before_anything_is_made() {
     let options = |ip: [u8; 4], token: Option<&Path>| Options {
         dir: home.clone(),
         listen: anywhere(),
-        bootstrap: true,
+        start: Start::Bootstrap { ephemeral: false },
         http: Some(http::Options { listen: (ip, 0).into(), token: token.map(Into::into) }),
     };
     let exposed = run(options([0, 0, 0, 0], None), |_| ()).expect_err("it is exposed");

@@ -4,6 +4,7 @@ mod client;
 mod http;
 mod restart;
 mod run;
+mod several;
 mod support;
 
 /// No test by itself: the process that the others start. They end it with SIGKILL.

@@ -5,14 +5,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, run};
+use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{Generation, Message, Step};
 
 use crate::support::{Cluster, anywhere, lines};
 
 fn options(dir: &Path, bootstrap: bool) -> Options {
-    Options { dir: dir.to_path_buf(), listen: anywhere(), bootstrap, http: None }
+    let start = if bootstrap { Start::Bootstrap { ephemeral: true } } else { Start::Again };
+    Options { dir: dir.to_path_buf(), listen: anywhere(), start, http: None }
 }
 
 #[tokio::test]
@@ -58,7 +59,9 @@ fn a_cluster_is_made_once_and_its_secrets_are_private() {
     let foreign = Options { listen, ..options(dir.path(), true) };
     let unbound = run(foreign, |_| ()).expect_err("the address is not of this machine");
     assert!(matches!(unbound, CoordinatorError::Bind(_)), "{unbound}");
-    for secret in ["join.token", "operator/node.key", "authority/authority.key"] {
+    for secret in
+        ["join.token", "coordinator.token", "operator/node.key", "authority/authority.key"]
+    {
         let mode = dir.path().join(secret).metadata().expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{secret}");
     }
@@ -72,7 +75,7 @@ fn a_directory_whose_history_is_damaged_is_refused_in_words() {
     let listen = SocketAddr::from(([192, 0, 2, 1], 1));
     let foreign = Options { listen, ..options(dir.path(), true) };
     run(foreign, |_| ()).expect_err("the address is not of this machine");
-    for file in ["metrics.log", "log.redb"] {
+    for file in ["history.log", "log.redb", "coordinators"] {
         let path = dir.path().join(file);
         std::fs::write(&path, "").expect("written");
         let refused = run(options(dir.path(), false), |_| ()).expect_err("it is damaged");

@@ -5,13 +5,14 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{Addresses, Options, run};
+use everstep_coordinator::daemon::{Addresses, Options, Start, run};
 use everstep_coordinator::http;
 use everstep_transport::identity::{Credentials, JoinToken, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
-use everstep_transport::protocol::outcome::{Update, WorkerResult};
+use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     Generation, Message, MetricsLine, Record, Shard, Step, Term, WorkerId, codec, exemplars,
@@ -21,6 +22,8 @@ use everstep_transport::quic::{Endpoint, Expected, Link, Settings, enrol};
 const DIR: &str = "EVERSTEP_TEST_DIR";
 const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
 const BOOTSTRAP: &str = "EVERSTEP_TEST_BOOTSTRAP";
+const JOIN: &str = "EVERSTEP_TEST_JOIN";
+const COORDINATORS: &str = "EVERSTEP_TEST_COORDINATORS";
 const HTTP_TOKEN: &str = "EVERSTEP_TEST_HTTP_TOKEN";
 /// What the process says before its addresses.
 const LISTENS: &str = "it listens on ";
@@ -36,10 +39,17 @@ pub fn anywhere() -> SocketAddr {
 pub fn be_a_coordinator() {
     let (Some(dir), Ok(listen)) = (std::env::var_os(DIR), std::env::var(LISTEN)) else { return };
     let listen = listen.parse().expect("an address");
-    let bootstrap = std::env::var_os(BOOTSTRAP).is_some();
+    let start = match (std::env::var_os(BOOTSTRAP), std::env::var(JOIN)) {
+        (Some(_), _) => Start::Bootstrap { ephemeral: true },
+        (None, Ok(token)) => {
+            let named = std::env::var(COORDINATORS).expect("addresses");
+            Start::Join { token, coordinators: vec![named.parse().expect("an address")] }
+        }
+        (None, Err(_)) => Start::Again,
+    };
     let token = std::env::var_os(HTTP_TOKEN).map(Into::into);
     let http = Some(http::Options { listen: anywhere(), token });
-    let options = Options { dir: dir.into(), listen, bootstrap, http };
+    let options = Options { dir: dir.into(), listen, start, http };
     let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
     run(options, ready).expect("it is killed before it ends");
 }
@@ -53,13 +63,19 @@ struct Process {
 
 impl Process {
     fn start(dir: &Path, listen: SocketAddr, bootstrap: bool, token: Option<&Path>) -> Self {
+        let bootstrap = bootstrap.then_some((BOOTSTRAP, OsStr::new("yes")));
+        let token = token.map(|path| (HTTP_TOKEN, path.as_os_str()));
+        Self::start_with(dir, listen, bootstrap.into_iter().chain(token))
+    }
+
+    fn start_with<'e>(
+        dir: &Path,
+        listen: SocketAddr,
+        environment: impl IntoIterator<Item = (&'e str, &'e OsStr)>,
+    ) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["a_coordinator_runs_where_another_test_wants_one", "--nocapture"]);
-        command.env(DIR, dir).env(LISTEN, listen.to_string());
-        if bootstrap {
-            command.env(BOOTSTRAP, OsStr::new("yes"));
-        }
-        command.envs(token.map(|path| (HTTP_TOKEN, path)));
+        command.env(DIR, dir).env(LISTEN, listen.to_string()).envs(environment);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut lines = lines.map(|line| line.expect("text"));
@@ -80,13 +96,49 @@ impl Drop for Process {
     }
 }
 
+/// One of several coordinators. Dropped, it is killed.
+pub struct Member {
+    pub address: SocketAddr,
+    pub api: SocketAddr,
+    process: Process,
+    dir: Arc<tempfile::TempDir>,
+}
+
+impl Member {
+    /// Another coordinator, that has joined the cluster of this one.
+    pub fn joined_by(&self) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let token = std::fs::read_to_string(self.path("coordinator.token")).expect("a token");
+        let named = self.address.to_string();
+        let environment =
+            [(JOIN, OsStr::new(token.trim())), (COORDINATORS, OsStr::new(named.as_str()))];
+        Self::of(Process::start_with(dir.path(), anywhere(), environment), Arc::new(dir))
+    }
+
+    /// Killed, and started again in its directory, at its address.
+    pub fn restarted(self) -> Self {
+        let Self { address, process, dir, .. } = self;
+        drop(process);
+        Self::of(Process::start(dir.path(), address, false, None), dir)
+    }
+
+    /// A file of the coordinator.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn of(process: Process, dir: Arc<tempfile::TempDir>) -> Self {
+        Self { address: process.address, api: process.api, process, dir }
+    }
+}
+
 /// A coordinator, and an operator.
 pub struct Cluster {
     pub address: SocketAddr,
     pub api: SocketAddr,
     operator: Node,
     process: Option<Process>,
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
 }
 
 impl Cluster {
@@ -103,7 +155,12 @@ impl Cluster {
         let process = Process::start(dir.path(), anywhere(), true, token);
         let (address, api) = (process.address, process.api);
         let operator = operator(dir.path(), address).await;
-        Self { address, api, operator, process: Some(process), dir }
+        Self { address, api, operator, process: Some(process), dir: Arc::new(dir) }
+    }
+
+    /// The founder, as one of several from now on.
+    pub fn take_member(&mut self) -> Member {
+        Member::of(self.process.take().expect("it runs"), self.dir.clone())
     }
 
     /// The token that changes need.
@@ -163,6 +220,19 @@ impl Cluster {
             }
         }
     }
+
+    /// Everything that a watcher is told of a run that is over. One that has just begun may know of
+    /// its log's last entries only when it leads.
+    pub async fn watch_to_the_end(&self) -> Update {
+        let start = Instant::now();
+        loop {
+            let update = self.watch().await;
+            if update.outcome != Outcome::Running {
+                return update;
+            }
+            assert!(start.elapsed() < PATIENCE, "the run goes on");
+        }
+    }
 }
 
 async fn operator(dir: &Path, address: SocketAddr) -> Node {
@@ -189,9 +259,15 @@ impl Node {
         self.link.send(message).expect("queued");
     }
 
+    /// The next message that does not only tell who the coordinators are.
     pub async fn hear(&self) -> Message {
-        let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
-        message.expect("an answer in time").expect("the link lives")
+        loop {
+            let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+            match message.expect("an answer in time").expect("the link lives") {
+                Message::Coordinators { .. } => {}
+                message => return message,
+            }
+        }
     }
 }
 

@@ -129,9 +129,35 @@ impl Authority {
     /// [`IdentityError::File`]; [`IdentityError::Malformed`] when the files do not belong together.
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
         let certificate = read_certificate(&dir.join(CERTIFICATE_FILE))?;
-        let key = KeyPair::try_from(&read_key(&dir.join(KEY_FILE))?)?;
+        let key = read_key(&dir.join(KEY_FILE))?;
+        let place = format!("{KEY_FILE} in {}", dir.display());
+        Self::assemble(certificate, &key, &place)
+    }
+
+    /// Its private key, PKCS#8: for another node that is to certify as well, and nobody else.
+    pub fn key(&self) -> &[u8] {
+        self.issuer.key().serialized_der()
+    }
+
+    /// The authority of this certificate, as somebody else's [`Authority::key`] makes it.
+    ///
+    /// # Errors
+    /// [`IdentityError`] when the key is not the certificate's.
+    pub fn with_key(
+        certificate: CertificateDer<'static>,
+        key: &[u8],
+    ) -> Result<Self, IdentityError> {
+        Self::assemble(certificate, &PrivatePkcs8KeyDer::from(key.to_vec()), "a key that was sent")
+    }
+
+    fn assemble(
+        certificate: CertificateDer<'static>,
+        key: &PrivatePkcs8KeyDer<'_>,
+        place: &str,
+    ) -> Result<Self, IdentityError> {
+        let key = KeyPair::try_from(key)?;
         if parse(&certificate)?.public_key().subject_public_key.data != key.public_key_raw() {
-            let problem = format!("{KEY_FILE} in {} is not of {CERTIFICATE_FILE}", dir.display());
+            let problem = format!("{place} is not of {CERTIFICATE_FILE}");
             return Err(IdentityError::Malformed(problem));
         }
         let issuer = Issuer::from_ca_cert_der(&certificate, key)?;

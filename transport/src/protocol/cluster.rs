@@ -3,6 +3,7 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
@@ -78,4 +79,26 @@ pub enum News {
     Lines(Vec<MetricsLine>),
     /// Steps after this one are no longer part of the run's history.
     Forget(Step),
+}
+
+/// What makes a node a coordinator: whoever has it can certify nodes. Only coordinators are told,
+/// over their links, and keep it in files that nobody else can read.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// The authority's private key, PKCS#8.
+    pub authority: Secret,
+    /// The token that admits workers, as text.
+    pub workers: Secret,
+    /// The token that admits coordinators, as text.
+    pub coordinators: Secret,
+}
+
+/// Bytes that no log shows.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq)]
+pub struct Secret(pub Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
 }

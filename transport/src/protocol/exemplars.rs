@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::chunk::Encoding;
-use super::cluster::{CoordinatorView, Frame, News, RequestId, Wish};
+use super::cluster::{CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::message::{Fingerprint, Heartbeat, Message, Registration};
@@ -176,6 +176,12 @@ fn of_coordinators() -> Vec<Message> {
     };
     vec![
         Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
+        Message::FetchKeys,
+        Message::Keys(Keys {
+            authority: Secret(vec![1]),
+            workers: Secret(vec![2]),
+            coordinators: Secret(vec![3]),
+        }),
         Message::Raft(vec![1, 2, 3]),
         Message::Removed,
         Message::Join { id: Some(id), incarnation: 4, address: address(), api },

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::cluster::{CoordinatorId, CoordinatorView, Frame, RequestId, Wish};
+use super::cluster::{CoordinatorId, CoordinatorView, Frame, Keys, RequestId, Wish};
 use super::generation::Record;
 use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::outcome::{Update, WorkerResult};
@@ -189,6 +189,10 @@ pub enum Message {
     },
 
     // Coordinator to coordinator.
+    /// The cluster's keys, please: the sender is admitted, and is to be one of the coordinators.
+    FetchKeys,
+    /// The answer to FetchKeys.
+    Keys(Keys),
     /// What replicas of the log say to each other; the replica reads it.
     Raft(Vec<u8>),
     /// The sender wishes to be one of the coordinators, or is found elsewhere than before.
@@ -338,6 +342,8 @@ impl Message {
             Self::Dismiss => "dismiss",
             Self::Released { .. } => "released",
             Self::Coordinators { .. } => "coordinators",
+            Self::FetchKeys => "fetch_keys",
+            Self::Keys(_) => "keys",
             Self::Raft(_) => "raft",
             Self::Join { .. } => "join",
             Self::Joined { .. } => "joined",

@@ -4,17 +4,25 @@ use actix::AsyncContext;
 
 use super::*;
 use crate::daemon::files::Cluster;
-use crate::daemon::resume::resume;
+use crate::daemon::gate::gate;
+use crate::state;
 
 #[test]
 fn a_disk_that_fails_stops_the_coordinator_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
-    let cluster = Cluster::create(dir.path().to_path_buf()).expect("a cluster");
-    let resumed = resume(&cluster).expect("an empty history");
+    let cluster = Cluster::create(dir.path().to_path_buf(), true).expect("a cluster");
+    let past = cluster.past(1).expect("an empty history");
+    let name = cluster.book.content().name.clone();
+    let address = ([127, 0, 0, 1], 1).into();
+    let own = state::Coordinator { name, incarnation: 1, address, api: None };
+    let (_gate, applicants) = gate();
+    let outfit = Outfit::new(cluster, own, past, applicants).expect("a sound directory");
     actix::System::new().block_on(async {
         let (count, _backlog) = watch::channel(0);
-        let coordinator =
-            Coordinator::create(|context| Coordinator::new(resumed, count, context.address()));
+        let (missing, _wanted) = watch::channel(Vec::new());
+        let coordinator = Coordinator::create(|context| {
+            Coordinator::new(outfit, count, missing, context.address())
+        });
         coordinator.send(Tick).await.expect("it runs").expect("nothing has failed");
         let (path, source) = (PathBuf::from("log.redb"), std::io::ErrorKind::StorageFull.into());
         let full = LogError::File { path, source };

@@ -1,3 +1,4 @@
+use everstep_transport::protocol::{News, Step};
 use proptest::prelude::*;
 
 use super::*;
@@ -11,47 +12,45 @@ struct Room {
 impl Room {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("metrics.log");
+        let path = dir.path().join("history.log");
         Journal::create(&path).expect("a journal");
         Self { _dir: dir, path }
     }
 
     fn open(&self) -> (Journal, Vec<u64>) {
-        let (journal, lines) = Journal::open(&self.path).expect("a sound journal");
-        (journal, steps(&lines))
+        let (journal, frames) = Journal::open(&self.path, 0).expect("a sound journal");
+        (journal, indices(&frames))
+    }
+
+    fn words(&self, log_begins: u64) -> String {
+        let opened = Journal::open(&self.path, log_begins);
+        opened.map(drop).expect_err("no journal").to_string()
     }
 }
 
-fn steps(lines: &[MetricsLine]) -> Vec<u64> {
-    lines.iter().map(|line| line.step.0).collect()
+fn frame(index: u64) -> Frame {
+    Frame { index, news: vec![News::Forget(Step(index))] }
 }
 
-fn lines(steps: std::ops::RangeInclusive<u64>) -> Vec<MetricsLine> {
-    steps.map(|step| MetricsLine { step: Step(step), loss: 0.5, ..Default::default() }).collect()
+fn indices(frames: &[Frame]) -> Vec<u64> {
+    frames.iter().map(|frame| frame.index).collect()
+}
+
+fn take(journal: &mut Journal, indices: impl IntoIterator<Item = u64>) {
+    indices.into_iter().for_each(|index| journal.take(frame(index)).expect("written"));
 }
 
 #[test]
-fn lines_are_there_when_a_coordinator_starts_again() {
+fn what_is_there_is_left_out_when_the_log_is_gone_through_again() {
     let room = Room::new();
     let (mut journal, none) = room.open();
     assert!(none.is_empty());
-    journal.record(lines(1..=2)).expect("written");
-    journal.record(lines(3..=3)).expect("written");
+    take(&mut journal, [2, 5]);
     // It still holds the file, as a process that was killed did.
     let (mut next, found) = room.open();
-    assert_eq!(found, [1, 2, 3]);
-    next.record(lines(4..=4)).expect("written");
-    assert_eq!(room.open().1, [1, 2, 3, 4]);
-}
-
-#[test]
-fn what_a_rollback_forgot_stays_forgotten() {
-    let room = Room::new();
-    let (mut journal, _) = room.open();
-    journal.record(lines(1..=5)).expect("written");
-    journal.forget(Step(2)).expect("written");
-    journal.record(lines(3..=3)).expect("written");
-    assert_eq!(room.open().1, [1, 2, 3]);
+    assert_eq!(found, [2, 5]);
+    take(&mut next, [2, 5, 9]);
+    assert_eq!(room.open().1, [2, 5, 9]);
 }
 
 #[test]
@@ -59,8 +58,8 @@ fn a_file_that_is_cut_anywhere_keeps_every_whole_frame() {
     let room = Room::new();
     let (mut journal, _) = room.open();
     let mut ends = vec![journal.length];
-    for step in 1..=4 {
-        journal.record(lines(step..=step)).expect("written");
+    for index in 1..=4 {
+        take(&mut journal, [index]);
         ends.push(journal.length);
     }
     let whole = std::fs::read(&room.path).expect("a file");
@@ -69,40 +68,83 @@ fn a_file_that_is_cut_anywhere_keeps_every_whole_frame() {
         let (mut journal, found) = room.open();
         let kept = ends.iter().filter(|end| **end <= length as u64).count() as u64 - 1;
         assert_eq!(found.len() as u64, kept, "cut at {length}");
-        journal.record(lines(kept + 1..=kept + 1)).expect("written");
+        take(&mut journal, [kept + 1]);
         assert_eq!(room.open().1.len() as u64, kept + 1, "the torn tail is gone");
     }
 }
 
+/// What the log has comes again; what it does not have is missed.
 #[test]
-fn every_flipped_bit_is_an_error() {
+fn every_flipped_bit_is_an_error_or_takes_only_what_the_log_has() {
     let room = Room::new();
     let (mut journal, _) = room.open();
-    journal.record(lines(1..=2)).expect("written");
-    journal.record(lines(3..=3)).expect("written");
+    take(&mut journal, [1, 3]);
+    journal.seal(4).expect("written");
+    let sealed = journal.length as usize;
+    take(&mut journal, [6]);
     let whole = std::fs::read(&room.path).expect("a file");
     for bit in 0..whole.len() * 8 {
         let mut flipped = whole.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         std::fs::write(&room.path, &flipped).expect("written");
-        assert!(Journal::open(&room.path).is_err(), "bit {bit}");
+        match Journal::open(&room.path, 4) {
+            Ok((_, frames)) => assert!(bit / 8 >= sealed && indices(&frames) == [1, 3]),
+            Err(_) => assert!(bit / 8 < sealed, "bit {bit}"),
+        }
     }
+}
+
+#[test]
+fn who_lacks_a_part_is_told_it_page_by_page() {
+    let (whole, lacking) = (Room::new(), Room::new());
+    let (mut teller, mut asker) = (whole.open().0, lacking.open().0);
+    take(&mut asker, 1..=9);
+    take(&mut teller, 1..=3_000);
+    asker.lack(2_000).expect("written");
+    take(&mut asker, [2_500]);
+    let mut pages = 0;
+    while let Some(from) = asker.wanted() {
+        let page = teller.page(from, 3_007).expect("sound");
+        asker.fill(page).expect("written");
+        pages += 1;
+    }
+    assert!(pages > 2, "{pages}");
+    take(&mut asker, (2_501..=3_000).chain([3_008]));
+    let expected: Vec<u64> = (1..=3_000).chain([3_008]).collect();
+    drop(asker);
+    assert_eq!(lacking.open().1, expected);
+}
+
+#[test]
+fn who_lacks_a_part_remembers_it_and_tells_no_more_than_it_has() {
+    let room = Room::new();
+    let (mut journal, _) = room.open();
+    take(&mut journal, [2]);
+    journal.lack(50).expect("written");
+    take(&mut journal, [60]);
+    journal.seal(61).expect("written");
+    assert_eq!(journal.page(1, 70).expect("sound").last().map(|frame| frame.index), Some(2));
+    assert!(journal.page(3, 70).expect("sound").is_empty());
+    let (journal, frames) = Journal::open(&room.path, 61).expect("it knows what it lacks");
+    assert_eq!((journal.wanted(), indices(&frames)), (Some(3), vec![2]));
 }
 
 #[test]
 fn what_is_wrong_is_said_in_words() {
     let room = Room::new();
-    let words = || Journal::open(&room.path).map(drop).expect_err("no journal").to_string();
-    std::fs::write(&room.path, [head(), [7; HEAD]].concat()).expect("written");
-    assert!(
-        words().ends_with("metrics.log: the file is damaged: byte 16 begins what was not written")
-    );
+    take(&mut room.open().0, [1, 2]);
+    let words = room.words(3);
+    assert!(words.ends_with("damaged: it ends after entry 2, and the log begins at 3"), "{words}");
     let mut other = head();
     other[9] ^= 1;
     std::fs::write(&room.path, other).expect("written");
-    assert!(words().ends_with("it was written by another version of Everstep"));
+    assert!(room.words(0).ends_with("it was written by another version of Everstep"));
+    std::fs::write(&room.path, [7; HEAD]).expect("written");
+    assert!(
+        room.words(0).ends_with("history.log: the file is damaged: it does not begin as it should")
+    );
     std::fs::remove_file(&room.path).expect("removed");
-    assert!(words().contains("No such file"));
+    assert!(room.words(0).contains("No such file"));
 }
 
 proptest! {
@@ -110,8 +152,7 @@ proptest! {
     fn bytes_that_are_no_journal_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
         let room = Room::new();
         std::fs::write(&room.path, [&head()[..], &tail].concat()).expect("written");
-        if let Ok((_, lines)) = Journal::open(&room.path) {
-            prop_assert!(lines.is_empty());
-        }
+        let (_, frames) = Journal::open(&room.path, 0).expect("nothing is missed");
+        prop_assert!(frames.is_empty());
     }
 }

@@ -1,0 +1,174 @@
+//! What a seat wants done, carried out.
+
+use std::time::Duration;
+
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::{self, Frame, News};
+use everstep_transport::quic::{Encoded, LinkError};
+
+use super::Coordinator;
+use crate::core::LinkId;
+use crate::daemon::CoordinatorError;
+#[cfg(feature = "failpoints")]
+use crate::daemon::failpoint;
+use crate::raft::Batch;
+use crate::seat::Effect;
+
+/// How long a coordinator may take to tell what the journal lacks, before another one is asked.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+impl Coordinator {
+    /// Does what the seat wants, in its order, until it wants nothing more.
+    pub(super) fn carry_out(&mut self) -> Result<(), CoordinatorError> {
+        while let Some(effect) = self.seat.poll_effect() {
+            #[cfg(feature = "failpoints")]
+            let done = failpoint::on_effect(&effect);
+            self.act(effect)?;
+            #[cfg(feature = "failpoints")]
+            done.pass();
+        }
+        let state = self.seat.core().state();
+        #[cfg(feature = "failpoints")]
+        self.passing.applied(state.index());
+        self.petitions.look(state.run().filter(|_| *state.outcome() == Outcome::Running));
+        let revision = state.revision();
+        if revision > self.book.content().revision {
+            let members = state.coordinators();
+            self.book.heard(revision, members)?;
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, effect: Effect) -> Result<(), CoordinatorError> {
+        match effect {
+            Effect::Send { to, message } => {
+                if !self.is_petition(to, &message) {
+                    self.send(to, message);
+                }
+            }
+            Effect::Broadcast { to, message } => self.broadcast(&to, &message),
+            Effect::Close { to, reason } => self.close(to, &reason),
+            Effect::History(frame) => self.record(frame)?,
+            Effect::Admitted { token, node, refusal } => {
+                let waiting = self.admissions.remove(&(token, node)).unwrap_or_default();
+                for answer in waiting {
+                    let verdict = refusal.clone().map_or(Ok(()), Err);
+                    let _ = answer.send(verdict); // an error means that nobody waits any more
+                }
+            }
+            Effect::Persist(batch) => self.persist(batch)?,
+            Effect::Recall { to, from } => {
+                let frames = self.journal.page(from, self.seat.core().state().index())?;
+                self.send(to, protocol::Message::History { frames });
+            }
+            Effect::Recalled(frames) => {
+                self.journal.fill(frames)?;
+                self.asked = None;
+            }
+            Effect::Removed => self.removed = true,
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self, batch: Batch) -> Result<(), CoordinatorError> {
+        if let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) {
+            let index = snapshot.place.index;
+            // One that has come from another replica stands for the whole log.
+            if batch.base == snapshot.place {
+                self.journal.lack(index)?;
+            } else {
+                self.journal.seal(index)?;
+            }
+        }
+        self.backlog.send_modify(|waiting| *waiting += batch.entries.len());
+        let now = self.now();
+        batch.entries.iter().for_each(|_| self.history.proposed(now));
+        #[cfg(feature = "failpoints")]
+        self.passing.written(&batch);
+        self.writer.persist(batch);
+        Ok(())
+    }
+
+    fn record(&mut self, frame: Frame) -> Result<(), CoordinatorError> {
+        if frame.index > self.told {
+            self.told = frame.index;
+            for news in &frame.news {
+                match news {
+                    News::Event(event) => {
+                        tracing::info!(number = event.number, kind = ?event.kind, "event");
+                        self.history.event(event);
+                    }
+                    News::Lines(lines) => self.history.recorded(lines),
+                    News::Forget(_) | News::Run(_) => {}
+                }
+            }
+        }
+        Ok(self.journal.take(frame)?)
+    }
+
+    /// Says which coordinators are to be called, and asks one for what the journal lacks.
+    pub(super) fn seek_missing(&mut self) {
+        let to_dial = self.seat.to_dial();
+        self.missing.send_if_modified(|missing| {
+            let changed = *missing != to_dial;
+            *missing = to_dial;
+            changed
+        });
+        let now = self.now();
+        let Some(from) = self.journal.wanted() else { return };
+        if self.asked.is_some_and(|asked| now.since(asked) < PATIENCE) {
+            return;
+        }
+        let others =
+            self.links.iter().filter(|(_, link)| link.identity().role == Role::Coordinator);
+        let others: Vec<LinkId> = others.map(|(id, _)| *id).collect();
+        // Each in its turn: one may lack it, too.
+        let turn = (now.0 / PATIENCE.as_nanos() as u64) as usize;
+        if let Some(to) = others.get(turn % others.len().max(1)) {
+            self.asked = Some(now);
+            self.send(*to, protocol::Message::FetchHistory { from });
+        }
+    }
+
+    /// Whether this is said to a petition, which has heard it then.
+    fn is_petition(&mut self, to: LinkId, message: &protocol::Message) -> bool {
+        let (core, now) = (self.seat.core(), self.now());
+        let leads = || core.cluster_view(now).leads.is_some();
+        self.petitions.hear(to, message, leads)
+    }
+
+    fn broadcast(&mut self, to: &[LinkId], message: &protocol::Message) {
+        let encoded = Encoded::new(message);
+        for link in to {
+            #[cfg(feature = "failpoints")]
+            failpoint::on_broadcast(message);
+            if !self.is_petition(*link, message) {
+                self.send_encoded(*link, &encoded);
+            }
+        }
+    }
+
+    pub(super) fn send(&self, to: LinkId, message: protocol::Message) {
+        self.send_encoded(to, &Encoded::new(&message));
+    }
+
+    /// A peer that does not read is cut off; that a link is gone, its reader tells.
+    fn send_encoded(&self, to: LinkId, message: &Encoded) {
+        let Some(link) = self.links.get(&to) else { return };
+        match link.send_encoded(message) {
+            Ok(()) => {}
+            Err(error @ (LinkError::Full | LinkError::TooLarge { .. })) => {
+                tracing::warn!(peer = %link.identity(), %error, "a message was not sent");
+                link.close(&error.to_string());
+            }
+            Err(error) => tracing::debug!(peer = %link.identity(), %error, "the link is gone"),
+        }
+    }
+
+    fn close(&self, to: LinkId, reason: &str) {
+        if let Some(link) = self.links.get(&to) {
+            link.close(reason);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the actor begins with: a coordinator as its predecessor in the same directory left it.
+
+use std::fs::File;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use everstep_transport::identity::Tokens;
+use everstep_transport::protocol::{CoordinatorId, Keys, News};
+use everstep_transport::time::Time;
+use tokio::sync::mpsc;
+
+use crate::daemon::CoordinatorError;
+use crate::daemon::book::Book;
+use crate::daemon::files::{Cluster, Past};
+use crate::daemon::gate::Admission;
+use crate::daemon::journal::Journal;
+use crate::history::History;
+use crate::log::Log;
+use crate::raft::{self, Profile, ReplicaId};
+use crate::seat::{self, Seat};
+use crate::state::Coordinator;
+
+/// How many entries before a snapshot's place stay in the log, for who is a little behind.
+const KEEP: u64 = 1_000;
+
+/// See the module.
+pub(in crate::daemon) struct Outfit {
+    /// Which coordinator it is.
+    pub(in crate::daemon) id: CoordinatorId,
+    pub(super) seat: Seat,
+    /// The seat's time zero.
+    pub(super) start: Instant,
+    pub(super) log: Log,
+    pub(super) journal: Journal,
+    /// The journal's file, for the log's thread.
+    pub(super) sync: File,
+    pub(super) history: History,
+    pub(super) told: u64,
+    pub(super) book: Book,
+    pub(super) keys: Keys,
+    pub(super) tokens: Tokens,
+    pub(super) applicants: mpsc::Receiver<Admission>,
+}
+
+impl Outfit {
+    /// From what a directory holds.
+    pub(in crate::daemon) fn new(
+        cluster: Cluster,
+        own: Coordinator,
+        past: Past,
+        applicants: mpsc::Receiver<Admission>,
+    ) -> Result<Self, CoordinatorError> {
+        let Past { log, kept, journal, frames } = past;
+        let (id, content) = (cluster.id().unwrap_or_default(), cluster.book.content());
+        tracing::info!(id, entries = kept.entries.len(), frames = frames.len(), "it goes on");
+        // A clock before 1970 is wrong anyway; it only stamps events.
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let start = Instant::now();
+        let options = seat::Options {
+            replica: raft::Options {
+                id: ReplicaId(id),
+                seed: own.incarnation,
+                profile: Profile::Lan,
+                keep: KEEP,
+                #[cfg(feature = "planted")]
+                plant: None,
+            },
+            own,
+            epoch_unix_ms: unix.as_millis() as u64,
+            founds: content.founds,
+            book: (content.revision, content.members.clone()),
+        };
+        let (mut history, mut told) = (History::default(), 0);
+        for frame in &frames {
+            told = frame.index;
+            frame.news.iter().for_each(|news| recall(&mut history, news));
+        }
+        let seat = Seat::new(Time(0), options, kept, frames)?;
+        let (keys, tokens) = (cluster.keys(), cluster.tokens());
+        let sync = journal.file()?;
+        let book = cluster.book;
+        Ok(Self {
+            id,
+            seat,
+            start,
+            log,
+            journal,
+            sync,
+            history,
+            told,
+            book,
+            keys,
+            tokens,
+            applicants,
+        })
+    }
+}
+
+/// Something happened before.
+fn recall(history: &mut History, news: &News) {
+    match news {
+        News::Event(event) => history.event(event),
+        News::Lines(lines) => history.lines(lines),
+        News::Forget(_) | News::Run(_) => {}
+    }
+}

@@ -1,0 +1,68 @@
+//! Where links come in, and where peers' messages are taken.
+//!
+//! Every link has a task, which carries what the peer says to the actor, one message at a time: a
+//! peer who talks too much waits on its own link.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use actix::Addr;
+use everstep_transport::identity::Role;
+use everstep_transport::quic::Link;
+use tokio::sync::watch;
+
+use super::actor::{Arrival, Coordinator, Happening};
+use crate::core::LinkId;
+use crate::seat::Input;
+
+/// While so many entries wait for the disk, messages wait too: they would bring more. Those of
+/// coordinators do not: the log has bounds of its own, and takes silence for death.
+const MAX_BACKLOG: usize = 4096;
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct Desk {
+    coordinator: Addr<Coordinator>,
+    /// How many entries wait for the disk.
+    backlog: watch::Receiver<usize>,
+    /// How many links there have been.
+    count: Arc<AtomicU64>,
+}
+
+impl Desk {
+    pub(super) fn new(coordinator: Addr<Coordinator>, backlog: watch::Receiver<usize>) -> Self {
+        Self { coordinator, backlog, count: Arc::default() }
+    }
+
+    pub(super) fn coordinator(&self) -> Addr<Coordinator> {
+        self.coordinator.clone()
+    }
+
+    /// A peer is there. If the actor is not, whoever ticks it will hear.
+    pub(super) async fn admit(&self, link: Link) {
+        let id = LinkId(1 + self.count.fetch_add(1, Ordering::Relaxed));
+        let arrival = Arrival { id, link: link.clone() };
+        if self.coordinator.send(arrival).await.is_ok() {
+            tokio::spawn(self.clone().listen_to(id, link));
+        }
+    }
+
+    async fn listen_to(mut self, id: LinkId, link: Link) {
+        let waits = link.identity().role != Role::Coordinator;
+        loop {
+            let (input, over) = match link.receive().await {
+                Ok(message) => (Input::Message { from: id, message }, false),
+                Err(error) => {
+                    let (gone, reason) = (error.is_gone(), error.to_string());
+                    (Input::Disconnected { link: id, gone, reason }, true)
+                }
+            };
+            if waits && self.backlog.wait_for(|waiting| *waiting < MAX_BACKLOG).await.is_err() {
+                return;
+            }
+            if self.coordinator.send(Happening(input)).await.is_err() || over {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Calls the coordinators to which there is no link.
+//!
+//! In: who they are, from the actor, and whenever that changes. Out: links. Of two coordinators the
+//! one with the lower id calls first, so that seldom both do; but each does in the end, for only
+//! one of them may know where the other is.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
+use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Desk;
+
+/// How long the one with the higher id leaves it to the other.
+const COURTESY: Duration = Duration::from_millis(200);
+/// Between two calls of one coordinator, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// How long one call may take, at first and at most: QUIC asks a silent port ever less often.
+const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+
+/// A coordinator that is called.
+struct Callee {
+    /// When it may be called again.
+    due: Instant,
+    is_called: bool,
+    pause: Duration,
+    limit: Duration,
+}
+
+type Calls = JoinSet<(CoordinatorView, Option<Link>)>;
+
+/// Calls whoever is missing, until nobody says any more who that is.
+pub(super) async fn attend(
+    own: CoordinatorId,
+    endpoint: Arc<Endpoint>,
+    mut missing: watch::Receiver<Vec<CoordinatorView>>,
+    desk: Desk,
+) {
+    let mut callees: BTreeMap<CoordinatorId, Callee> = BTreeMap::new();
+    let mut calls = Calls::new();
+    loop {
+        let wanted = missing.borrow_and_update().clone();
+        callees.retain(|id, callee| callee.is_called || wanted.iter().any(|view| view.id == *id));
+        let now = Instant::now();
+        let mut wake = now + PAUSES.1;
+        for view in wanted {
+            let courtesy = if own < view.id { Duration::ZERO } else { COURTESY };
+            let callee = callees.entry(view.id).or_insert_with(|| Callee::new(now + courtesy));
+            if callee.is_called || callee.due > now {
+                wake = wake.min(callee.due.max(now + PAUSES.0));
+                continue;
+            }
+            callee.is_called = true;
+            calls.spawn(call(endpoint.clone(), view, callee.limit));
+        }
+        tokio::select! {
+            changed = missing.changed() => if changed.is_err() { return },
+            Some(Ok((view, link))) = calls.join_next() => {
+                if let Some(callee) = callees.get_mut(&view.id) {
+                    callee.put_off();
+                }
+                if let Some(link) = link {
+                    desk.admit(link).await;
+                }
+            }
+            () = sleep_until(wake) => {}
+        }
+    }
+}
+
+async fn call(
+    endpoint: Arc<Endpoint>,
+    view: CoordinatorView,
+    limit: Duration,
+) -> (CoordinatorView, Option<Link>) {
+    let identity = Identity { role: Role::Coordinator, name: view.name.clone() };
+    let called = timeout(limit, endpoint.connect(view.address, &Expected::Node(identity))).await;
+    let silent = Err(ConnectError::NoAnswer { address: view.address });
+    let link = called.unwrap_or(silent).inspect_err(|error| {
+        tracing::debug!(coordinator = view.id, %error, "it is called again");
+    });
+    (view, link.ok())
+}
+
+impl Callee {
+    fn new(due: Instant) -> Self {
+        Self { due, is_called: false, pause: PAUSES.0, limit: CALLS.0 }
+    }
+
+    /// It is called again after a while, also if it has answered: its link may be lost at once.
+    fn put_off(&mut self) {
+        self.is_called = false;
+        self.due = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.limit = (self.limit * 2).min(CALLS.1);
+    }
+}
