@@ -112,8 +112,8 @@ pub struct Violation {
 /// Something that a checker wants to know of.
 #[derive(Clone, Copy, Debug)]
 pub enum Observation<'a> {
-    /// A coordinator leads in this term.
-    Leads(usize, Term),
+    /// A coordinator leads in this term: its place, and how often it was started.
+    Leads((usize, u64), Term),
     /// A coordinator has applied this entry: its index, its term, what it says.
     Applied(u64, Term, &'a [u8]),
     /// A coordinator that has applied the log up to this index has this state.
@@ -337,9 +337,9 @@ impl Checks {
     /// What is seen of the coordinators' log.
     fn agreed(&mut self, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
-            Observation::Leads(place, term) => {
+            Observation::Leads(life, term) => {
                 self.pauses.led_anew();
-                self.agreement.leads(place, term)
+                self.agreement.leads(life, term)
             }
             Observation::Applied(index, term, bytes) => self.agreement.applied(index, term, bytes),
             Observation::Stands(index, state) => self.agreement.stands(index, state),

@@ -12,7 +12,8 @@ use super::{Found, Invariant};
 /// What all coordinators have come to, in every life of theirs.
 #[derive(Debug, Default)]
 pub(super) struct Agreement {
-    leaders: BTreeMap<Term, usize>,
+    /// Who led in each term, and in which of its lives: what was said in a term may be forgotten.
+    leaders: BTreeMap<Term, (usize, u64)>,
     /// By index: the term and the digest of each entry that was applied.
     entries: BTreeMap<u64, (Term, blake3::Hash)>,
     /// By index: the digest of the state.
@@ -34,12 +35,13 @@ impl Agreement {
     }
 
     /// A coordinator leads in a term.
-    pub(super) fn leads(&mut self, place: usize, term: Term) -> Result<(), Found> {
-        let first = *self.leaders.entry(term).or_insert(place);
-        if first == place {
+    pub(super) fn leads(&mut self, life: (usize, u64), term: Term) -> Result<(), Found> {
+        let first = *self.leaders.entry(term).or_insert(life);
+        if first == life {
             return Ok(());
         }
-        Err((Invariant::I1, format!("coordinators {first} and {place} both lead in term {term}")))
+        let (one, other) = (first.0, life.0);
+        Err((Invariant::I1, format!("coordinators {one} and {other} both lead in term {term}")))
     }
 
     /// A coordinator has applied an entry.

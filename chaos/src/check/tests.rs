@@ -2,7 +2,9 @@
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{ChunkKind, DataShard, Message, Ownership, Rank};
+use everstep_transport::protocol::{
+    ChunkKind, DataShard, Message, News, NodeName, Ownership, Rank,
+};
 
 use super::*;
 
@@ -538,6 +540,71 @@ fn i20_a_pause_that_leads_to_nothing() {
     let next = record(2);
     at(second * 40, Observation::Recorded(&next, next.term, None)).expect("at last");
     at(second * 90, Observation::Passes(true)).expect("nothing is asked for");
+}
+
+#[test]
+fn i1_two_leaders_of_one_term() {
+    let mut checks = fresh(None);
+    assert_eq!(see(&mut checks, Observation::Leads((0, 1), Term(2))), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Leads((1, 1), Term(3))), Ok(()));
+    for other in [(1, 1), (0, 2)] {
+        let again = see(&mut checks, Observation::Leads(other, Term(2)));
+        assert_eq!(again, Err(Invariant::I1), "{other:?}");
+    }
+}
+
+#[test]
+fn i9_an_entry_that_was_applied_and_is_another_one_now() {
+    let mut checks = fresh(None);
+    assert!(checks.is_new(5));
+    for _ in 0..2 {
+        assert_eq!(see(&mut checks, Observation::Applied(5, Term(2), b"a")), Ok(()));
+    }
+    assert!(!checks.is_new(5));
+    for other in [Observation::Applied(5, Term(2), b"b"), Observation::Applied(5, Term(3), b"a")] {
+        assert_eq!(see(&mut checks, other), Err(Invariant::I9));
+    }
+}
+
+#[test]
+fn i14_states_and_histories_that_differ_at_one_index() {
+    let mut checks = fresh(None);
+    let frame = |run| Frame { index: 5, news: vec![News::Run(run)] };
+    assert_eq!(see(&mut checks, Observation::Stands(5, b"state")), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Stands(5, b"other")), Err(Invariant::I14));
+    for _ in 0..2 {
+        assert_eq!(see(&mut checks, Observation::Brought(&frame(1))), Ok(()));
+    }
+    assert_eq!(see(&mut checks, Observation::Brought(&frame(2))), Err(Invariant::I14));
+}
+
+#[test]
+fn i8_a_worker_that_is_told_that_it_is_lost_while_the_log_has_it() {
+    let mut checks = fresh(None);
+    let (worker, name) = (WorkerId(7), NodeName::parse("worker-7").expect("a valid name"));
+    let brought = |checks: &mut Checks, index, kind| {
+        let event = Event { number: index, unix_ms: 0, kind };
+        see(checks, Observation::Brought(&Frame { index, news: vec![News::Event(event)] }))
+    };
+    assert_eq!(brought(&mut checks, 4, EventKind::Registered { worker, name }), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Evicted(worker)), Err(Invariant::I8));
+    assert_eq!(brought(&mut checks, 5, EventKind::Left { worker }), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Evicted(worker)), Ok(()));
+}
+
+#[test]
+fn a_pause_that_nobody_has_heard_is_void_when_another_leads() {
+    for heard in [false, true] {
+        let mut checks = fresh(None);
+        assert_eq!(see(&mut checks, Observation::Paused(Generation(1))), Ok(()));
+        if heard {
+            let promised = Observation::Promised(WorkerId(1), Term(1), Generation(1));
+            assert_eq!(see(&mut checks, promised), Ok(()));
+        }
+        assert_eq!(see(&mut checks, Observation::Leads((1, 1), Term(2))), Ok(()));
+        let late = Time(0) + SERVED + Duration::from_millis(10);
+        assert_eq!(checks.observe(late, Observation::Passes(true)).is_err(), heard);
+    }
 }
 
 #[test]

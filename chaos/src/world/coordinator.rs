@@ -37,6 +37,8 @@ pub struct Coordinator {
     heard: BTreeMap<usize, Time>,
     /// In which term it leads, as far as was noticed.
     leads: Option<Term>,
+    /// How often it was started.
+    lives: u64,
     /// When a process can be there again, if there is none.
     startable: Time,
 }
@@ -61,6 +63,7 @@ impl Coordinator {
             awake: Time(0),
             heard: BTreeMap::new(),
             leads: None,
+            lives: 0,
             startable: Time(0),
         }
     }
@@ -78,6 +81,11 @@ impl Coordinator {
     /// In which term it leads.
     pub fn leads(&self) -> Option<Term> {
         self.leads
+    }
+
+    /// How often it was started.
+    pub fn lives(&self) -> u64 {
+        self.lives
     }
 
     /// Its clock.
@@ -188,6 +196,7 @@ impl World {
         let kept = coordinator.disk.kept();
         // No run is so long that a snapshot is taken: the log has the whole history.
         let seat = (self.scenario.prepare.coordinator)(Time(0), options, kept, Vec::new());
+        coordinator.lives += 1;
         coordinator.seat = Some(seat.expect("what is on the disk is sound"));
         coordinator.clock = Clock::new(now, permille);
         (coordinator.awake, coordinator.heard) = (Time(0), BTreeMap::new());
@@ -235,8 +244,12 @@ impl World {
             self.queue.put(until, Happening::Durable(place));
             return Ok(());
         }
-        let Some(number) = disk.written() else { return Ok(()) };
-        self.coordinate(place, Input::Persisted(number))
+        match disk.written() {
+            Some(number) if !self.scenario.prepare.skips_fsync => {
+                self.coordinate(place, Input::Persisted(number))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -290,9 +303,12 @@ impl World {
             }
             Effect::Persist(batch) => {
                 self.witness_proposals(place, &batch.entries)?;
-                let takes = self.random.delay();
+                let (number, takes) = (batch.number, self.random.delay());
                 let durable = self.coordinators[place].disk.write(self.now, takes, batch);
                 self.queue.put(durable, Happening::Durable(place));
+                if self.scenario.prepare.skips_fsync {
+                    self.later(Happening::Coordinator(place, Input::Persisted(number)));
+                }
                 Ok(())
             }
             Effect::History(frame) => self.witness_frame(place, &frame),

@@ -2,9 +2,9 @@
 //! loses nothing until the link is lost; a link on which nothing is heard for [`IDLE`] is lost for
 //! whoever listens. The other end is told, if it can be, that its peer knows the link no more.
 //!
-//! Coordinators and their peers also probe each other: nobody listens where a process was that is dead,
-//! and that is noticed within [`PROBE`]. Every link has a number, counted from 1, by which the
-//! cores know it.
+//! Coordinators and their peers also probe each other: nobody listens where a process was that is
+//! dead, and that is noticed within [`PROBE`]. Every link has a number, counted from 1, by which
+//! the cores know it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -39,7 +39,8 @@ impl World {
         self.reigns.leaders.insert(term, place);
         self.coordinators[place].awakes(self.now);
         self.course.awake(self.now, place);
-        self.observe(Observation::Leads(place, term))
+        let life = self.coordinators[place].lives();
+        self.observe(Observation::Leads((place, life), term))
     }
 
     /// A coordinator has entries to write; its own, if it leads in their term.

@@ -47,12 +47,14 @@ pub struct Prepare {
     pub device: fn(&mut Device),
     /// Makes a coordinator: see [`Seat::new`].
     pub coordinator: fn(Time, seat::Options, Kept, Vec<Frame>) -> Result<Seat, SeatError>,
+    /// A coordinator is told that a batch is durable when it has only been written.
+    pub skips_fsync: bool,
 }
 
 impl Default for Prepare {
     /// Nothing.
     fn default() -> Self {
-        Self { worker: |_| {}, device: |_| {}, coordinator: Seat::new }
+        Self { worker: |_| {}, device: |_| {}, coordinator: Seat::new, skips_fsync: false }
     }
 }
 
