@@ -366,7 +366,7 @@ impl World {
 
     // What is to be thought of a loss.
 
-    /// A worker is lost, as the coordinator at this place has proposed: only for a reason.
+    /// A coordinator says that a worker is lost: only for a reason.
     ///
     /// # Errors
     /// I8.
@@ -374,18 +374,21 @@ impl World {
         &self,
         worker: WorkerId,
         reason: &str,
-        leader: Option<usize>,
+        coordinator: usize,
     ) -> Result<(), Violation> {
         let Some(&place) = self.places.get(&worker) else { return Ok(()) };
-        let process = &self.workers[place];
-        let gone = process.ended() || process.id() != Some(worker);
-        let machine = Node::Worker(process.slot());
-        let explained = |leader| self.course.explains(self.now, (place, machine), leader);
-        if gone || leader.is_none_or(explained) {
+        let machine = Node::Worker(self.workers[place].slot());
+        if self.is_gone(worker) || self.course.explains(self.now, (place, machine), coordinator) {
             return Ok(());
         }
         let seen = format!("worker {worker} (process {place}) was lost for no reason: {reason}");
         Err(Violation { invariant: Invariant::I8, at: self.now, seen })
+    }
+
+    /// Whether a worker's process has ended, or has discarded all that it held as this worker.
+    fn is_gone(&self, worker: WorkerId) -> bool {
+        let process = self.places.get(&worker).map(|place| &self.workers[*place]);
+        process.is_none_or(|process| process.ended() || process.id() != Some(worker))
     }
 
     /// A worker has left: only if it was asked to.

@@ -33,8 +33,8 @@ pub struct Operator {
     answer: Option<Option<String>>,
     /// Who leads, as far as it was told, and in which term.
     leader: (Term, Option<usize>),
-    /// The link on which an answer is awaited.
-    awaited: Option<u64>,
+    /// The link on which it waits for an answer.
+    asked: Option<u64>,
     lines: Vec<MetricsLine>,
     /// The number of the newest event.
     event: u64,
@@ -48,7 +48,7 @@ impl Default for Operator {
             wished: 0,
             answer: None,
             leader: (Term(0), None),
-            awaited: None,
+            asked: None,
             lines: Vec::new(),
             event: 0,
             outcome: Outcome::Running,
@@ -90,11 +90,11 @@ impl World {
         let own = Node::Operator;
         let Some(peer) = self.links.peer(own, link) else { return };
         let usable = self.links.is_open(own, peer) && self.links.number(own, peer) == Some(link);
-        if !usable || self.operator.awaited == Some(link) {
+        if !usable || self.operator.asked == Some(link) {
             return;
         }
         if self.operator.leader.1.map(Node::Coordinator) == Some(peer) {
-            self.operator.awaited = Some(link);
+            self.operator.asked = Some(link);
             if let Some((number, wish)) = self.operator.wishes.front().cloned() {
                 let id = RequestId { client: CLIENT, number };
                 self.say(own, peer, Message::Request { id, wish });
@@ -120,7 +120,7 @@ impl World {
             }
             Message::Update(update) => {
                 let link = self.links.number(Node::Operator, from);
-                match self.operator.awaited.take_if(|awaited| Some(*awaited) == link) {
+                match self.operator.asked.take_if(|asked| Some(*asked) == link) {
                     Some(_) => self.updated(update),
                     None => Ok(()),
                 }
@@ -137,7 +137,7 @@ impl World {
         }
         self.operator.leader = (term, leader);
         if let Some(place) = leader.filter(|_| leader != before) {
-            self.operator.awaited = None;
+            self.operator.asked = None;
             if let Some(link) = self.links.number(Node::Operator, Node::Coordinator(place)) {
                 self.queue.put(self.now, Happening::Watch(link));
             }

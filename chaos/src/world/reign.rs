@@ -17,11 +17,12 @@ use crate::fault::Fault;
 /// What was seen of the leaders of one cluster.
 #[derive(Debug, Default)]
 pub struct Reigns {
-    /// Who led in each term.
-    leaders: BTreeMap<Term, usize>,
     /// The members that were gone in truth, or unheard by the proposer for too long, when a
     /// generation was proposed. Who turns up later does so too late.
     grounds: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
+    /// Losses that no fault explained when they were proposed. What the proposer had heard, nobody
+    /// can tell when it has been started again.
+    unfounded: BTreeMap<(WorkerId, Term), Violation>,
 }
 
 impl World {
@@ -36,7 +37,6 @@ impl World {
             return Ok(());
         };
         self.note(format_args!("coordinator {place} leads in term {term}"));
-        self.reigns.leaders.insert(term, place);
         self.coordinators[place].awakes(self.now);
         self.course.awake(self.now, place);
         let life = self.coordinators[place].lives();
@@ -51,16 +51,39 @@ impl World {
     ) -> Result<(), Violation> {
         let leads = self.coordinators[place].leads();
         for entry in entries.iter().filter(|entry| Some(entry.place.term) == leads) {
-            let Some(Command::Generation(change)) = decode(entry).map(|entry| entry.command) else {
-                continue;
+            let term = entry.place.term;
+            let change = match decode(entry).map(|entry| entry.command) {
+                Some(Command::Generation(change)) => change,
+                Some(Command::Lose { worker, reason }) => {
+                    self.weigh_loss((worker, &reason), (place, term));
+                    continue;
+                }
+                _ => continue,
             };
+            for loss in &change.lost {
+                self.weigh_loss((loss.worker, &loss.reason), (place, term));
+            }
             self.note(format_args!("coordinator {place} proposes {change:?}"));
             self.observe(Observation::Proposed(&change.record))?;
             let lost = self.truly_lost(place);
-            self.reigns.grounds.insert((change.record.number, entry.place.term), lost);
+            self.reigns.grounds.insert((change.record.number, term), lost);
             self.proposing(place);
         }
         Ok(())
+    }
+
+    /// A coordinator that leads in a term proposes that a worker is lost.
+    fn weigh_loss(&mut self, (worker, reason): (WorkerId, &str), (place, term): (usize, Term)) {
+        match self.judge_loss(worker, reason, place) {
+            Ok(()) => _ = self.reigns.unfounded.remove(&(worker, term)),
+            Err(violation) => _ = self.reigns.unfounded.insert((worker, term), violation),
+        }
+    }
+
+    /// A worker is lost, as was proposed in this term.
+    fn lose_worker(&self, worker: WorkerId, term: Term) -> Result<(), Violation> {
+        let unfounded = self.reigns.unfounded.get(&(worker, term));
+        unfounded.filter(|_| !self.is_gone(worker)).map_or(Ok(()), |found| Err(found.clone()))
     }
 
     /// A generation was proposed: perhaps its proposer crashes before it is durable.
@@ -108,10 +131,10 @@ impl World {
             {
                 self.witness_change(&change, term)
             }
-            Some(Command::Lose { worker, reason })
+            Some(Command::Lose { worker, .. })
                 if brings(|kind| matches!(kind, EventKind::Lost { .. })) =>
             {
-                self.judge_loss(worker, &reason, self.reigns.leaders.get(&term).copied())
+                self.lose_worker(worker, term)
             }
             Some(Command::End { .. }) => {
                 self.checks.over();
@@ -122,9 +145,8 @@ impl World {
     }
 
     fn witness_change(&mut self, change: &Change, term: Term) -> Result<(), Violation> {
-        let leader = self.reigns.leaders.get(&term).copied();
         for loss in &change.lost {
-            self.judge_loss(loss.worker, &loss.reason, leader)?;
+            self.lose_worker(loss.worker, term)?;
         }
         for worker in &change.left {
             self.judge_leave(*worker)?;

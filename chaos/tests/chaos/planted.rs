@@ -292,6 +292,7 @@ fn find_in(
         |failure: &Failure| failure.invariant().is_some_and(|it| promised.contains(&it));
     println!("found {} times: {:?}", found.len(), found.first());
     assert!(!found.is_empty() && found.iter().all(is_promised), "{found:?}");
+    assert!(found.iter().any(|failure| failure.invariant() != Some(I11)), "only stuck: {found:?}");
 }
 
 /// The leader stands still while another is elected, and hears of that late: for a moment it
