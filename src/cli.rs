@@ -45,9 +45,9 @@ pub enum Verb {
     Train(TrainFlags),
     /// Run a coordinator: it decides who takes part in a run
     ///
-    /// With --bootstrap it founds a cluster, with --join it becomes one of a cluster's coordinators;
-    /// with neither it goes on in its directory, however it ended. A cluster that has three goes on
-    /// when it loses one.
+    /// With --bootstrap it founds a cluster, with --join it becomes one of a cluster's
+    /// coordinators; with neither it goes on in its directory, however it ended. A cluster that has
+    /// three goes on when it loses one.
     ///
     /// `everstep train` starts one of its own, and submits its run. To one that is started by hand
     /// a run is submitted over its HTTP API, whose address the first line on stdout tells: POST the

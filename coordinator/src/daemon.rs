@@ -102,8 +102,8 @@ pub enum Ended {
     Removed,
 }
 
-/// Runs a coordinator until SIGTERM or SIGINT, until it is removed, or until its disk fails; blocks.
-/// `ready` is told where it listens once workers can join.
+/// Runs a coordinator until SIGTERM or SIGINT, until it is removed, or until its disk fails;
+/// blocks. `ready` is told where it listens once workers can join.
 ///
 /// # Errors
 /// [`CoordinatorError`], in words for the user.

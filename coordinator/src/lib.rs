@@ -3,9 +3,9 @@
 //! [`state`] is the replicated state machine: a log of entries in, the cluster's history out.
 //! `assign` says who computes which data shards and owns which parameter shards. [`core`] is a
 //! coordinator as a plain state machine over both: messages in, messages and proposals out.
-//! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk. [`seat`] is
-//! one of several coordinators, as a plain state machine: a core and a replica of the log.
-//! [`daemon`] is the shell that gives the core a clock, sockets and files. [`history`] sums up what
+//! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk. [`seat`]
+//! is one of several coordinators, as a plain state machine: a core and a replica of the log.
+//! [`daemon`] is the shell that gives the seat a clock, sockets and files. [`history`] sums up what
 //! happened, and [`http`] tells it to whoever asks.
 //!
 //! It does not know how a step is computed: it reads neither tensors nor votes.

@@ -106,7 +106,7 @@ impl Log {
 
 /// The thread that writes a log. Dropped, it writes what it was given and closes the file.
 pub struct Writer {
-    /// Unbounded, for [`Writer::persist`] never waits: who gives batches counts what is not durable.
+    /// Unbounded, for [`Writer::persist`] never waits: who gives batches counts them.
     persist: Option<Sender<Batch>>,
     thread: Option<JoinHandle<()>>,
 }

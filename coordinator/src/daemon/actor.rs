@@ -72,6 +72,9 @@ pub(crate) struct Coordinator {
     journal: Journal,
     /// The newest entry of which the history has been told.
     told: u64,
+    /// The core has to be told what happened before a snapshot, which will take it on from this
+    /// entry.
+    restores: Option<u64>,
     /// When what the journal lacks was asked for last.
     asked: Option<Time>,
     history: History,
@@ -102,6 +105,8 @@ impl Coordinator {
         address: Addr<Coordinator>,
     ) -> Self {
         let Outfit { seat, start, log, journal, sync, history, told, book, keys, .. } = outfit;
+        // A predecessor may have lacked a part.
+        let restores = journal.wanted().map(|_| 0);
         // What waits there is bounded by the backlog.
         let writer = log.write(sync, move |report| {
             #[cfg(feature = "failpoints")]
@@ -120,6 +125,7 @@ impl Coordinator {
             backlog,
             journal,
             told,
+            restores,
             asked: None,
             history,
             book,

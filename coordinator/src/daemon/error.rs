@@ -19,8 +19,8 @@ use crate::seat::SeatError;
 pub enum CoordinatorError {
     /// There is no cluster in the directory.
     #[error(
-        "nothing to start from in {}; use --bootstrap to found a cluster, or --join to become one of \
-         its coordinators",
+        "nothing to start from in {}; use --bootstrap to found a cluster, or --join to become one \
+         of its coordinators",
         .0.display()
     )]
     NothingThere(PathBuf),

@@ -1,10 +1,10 @@
 //! What a coordinator keeps in its directory: the cluster's identity, and where its history is.
 //!
-//! `authority/` is the certificate authority; `join.token` and `coordinator.token` (mode 0600) admit
-//! workers and coordinators; `operator/` holds the credentials of the program that submits runs and
-//! watches them. They are made anew at every start, and so are the coordinator's own, which never
-//! touch the disk. `coordinators` says who it is, and who all are. `log.redb` and `history.log` are
-//! made here, and read and written elsewhere.
+//! `authority/` is the certificate authority; `join.token` and `coordinator.token` (mode 0600)
+//! admit workers and coordinators; `operator/` holds the credentials of the program that submits
+//! runs and watches them. They are made anew at every start, and so are the coordinator's own,
+//! which never touch the disk. `coordinators` says who it is, and who all are. `log.redb` and
+//! `history.log` are made here, and read and written elsewhere.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -22,8 +22,9 @@ use super::book::{Book, Content};
 use super::journal::Journal;
 use crate::log::Log;
 use crate::log::replica::Owner;
-use crate::raft::{Kept, ReplicaId};
-use crate::state::FOUNDER;
+use crate::raft::{Kept, ReplicaId, Snapshot};
+use crate::seat::SeatError;
+use crate::state::{FOUNDER, State};
 
 const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
@@ -132,8 +133,7 @@ impl Cluster {
     /// What has happened so far.
     pub(super) fn past(&self, id: CoordinatorId) -> Result<Past, CoordinatorError> {
         let (log, kept) = Log::open(&self.dir.join(LOG_FILE), self.owner(id))?;
-        // A founder's log begins behind an entry that nobody wrote.
-        let begins = if kept.snapshot.bytes.is_empty() { 0 } else { kept.snapshot.place.index };
+        let begins = reach(&kept.snapshot)?;
         let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), begins)?;
         Ok(Past { log, kept, journal, frames })
     }
@@ -199,6 +199,16 @@ pub(super) fn refuse_existing(dir: &Path) -> Result<(), CoordinatorError> {
         true => Err(CoordinatorError::AlreadyThere(dir.to_path_buf())),
         false => Ok(()),
     }
+}
+
+/// The last entry that a snapshot stands for, but for Raft's own, of which no history tells. A
+/// founder's log begins behind one that nobody wrote.
+pub(super) fn reach(snapshot: &Snapshot) -> Result<u64, CoordinatorError> {
+    if snapshot.bytes.is_empty() {
+        return Ok(0);
+    }
+    let state = State::decode(&snapshot.bytes).map_err(SeatError::from)?;
+    Ok(state.index())
 }
 
 /// A number that no other directory has.

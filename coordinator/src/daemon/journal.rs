@@ -154,6 +154,16 @@ impl Journal {
             .map_err(|problem| JournalError { path: self.path.clone(), problem })
     }
 
+    /// All frames that are here, in order.
+    pub(super) fn all(&self) -> Result<Vec<Frame>, JournalError> {
+        let (mut frames, mut from) = (Vec::new(), 1);
+        while self.places.last().is_some_and(|(last, _)| *last >= from) {
+            frames.extend(self.page(from, 0)?);
+            from = frames.last().map_or(from, |frame: &Frame| frame.index) + 1;
+        }
+        Ok(frames)
+    }
+
     /// Its file, to be made durable elsewhere.
     pub(super) fn file(&self) -> Result<File, JournalError> {
         let failed =

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{RequestId, Wish, exemplars};
+use everstep_transport::protocol::{News, RequestId, Wish, exemplars};
 
 use super::*;
 use crate::raft::Profile;
+use crate::state::State;
 
 const DISK: Duration = Duration::from_millis(1);
 const WAY: Duration = Duration::from_micros(500);
@@ -26,12 +27,14 @@ struct World {
     seats: BTreeMap<u64, Seat>,
     disks: BTreeMap<u64, Kept>,
     starts: BTreeMap<u64, u64>,
-    /// From each end of a link to the other: whose seat that is, and its name for the link. Nobody's
-    /// seat is the test itself.
+    /// From each end of a link to the other: whose seat that is, and its name for the link.
+    /// Nobody's seat is the test itself.
     links: BTreeMap<LinkId, (Option<u64>, LinkId)>,
     coming: BinaryHeap<Reverse<(Time, u64)>>,
     happenings: BTreeMap<u64, Happening>,
     count: u64,
+    /// The newest event that each seat has brought to its history.
+    told: BTreeMap<u64, u64>,
     /// What was said to the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     removed: Vec<u64>,
@@ -59,6 +62,7 @@ impl World {
             coming: BinaryHeap::new(),
             happenings: BTreeMap::new(),
             count: 0,
+            told: BTreeMap::new(),
             said: BTreeMap::new(),
             removed: Vec::new(),
         };
@@ -177,13 +181,38 @@ impl World {
                 }
                 Effect::Close { to, .. } => self.cut(to),
                 Effect::Persist(batch) => {
+                    self.assert_told(id, &batch);
                     self.later(DISK, Happening::Written(id, self.starts[&id], batch));
                 }
                 Effect::Removed => self.removed.push(id),
-                Effect::History(_) | Effect::Admitted { .. } => {}
+                Effect::History(frame) => {
+                    let events = frame.news.iter().filter_map(|news| match news {
+                        News::Event(event) => Some(event.number),
+                        _ => None,
+                    });
+                    self.told.extend(events.last().map(|number| (id, number)));
+                }
+                Effect::Admitted { .. } => {}
                 Effect::Recall { .. } | Effect::Recalled(_) => {}
             }
         }
+    }
+
+    /// What a snapshot takes the place of was brought to the history before.
+    fn assert_told(&mut self, id: u64, batch: &Batch) {
+        let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) else {
+            return;
+        };
+        let state = State::decode(&snapshot.bytes).expect("a state");
+        let newest = state.events().last().map_or(0, |event| event.number);
+        if batch.base == snapshot.place {
+            self.told.insert(id, newest); // another's: the shell fetches what happened before
+        }
+        let told = self.told.get(&id).copied().unwrap_or(0);
+        assert!(
+            told >= newest,
+            "seat {id} takes a snapshot of {newest} events, and told of {told}"
+        );
     }
 
     fn carry(&mut self, from: LinkId, message: Message) {

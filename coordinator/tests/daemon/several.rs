@@ -57,6 +57,28 @@ async fn i9_when_the_leader_is_killed_another_goes_on_with_the_run_and_the_worke
     cluster.enrol().await;
 }
 
+/// It begins with a snapshot, in which the lines are not.
+#[tokio::test]
+async fn who_joins_learns_what_happened_before() {
+    let mut cluster = Cluster::start().await;
+    let workers = [cluster.worker().await, cluster.worker().await];
+    tokio::join!(workers[0].enters(), workers[1].enters());
+    assert_eq!(workers[0].beat(lines(1..=4)).await.0, Step(4));
+    let first = cluster.take_member();
+    let second = first.joined_by();
+    let start = Instant::now();
+    loop {
+        let page = look(second.api, "/api/v1/metrics").await.json();
+        if page["metrics"].as_array().expect("lines").len() == 4 {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "{page}");
+    }
+    let second = second.restarted();
+    let page = look(second.api, "/api/v1/metrics").await.json();
+    assert_eq!(page["metrics"].as_array().expect("lines").len(), 4, "it has them on its disk");
+}
+
 #[tokio::test]
 async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     let mut cluster = Cluster::idle(None).await;

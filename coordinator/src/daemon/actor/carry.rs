@@ -8,10 +8,12 @@ use everstep_transport::protocol::{self, Frame, News};
 use everstep_transport::quic::{Encoded, LinkError};
 
 use super::Coordinator;
+use super::outfit::recalled;
 use crate::core::LinkId;
 use crate::daemon::CoordinatorError;
 #[cfg(feature = "failpoints")]
 use crate::daemon::failpoint;
+use crate::daemon::files::reach;
 use crate::raft::Batch;
 use crate::seat::Effect;
 
@@ -28,6 +30,7 @@ impl Coordinator {
             #[cfg(feature = "failpoints")]
             done.pass();
         }
+        self.restore()?;
         let state = self.seat.core().state();
         #[cfg(feature = "failpoints")]
         self.passing.applied(state.index());
@@ -62,21 +65,19 @@ impl Coordinator {
                 let frames = self.journal.page(from, self.seat.core().state().index())?;
                 self.send(to, protocol::Message::History { frames });
             }
-            Effect::Recalled(frames) => {
-                self.journal.fill(frames)?;
-                self.asked = None;
-            }
+            Effect::Recalled(frames) => self.fill(frames)?,
             Effect::Removed => self.removed = true,
         }
         Ok(())
     }
 
     fn persist(&mut self, batch: Batch) -> Result<(), CoordinatorError> {
-        if let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) {
-            let index = snapshot.place.index;
+        if let Some(snapshot) = &batch.snapshot {
+            let index = reach(snapshot)?;
             // One that has come from another replica stands for the whole log.
             if batch.base == snapshot.place {
                 self.journal.lack(index)?;
+                self.restores = Some(self.seat.core().state().index());
             } else {
                 self.journal.seal(index)?;
             }
@@ -105,6 +106,29 @@ impl Coordinator {
             }
         }
         Ok(self.journal.take(frame)?)
+    }
+
+    /// Another coordinator has told what the journal lacks, or a page of it.
+    fn fill(&mut self, frames: Vec<Frame>) -> Result<(), CoordinatorError> {
+        self.journal.fill(frames)?;
+        self.asked = None;
+        Ok(())
+    }
+
+    /// Once a snapshot of another coordinator is installed, and all that happened before is here,
+    /// watchers are told of it.
+    fn restore(&mut self) -> Result<(), CoordinatorError> {
+        let index = self.seat.core().state().index();
+        let is_there = self.restores.is_some_and(|before| before < index);
+        if is_there && self.journal.wanted().is_none() {
+            let mut frames = self.journal.all()?;
+            // What is ahead of this coordinator is told when it is applied here.
+            frames.retain(|frame| frame.index <= index);
+            (self.restores, self.told) = (None, index);
+            self.history = recalled(&frames);
+            self.seat.restore_history(frames);
+        }
+        Ok(())
     }
 
     /// Says which coordinators are to be called, and asks one for what the journal lacks.

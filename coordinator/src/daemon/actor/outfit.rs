@@ -4,7 +4,7 @@ use std::fs::File;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use everstep_transport::identity::Tokens;
-use everstep_transport::protocol::{CoordinatorId, Keys, News};
+use everstep_transport::protocol::{CoordinatorId, Frame, Keys, News};
 use everstep_transport::time::Time;
 use tokio::sync::mpsc;
 
@@ -69,11 +69,8 @@ impl Outfit {
             founds: content.founds,
             book: (content.revision, content.members.clone()),
         };
-        let (mut history, mut told) = (History::default(), 0);
-        for frame in &frames {
-            told = frame.index;
-            frame.news.iter().for_each(|news| recall(&mut history, news));
-        }
+        let told = frames.last().map_or(0, |frame| frame.index);
+        let history = recalled(&frames);
         let seat = Seat::new(Time(0), options, kept, frames)?;
         let (keys, tokens) = (cluster.keys(), cluster.tokens());
         let sync = journal.file()?;
@@ -95,11 +92,15 @@ impl Outfit {
     }
 }
 
-/// Something happened before.
-fn recall(history: &mut History, news: &News) {
-    match news {
-        News::Event(event) => history.event(event),
-        News::Lines(lines) => history.lines(lines),
-        News::Forget(_) | News::Run(_) => {}
+/// What happened before, summed up.
+pub(super) fn recalled(frames: &[Frame]) -> History {
+    let mut history = History::default();
+    for news in frames.iter().flat_map(|frame| &frame.news) {
+        match news {
+            News::Event(event) => history.event(event),
+            News::Lines(lines) => history.lines(lines),
+            News::Forget(_) | News::Run(_) => {}
+        }
     }
+    history
 }

@@ -111,6 +111,7 @@ fn who_lacks_a_part_is_told_it_page_by_page() {
     assert!(pages > 2, "{pages}");
     take(&mut asker, (2_501..=3_000).chain([3_008]));
     let expected: Vec<u64> = (1..=3_000).chain([3_008]).collect();
+    assert_eq!(indices(&asker.all().expect("sound")), expected);
     drop(asker);
     assert_eq!(lacking.open().1, expected);
 }

@@ -1,0 +1,168 @@
+//! What goes between a core and its replica: proposals into the log, what is agreed out of it.
+
+use everstep_transport::protocol::Message;
+use everstep_transport::time::Time;
+use rkyv::rancor;
+use rkyv::util::AlignedVec;
+
+use super::{Effect, Seat, SeatError};
+use crate::core;
+use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
+use crate::state::{Entry, State};
+
+/// A snapshot is taken when so many entries are behind the one before.
+const SNAPSHOT_ENTRIES: u64 = 10_000;
+/// Or so many bytes of them.
+const SNAPSHOT_BYTES: usize = 4 << 20;
+
+impl Seat {
+    /// Carries what the replica and the core want from one to the other, until both are quiet. The
+    /// core goes first: what an entry brings to the history comes before a batch in which a
+    /// snapshot takes that entry's place.
+    pub(super) fn advance(&mut self, now: Time) -> Result<(), SeatError> {
+        loop {
+            if let Some(effect) = self.core.poll_effect() {
+                self.follow_core(effect);
+            } else if let Some(effect) = self.replica.poll_effect() {
+                self.follow_log(now, effect)?;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn follow_log(&mut self, now: Time, effect: raft::Effect) -> Result<(), SeatError> {
+        match effect {
+            raft::Effect::Send { to, message } => self.say(to, &message),
+            raft::Effect::Persist(batch) => self.effects.push_back(Effect::Persist(batch)),
+            raft::Effect::Apply(entries) => {
+                for agreed in entries {
+                    self.apply(now, agreed)?;
+                }
+            }
+            raft::Effect::Install(snapshot) => self.install(now, snapshot)?,
+            raft::Effect::TakeSnapshot => self.take_snapshot(),
+            raft::Effect::Leads(term) => {
+                (self.leads, self.leader) = (Some(term), Some(self.peers.own()));
+                self.core.handle(now, core::Input::Elected { term });
+                let leader = Some(self.peers.own().0);
+                self.core.handle(now, core::Input::Leader { term, leader });
+            }
+            raft::Effect::Follows { leader, term } => {
+                (self.leads, self.leader) = (None, leader);
+                self.put_off.clear();
+                self.core.handle(now, core::Input::Deposed);
+                let leader = leader.map(|id| id.0);
+                self.core.handle(now, core::Input::Leader { term, leader });
+            }
+            raft::Effect::Read { ticket, .. } => {
+                self.core.handle(now, core::Input::Confirmed { ticket });
+            }
+            raft::Effect::ReadLost { ticket } => {
+                self.core.handle(now, core::Input::Unconfirmed { ticket });
+            }
+            raft::Effect::Members(_) => {} // whoever wants to know asks the replica
+        }
+        Ok(())
+    }
+
+    fn follow_core(&mut self, effect: core::Effect) {
+        let effect = match effect {
+            core::Effect::Propose(entry) => return self.propose(encode(&entry)),
+            core::Effect::Confirm { ticket } => return self.replica.read(ticket),
+            core::Effect::Send { to, message } => Effect::Send { to, message },
+            core::Effect::Broadcast { to, message } => Effect::Broadcast { to, message },
+            core::Effect::History(frame) => Effect::History(frame),
+            core::Effect::Admitted { token, node, refusal } => {
+                Effect::Admitted { token, node, refusal }
+            }
+            core::Effect::Close { to, reason } => Effect::Close { to, reason },
+        };
+        self.effects.push_back(effect);
+    }
+
+    fn say(&mut self, to: ReplicaId, message: &raft::Message) {
+        match self.peers.link_of(self.core.state(), to) {
+            Some(link) => {
+                let message = Message::Raft(message.encode().to_vec());
+                self.effects.push_back(Effect::Send { to: link, message });
+            }
+            // Raft says the rest again by itself.
+            None if message.is_snapshot() => self.replica.snapshot_done(to, false),
+            None => {}
+        }
+    }
+
+    fn apply(&mut self, now: Time, agreed: Agreed) -> Result<(), SeatError> {
+        let Agreed { place, bytes } = agreed;
+        let entry =
+            decode(&bytes).map_err(|problem| SeatError::Entry { index: place.index, problem })?;
+        self.begin_past();
+        let input = core::Input::Applied { index: place.index, term: place.term, entry };
+        self.core.handle(now, input);
+        self.since_snapshot.0 += 1;
+        self.since_snapshot.1 += bytes.len();
+        if self.since_snapshot.0 >= SNAPSHOT_ENTRIES || self.since_snapshot.1 >= SNAPSHOT_BYTES {
+            self.take_snapshot();
+        }
+        Ok(())
+    }
+
+    fn install(&mut self, now: Time, snapshot: Snapshot) -> Result<(), SeatError> {
+        if !snapshot.bytes.is_empty() {
+            let state = State::decode(&snapshot.bytes)?;
+            self.core.handle(now, core::Input::Installed(Box::new(state)));
+        }
+        self.since_snapshot = (0, 0);
+        self.begin_past();
+        Ok(())
+    }
+
+    /// What the history says of entries that are not in the log any more.
+    fn begin_past(&mut self) {
+        if let Some(frames) = self.past.take() {
+            let index = self.core.state().index();
+            let known = frames.into_iter().filter(|frame| frame.index <= index);
+            self.core.restore_history(known);
+        }
+    }
+
+    fn take_snapshot(&mut self) {
+        self.since_snapshot = (0, 0);
+        let state = self.core.state();
+        self.replica.compact(state.index(), state.encode());
+    }
+
+    pub(super) fn propose(&mut self, bytes: Vec<u8>) {
+        if !self.put_off.is_empty() {
+            return self.put_off.push_back(bytes);
+        }
+        match self.replica.propose(bytes.clone()) {
+            Err(Refused::Full | Refused::HandingOver) => self.put_off.push_back(bytes),
+            // It leads no longer, and hears so next; the core looks anew at everything then.
+            Ok(_) | Err(Refused::NotLeader) => {}
+            Err(Refused::Impossible(reason)) => {
+                tracing::error!(reason, bytes = bytes.len(), "an entry is not for the log");
+            }
+        }
+    }
+
+    pub(super) fn propose_put_off(&mut self) {
+        for bytes in std::mem::take(&mut self.put_off) {
+            self.propose(bytes);
+        }
+    }
+}
+
+/// An entry of the log, as a batch holds it.
+pub(crate) fn encode(entry: &Entry) -> Vec<u8> {
+    let bytes = rkyv::to_bytes::<rancor::Error>(entry);
+    bytes.expect("an entry is finite and needs no shared pointers").to_vec()
+}
+
+/// An entry of the log, from what a batch holds of it.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Entry, String> {
+    let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
+    aligned.extend_from_slice(bytes);
+    rkyv::from_bytes::<Entry, rancor::Error>(&aligned).map_err(|error| error.to_string())
+}
