@@ -51,6 +51,7 @@ pub struct Options {
 
 /// What happens to a coordinator.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // taken one at a time, and never kept
 pub enum Input {
     /// A peer has proved who it is.
     Connected {

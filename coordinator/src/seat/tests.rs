@@ -190,7 +190,7 @@ impl World {
                         News::Event(event) => Some(event.number),
                         _ => None,
                     });
-                    self.told.extend(events.last().map(|number| (id, number)));
+                    self.told.extend(events.max().map(|number| (id, number)));
                 }
                 Effect::Admitted { .. } => {}
                 Effect::Recall { .. } | Effect::Recalled(_) => {}
