@@ -37,4 +37,6 @@ pub enum Plant {
     ForgetLine,
     /// A redo of a step adds what was kept into itself.
     AddIntoKept,
+    /// A device does not look whether a gradient is what its primary made.
+    BelieveGradients,
 }

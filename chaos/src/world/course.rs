@@ -46,7 +46,7 @@ pub struct Course {
     leaving: BTreeSet<usize>,
     /// Some memory is not what it should be: the history may be broken, or the last worker's device
     /// may fail.
-    garbled: bool,
+    mistaken: bool,
     /// Since when the run could go on, and has not.
     quiet_since: Time,
     /// What became of the members.
@@ -172,9 +172,9 @@ impl Course {
         self.leaving.insert(place);
     }
 
-    /// Memory was changed, and the run may end of it.
-    pub fn garbled(&mut self) {
-        self.garbled = true;
+    /// An owner was made to err, and the run may end of it.
+    pub fn mistaken(&mut self) {
+        self.mistaken = true;
     }
 
     /// The members have changed.
@@ -229,9 +229,10 @@ impl Course {
         now >= self.interrupted_until
     }
 
-    /// Whether the run may fail.
-    pub fn may_fail(&self) -> bool {
-        self.garbled
+    /// Whether the run may fail for this reason: an owner has erred, or the last worker that there
+    /// was cannot trust its memory.
+    pub fn may_fail(&self, reason: &str) -> bool {
+        self.mistaken || reason.contains("changed in memory")
     }
 
     /// How long nothing has gone on although it could; none if that is too long.

@@ -20,7 +20,7 @@ use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
 
 use super::Port;
 use crate::optimize;
-use crate::step::event::{Job, Origin, Report};
+use crate::step::event::{Gradient, Job, Origin, Report};
 
 /// Where parameters to compute with go: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -37,6 +37,9 @@ pub struct Holdings {
     copies: BTreeMap<Shard, Copy>,
     /// The version of each shard of the parameters that are computed with.
     versions: Vec<Step>,
+    /// A planted bug: gradients are not looked at.
+    #[cfg(feature = "planted")]
+    pub(super) believes_gradients: bool,
 }
 
 /// A shard that is held.
@@ -69,6 +72,8 @@ impl Holdings {
             copies: BTreeMap::new(),
             versions: vec![Step(0); reduce::shard_count(layout.count())],
             layout,
+            #[cfg(feature = "planted")]
+            believes_gradients: false,
         }
     }
 
@@ -92,7 +97,8 @@ impl Holdings {
             Job::Load { shard, version, values } => self.load(shard, version, &values, write),
             Job::Update { shard, step, norm, update, gradient } => {
                 let clip = clip_factor(norm, self.clip_norm);
-                let change = gradient.as_ref().map(|gradient| Change { update, clip, gradient });
+                let change = gradient.as_ref();
+                let change = change.map(|gradient| Change { update, clip, gradient });
                 self.update(shard, step, change)?;
                 port.report(self.updated(shard, gradient.is_some(), write));
             }
@@ -189,7 +195,7 @@ impl Holdings {
     // A step has committed.
 
     /// Makes the next version of a held shard, and refuses one whose old bits are not those that
-    /// the last version had.
+    /// the last version had, or a gradient that is not what its primary made.
     fn update(
         &mut self,
         shard: Shard,
@@ -207,9 +213,19 @@ impl Holdings {
             ));
         }
         if let Some(Change { update, clip, gradient }) = change {
+            let Gradient { values, digest } = gradient;
+            let intact = *digest == reduce::digest(values);
+            #[cfg(feature = "planted")]
+            let intact = intact || self.believes_gradients;
+            if !intact {
+                return Err(format!(
+                    "the gradient of parameter shard {shard} changed in memory before step {step}: \
+                     this machine's memory cannot be trusted"
+                ));
+            }
             let learning_rate = self.schedule.rate(step.0);
             let apply = Apply { step: update, learning_rate, clip, layout: &self.layout, range };
-            self.optimizer.update(&mut copy.state, gradient, &apply);
+            self.optimizer.update(&mut copy.state, values, &apply);
         }
         copy.version = step;
         copy.digest = copy.state.digest(step.0);
@@ -304,7 +320,7 @@ struct Change<'a> {
     /// The number of this update in the run's history, from 1.
     update: u64,
     clip: f32,
-    gradient: &'a [f32],
+    gradient: &'a Gradient,
 }
 
 impl Copy {

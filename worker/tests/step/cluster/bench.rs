@@ -111,7 +111,9 @@ impl Bench {
                 self.computing[shard.0 as usize] = (version, values.to_vec());
                 Vec::new()
             }
-            Job::Update { shard, step, gradient, .. } => vec![self.update(shard, step, gradient)],
+            Job::Update { shard, step, gradient, .. } => {
+                vec![self.update(shard, step, gradient.map(|it| it.values))]
+            }
             Job::Skip { step } => {
                 let before = self.computing.iter_mut().filter(|(held, _)| held.next() == step);
                 before.for_each(|(version, _)| *version = step);
