@@ -11,7 +11,7 @@ mod tests {
 
     #[test]
     fn every_bit_counts() {
-        let values = [1.0, -2.5, 0.0];
+        let values = [1.0_f32, -2.5, 0.0];
         for (place, bit) in [(0, 0), (1, 31), (2, 31)] {
             let mut other = values;
             other[place] = f32::from_bits(other[place].to_bits() ^ 1 << bit);

@@ -20,7 +20,8 @@ const FIRST_WAITING: usize = 4;
 const MAX_DOUBLINGS: u32 = 6;
 /// Reduced gradients of one shard that wait, at most.
 pub const MAX_WAITING: usize = FIRST_WAITING << MAX_DOUBLINGS;
-/// An owner that was asked and says nothing for so long is asked no more. Each try doubles this: an owner answers when its device has done what it was told before, perhaps a whole step.
+/// An owner that was asked and says nothing for so long is asked no more. Each try doubles this:
+/// an owner answers when its device has done what it was told before, perhaps a whole step.
 pub const ANSWER: Duration = Duration::from_secs(5);
 
 /// How far one shard is learned.
