@@ -346,7 +346,7 @@ impl World {
         let (id, standing) = self.workers[place].standing_for(chunk.shard);
         if standing.owns && !self.armed.mistakes.is_empty() && self.armed.mistakes.remove(&slot) {
             flip_a_bit(values);
-            chunk.digest = reduce::digest(values);
+            chunk.digest = reduce::digest(0, values);
             self.note(format_args!("worker {place} errs in an update"));
             self.course.mistaken();
             self.observe(Observation::Corrupted(id))?;

@@ -112,7 +112,7 @@ impl Holdings {
             Job::Restore { shard, version, digest, parts } => {
                 let intact = self.restore(shard, version, digest, &parts);
                 if intact {
-                    self.follow(shard, write);
+                    self.follow(shard, None, write);
                 }
                 port.report(Report::Restored { version, shard, intact });
             }
@@ -214,7 +214,7 @@ impl Holdings {
         }
         if let Some(Change { update, clip, gradient }) = change {
             let Gradient { values, digest } = gradient;
-            let intact = *digest == reduce::digest(values);
+            let intact = *digest == reduce::digest(0, values);
             #[cfg(feature = "planted")]
             let intact = intact || self.believes_gradients;
             if !intact {
@@ -234,11 +234,11 @@ impl Holdings {
 
     /// Computes with a shard's new version, and hands it out if this worker is primary.
     fn updated(&mut self, shard: Shard, changed: bool, write: &mut Write<'_>) -> Report {
-        let values = self.follow(shard, write);
-        let copy = &self.copies[&shard];
-        let told = changed && copy.role == Role::Primary;
-        let parameters = told.then(|| Shared::new(values));
-        Report::Updated { version: copy.version, shard, digest: copy.digest, parameters }
+        let told = changed && self.copies[&shard].role == Role::Primary;
+        let values = told.then(|| self.computing(shard));
+        self.follow(shard, values.as_deref(), write);
+        let Copy { version, digest, .. } = self.copies[&shard];
+        Report::Updated { version, shard, digest, parameters: values.map(Shared::new) }
     }
 
     /// Relabels what is computed with; what is not of the version before is still to come.
@@ -254,15 +254,21 @@ impl Holdings {
         self.versions[shard.0 as usize] = version;
     }
 
-    /// Computes with a held shard, unless newer parameters have come from its primary; returns what
-    /// is computed with at the held version.
-    fn follow(&mut self, shard: Shard, write: &mut Write<'_>) -> Buffer {
-        let values = self.computing(shard);
-        let version = self.copies[&shard].version;
-        if version >= self.versions[shard.0 as usize] {
-            self.load(shard, version, &values, write);
+    /// Computes with a held shard, unless newer parameters have come from its primary. What is
+    /// computed with need not be made anew where it is known.
+    fn follow(&mut self, shard: Shard, values: Option<&[f32]>, write: &mut Write<'_>) {
+        let Copy { state, version, .. } = &self.copies[&shard];
+        let computing = &mut self.versions[shard.0 as usize];
+        if *version < *computing {
+            return;
         }
-        values
+        *computing = *version;
+        let start = self.range(shard).start;
+        match values {
+            Some(values) => write(start, values),
+            None if self.all_gather == Encoding::F32 => write(start, &state.master),
+            None => write(start, &self.computing(shard)),
+        }
     }
 
     fn computing(&self, shard: Shard) -> Buffer {

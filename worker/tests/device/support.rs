@@ -206,7 +206,7 @@ pub fn learn(generation: u64, learned: Range<u32>) -> Job {
 /// The job of updating a shard.
 pub fn update(step: u64, shard: u32, gradients: &Gradients) -> Job {
     let values = Shared::clone(&gradients[&Shard(shard)]);
-    let gradient = Some(Gradient { digest: reduce::digest(&values), values });
+    let gradient = Some(Gradient { digest: reduce::digest(0, &values), values });
     Job::Update { shard: Shard(shard), step: Step(step), norm: 2.0, update: step, gradient }
 }
 
