@@ -177,8 +177,8 @@ impl Rule {
 }
 
 impl ShardState {
-    /// A digest of this state as `version` of its shard: of the weights, seeded by the version, then
-    /// of each moment, seeded by what came before.
+    /// A digest of this state as `version` of its shard: of the weights, seeded by the version,
+    /// then of each moment, seeded by what came before.
     pub fn digest(&self, version: u64) -> u64 {
         let parts = iter::once(&self.master).chain(&self.moments);
         parts.fold(version, |seed, values| reduce::digest(seed, values))
