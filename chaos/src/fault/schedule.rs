@@ -344,7 +344,7 @@ mod tests {
         assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
         let all = Schedule::draw(1, 60 * MINUTE, 3, &Rates { mistakes: 1.0, ..Rates::default() });
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 19);
+        assert_eq!(kinds.len(), 20);
     }
 
     #[test]

@@ -327,6 +327,7 @@ impl World {
             && let Some(bench) = &mut worker.bench
         {
             bench.flip();
+            self.course.garbled(place);
         }
     }
 
@@ -341,6 +342,7 @@ impl World {
         let slot = self.workers[place].slot();
         if !self.armed.garbles.is_empty() && self.armed.garbles.remove(&slot) {
             flip_a_bit(values);
+            self.course.garbled(place);
             self.note(format_args!("a gradient is garbled in the memory of worker {place}"));
         }
         let (id, standing) = self.workers[place].standing_for(chunk.shard);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I2, I3, I4, I5, I6, I7, I11, I13, I15, I16, I17, I18, I19,
+    self, I2, I3, I4, I5, I6, I7, I8, I11, I13, I15, I16, I17, I18, I19,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -88,11 +88,18 @@ fn digests_that_nobody_compares_are_found() {
 }
 
 #[test]
-fn gradients_that_a_learner_believes_are_found() {
+fn gradients_that_nobody_looks_at_are_found() {
     find(plant!(device BelieveGradients), Rates::default(), &[I2, I3, I19]);
 }
 
-/// Now and then a copy of a shard is not what it should be.
+/// Devices fail, and no fault explains it.
+#[test]
+fn a_digest_that_is_not_the_gradients_is_found() {
+    find(plant!(core MisstateDigest), Rates::default(), &[I8]);
+}
+
+/// Now and then an owner errs. Nobody is lost meanwhile: if the other owner were, before the next
+/// vote, there would be nothing to compare with.
 fn mistaken() -> Rates {
     Rates { mistakes: 3.0, ..Rates::tolerated() }
 }

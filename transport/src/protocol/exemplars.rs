@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::chunk::Encoding;
+use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::message::{Fingerprint, Heartbeat, Message, Registration};
@@ -213,6 +213,21 @@ fn of_operators() -> Vec<Message> {
         Message::Drain { worker: WORKER },
         Message::Accepted,
     ]
+}
+
+/// A chunk's header, with another value in each field.
+pub fn chunk() -> Chunk {
+    Chunk {
+        kind: ChunkKind::Reduced,
+        generation: GENERATION,
+        step: STEP,
+        shard: Shard(3),
+        level: 4,
+        index: 5,
+        count: 6,
+        encoding: Encoding::F32,
+        digest: 7,
+    }
 }
 
 /// One of each.

@@ -27,6 +27,8 @@ use super::version::Version;
 
 /// States that are under way at once, at most, bytes; one may be larger.
 const MAX_UNDER_WAY: usize = 64 << 20;
+/// With so many bytes of gradients waiting, no shard keeps more of them than at first.
+const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Commits that are remembered: enough for every gradient that may wait.
 const MAX_COMMITS: usize = MAX_WAITING + 1;
 
@@ -131,8 +133,9 @@ impl Learning {
 
     /// A reduced gradient has come.
     pub fn reduced(&mut self, chunk: &Chunk, gradient: Gradient, scene: &mut Scene<'_>) {
+        let waiting: usize = self.lessons.values().map(Lesson::waiting_bytes).sum();
         if let Some(lesson) = self.lessons.get_mut(&chunk.shard) {
-            lesson.put_off(chunk.step, gradient);
+            lesson.put_off(chunk.step, gradient, waiting < MAX_WAITING_BYTES);
         }
         self.advance(scene);
     }

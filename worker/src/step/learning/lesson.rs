@@ -100,15 +100,22 @@ impl Lesson {
         *donor == from && head.version == chunk.step && parts.len() == chunk.index as usize
     }
 
-    /// Takes a gradient; where too many wait, the oldest is as if it had never come.
-    pub fn put_off(&mut self, step: Step, gradient: Gradient) {
+    /// Takes a gradient; where too many wait, the oldest is as if it had never come. Whether there
+    /// is room for more than the first few, the caller knows.
+    pub fn put_off(&mut self, step: Step, gradient: Gradient, room: bool) {
         self.waiting.insert(step, gradient);
         let first = self.first.unwrap_or(step);
         self.first = Some(first.min(step));
-        if self.waiting.len() > self.patience() {
+        let most = if room { self.patience() } else { FIRST_WAITING };
+        while self.waiting.len() > most {
             let dropped = self.waiting.pop_first();
             self.first = dropped.map(|(oldest, _)| oldest.next()).max(self.first);
         }
+    }
+
+    /// Bytes of the gradients that wait.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting.values().map(|gradient| gradient.values.as_bytes().len()).sum()
     }
 
     fn patience(&self) -> usize {

@@ -53,6 +53,8 @@ impl Member {
     fn reduced(&mut self, shard: Shard, gradient: Shared) {
         self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
         let digest = reduce::digest(0, &gradient);
+        #[cfg(feature = "planted")]
+        let digest = self.misstated(shard, digest);
         let backups = self.plan.backups(shard);
         let learners = self.feeds.reduced(shard, self.step());
         let receivers: Vec<_> = backups.chain(learners).collect();

@@ -9,7 +9,7 @@ use everstep_kernels::reduce::{self, Node, Tree};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
 use everstep_worker::data::Sampler;
-use everstep_worker::step::event::{Job, Origin, Report, Summary, Work};
+use everstep_worker::step::event::{Gradient, Job, Origin, Report, Summary, Work};
 
 /// Master weights and two moments, as AdamW has them.
 #[derive(Clone, Debug)]
@@ -112,6 +112,8 @@ impl Bench {
                 Vec::new()
             }
             Job::Update { shard, step, gradient, .. } => {
+                let intact = |it: &Gradient| it.digest == reduce::digest(0, &it.values);
+                assert!(gradient.iter().all(intact), "it is what its primary made");
                 vec![self.update(shard, step, gradient.map(|it| it.values))]
             }
             Job::Skip { step } => {
