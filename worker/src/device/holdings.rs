@@ -219,8 +219,8 @@ impl Holdings {
             let intact = intact || self.believes_gradients;
             if !intact {
                 return Err(format!(
-                    "the gradient of parameter shard {shard} for step {step} is not what its primary \
-                     made: it changed in memory, here or there"
+                    "the gradient of parameter shard {shard} for step {step} is not what its \
+                     primary made: it changed in memory, here or there"
                 ));
             }
             let learning_rate = self.schedule.rate(step.0);
