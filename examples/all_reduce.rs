@@ -86,7 +86,8 @@ async fn send(link: &Link, partials: &[Partial]) -> Result<()> {
     let (generation, step, shard) = (Generation(1), Step(1), Shard(0));
     let (kind, encoding, count) = (ChunkKind::Partial, Encoding::F32, LENGTH as u32);
     for &(Node { level, index }, ref values) in partials {
-        let header = Chunk { kind, generation, step, shard, level, index, count, encoding };
+        let header =
+            Chunk { kind, generation, step, shard, level, index, count, encoding, digest: 0 };
         stream.send(&header, Bytes::copy_from_slice(values.as_bytes())).await?;
     }
     Ok(stream.finish()?)

@@ -168,11 +168,11 @@ fn faults(report: &Report) -> Option<String> {
         if counted.is_empty() { String::new() } else { format!(" ({})", counted.join(", ")) };
     let restarts = match report.coordinator_restarts {
         0 => String::new(),
-        restarts => format!(", coordinator started again {restarts} times"),
+        restarts => format!("; starts of the coordinator after the first: {restarts}"),
     };
     Some(format!(
-        "{changes} changes of generation{detail}, the longest stall {longest:.0} ms{restarts}; {} \
-         steps redone, {} lost",
+        "changes of generation: {changes}{detail}, the longest stall {longest:.0} ms{restarts}; \
+         steps redone: {}, lost: {}",
         report.steps_redone, report.steps_lost
     ))
 }

@@ -154,11 +154,16 @@ pub enum Fault {
         /// Whose memory.
         node: Node,
     },
-    /// A bit of the next reduced gradient flips in the memory of a worker that backs it up: its
-    /// copy differs from then on, and the run ends. Of who only learns a shard nobody compares the
-    /// copy.
+    /// A bit of the next reduced gradient that comes flips in the memory of a worker: its device
+    /// finds that before it applies it.
     Garble {
         /// Whose memory.
+        node: Node,
+    },
+    /// A worker that backs a shard up errs when it applies the next gradient: the owners' votes
+    /// tell, nobody can say who is right, and the run ends.
+    Mistake {
+        /// Whose.
         node: Node,
     },
 }
@@ -207,6 +212,7 @@ impl Fault {
             Self::Reorder { .. } => "reorder",
             Self::Flip { .. } => "flipped bit",
             Self::Garble { .. } => "garbled gradient",
+            Self::Mistake { .. } => "mistake",
         }
     }
 
@@ -237,7 +243,8 @@ impl Fault {
             | Self::Stall { node, .. }
             | Self::Drift { node, .. }
             | Self::Flip { node }
-            | Self::Garble { node } => named(node),
+            | Self::Garble { node }
+            | Self::Mistake { node } => named(node),
         }
         self
     }
@@ -306,6 +313,7 @@ impl fmt::Display for Fault {
             }
             Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
             Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
+            Self::Mistake { node } => write!(f, "{node} errs in an update"),
         }
     }
 }

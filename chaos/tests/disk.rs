@@ -1,5 +1,7 @@
 //! What the simulated disk does, and what redb makes of it: the ground that the Raft log stands on.
 
+mod dice;
+
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +12,8 @@ use proptest::prelude::*;
 use redb::{
     Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
+
+use self::dice::Dice;
 
 const ALWAYS: u32 = 1_000_000;
 const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("entries");
@@ -36,18 +40,6 @@ enum Damage {
 impl<E: Into<redb::Error>> From<E> for Damage {
     fn from(error: E) -> Self {
         Self::Reported(error.into())
-    }
-}
-
-/// Numbers that follow from a seed (an xorshift generator).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
     }
 }
 
@@ -78,7 +70,7 @@ struct History {
 impl Node {
     fn new(seed: u64, faults: Faults) -> Self {
         let log = Log::default();
-        let dice = Dice(seed.wrapping_mul(2) + 1);
+        let dice = Dice::of(seed);
         let disk = Disk::new(seed, faults);
         Self { disk, dice, acknowledged: log.clone(), attempted: log, lies: false }
     }

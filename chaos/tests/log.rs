@@ -1,27 +1,15 @@
 //! The coordinator's log on a disk that fails as disks do: what was acknowledged is there, in
 //! order, and nothing else; a damaged file is found out.
 
+mod dice;
+
 use everstep_chaos::disk::{Disk, Faults, File};
 use everstep_coordinator::log::{Row, Store, StoreError};
 use redb::StorageBackend;
 
+use self::dice::Dice;
+
 const SCHEMA: u64 = 7;
-
-/// Numbers that follow from a seed (an xorshift generator).
-struct Dice(u64);
-
-impl Dice {
-    fn of(seed: u64) -> Self {
-        Self(seed.wrapping_mul(2) + 1)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 /// A coordinator whose only work is to keep a log, and what its users were promised.
 struct Node {

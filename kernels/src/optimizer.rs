@@ -12,11 +12,11 @@ mod adamw;
 mod lion;
 mod sgd;
 
+use std::iter;
 use std::ops::Range;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::layout::Layout;
+use crate::reduce;
 
 /// An optimizer with valid settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -177,16 +177,11 @@ impl Rule {
 }
 
 impl ShardState {
-    /// A digest of this state as `version` of its shard: xxh3 over the version, the weights' and
-    /// the moments' bytes, little-endian.
+    /// A digest of this state as `version` of its shard: of the weights, seeded by the version,
+    /// then of each moment, seeded by what came before.
     pub fn digest(&self, version: u64) -> u64 {
-        let mut hasher = Xxh3::new();
-        hasher.update(&version.to_le_bytes());
-        hasher.update(bytemuck::cast_slice(&self.master));
-        for moment in &self.moments {
-            hasher.update(bytemuck::cast_slice(moment));
-        }
-        hasher.digest()
+        let parts = iter::once(&self.master).chain(&self.moments);
+        parts.fold(version, |seed, values| reduce::digest(seed, values))
     }
 }
 

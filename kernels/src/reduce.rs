@@ -2,17 +2,19 @@
 //!
 //! The flat parameter vector is cut into parameter shards (`shards`). The partial gradients of one
 //! shard, one for each data shard, are added along one fixed binary tree (`tree`, `sum`), in
-//! whatever order they arrive; the squares of the result in fixed blocks (`norm`). `rounding` makes
-//! the bf16 parameters that members compute with.
+//! whatever order they arrive; the squares of the result in fixed blocks (`norm`). A `digest` tells
+//! whether bits have changed. `rounding` makes the bf16 parameters that members compute with.
 //!
 //! Nothing here knows workers: which of them computed a partial, or owns a shard, changes no bit.
 
+mod digest;
 mod norm;
 mod rounding;
 mod shards;
 mod sum;
 mod tree;
 
+pub use digest::digest;
 pub use norm::sum_of_squares;
 pub use rounding::{decode_bf16, encode_bf16, round_bf16};
 pub use shards::{shard_count, shard_length, shard_range};

@@ -109,6 +109,7 @@ impl Device {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, plant: crate::plant::Plant) {
         self.plant = Some(plant);
+        self.holdings.believes_gradients = plant == crate::plant::Plant::BelieveGradients;
     }
 
     /// Does jobs until there are no more, or until it cannot go on.

@@ -39,7 +39,8 @@ impl Memory {
     /// - a step that is done anew keeps the partials of its first try until it commits, and adds
     ///   them up to those of the new plan in memory of their own: at most the partials once more;
     /// - a shard that is learned counts as an owned one, and at most four of its reduced gradients
-    ///   wait: 16 bytes for each of its parameters;
+    ///   wait, 16 bytes for each of its parameters; where steps outrun a state, more of them, but
+    ///   no more than 64 MiB of all shards;
     /// - states under way: at most 64 MiB at a learner, and the same with those that it asks.
     pub fn of_worker(
         run: &RunSpec,

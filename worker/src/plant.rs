@@ -37,4 +37,8 @@ pub enum Plant {
     ForgetLine,
     /// A redo of a step adds what was kept into itself.
     AddIntoKept,
+    /// Of some gradients a primary states another digest.
+    MisstateDigest,
+    /// A device does not look whether a gradient is what its primary made.
+    BelieveGradients,
 }

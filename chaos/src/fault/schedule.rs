@@ -57,8 +57,10 @@ pub struct Rates {
     pub reorders: f64,
     /// Flipped bits that their device finds.
     pub flips: f64,
-    /// Garbled gradients, which end the run.
+    /// Garbled gradients that their device finds.
     pub garbles: f64,
+    /// Mistakes in an update, which end the run.
+    pub mistakes: f64,
     /// The share of interruptions that are longer than what must be borne ([`TOLERATED`]).
     pub long: f64,
     /// The longest interruption.
@@ -95,7 +97,8 @@ impl Default for Rates {
             duplicates: 8.0,
             reorders: 4.0,
             flips: 0.5,
-            garbles: 0.0,
+            garbles: 0.5,
+            mistakes: 0.0,
             long: 0.3,
             longest: Duration::from_secs(10),
             slowest: Duration::from_millis(60),
@@ -117,6 +120,7 @@ impl Rates {
             proposing_crashes: 0.0,
             disconnects: 0.0,
             flips: 0.0,
+            garbles: 0.0,
             long: 0.0,
             ..Self::default()
         }
@@ -191,7 +195,7 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    fn kinds(&self) -> [(f64, Make); 20] {
+    fn kinds(&self) -> [(f64, Make); 21] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
@@ -247,6 +251,7 @@ impl Draw<'_> {
             (rates.reorders, |draw| draw.reorder()),
             (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
             (rates.garbles, |draw| Fault::Garble { node: draw.worker() }),
+            (rates.mistakes, |draw| Fault::Mistake { node: draw.worker() }),
         ]
     }
 
@@ -384,9 +389,10 @@ mod tests {
         let drawn: usize =
             (0..4_000).map(|seed| Schedule::draw(seed, MINUTE, 3, 3, &rates).0.len()).sum();
         assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
-        let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &Rates { garbles: 1.0, ..Rates::default() });
+        let rates = Rates { mistakes: 1.0, ..Rates::default() };
+        let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &rates);
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 20);
+        assert_eq!(kinds.len(), 21);
     }
 
     #[test]

@@ -42,9 +42,10 @@ pub struct Course {
     parted: BTreeMap<(usize, usize), [Option<Time>; 2]>,
     /// Processes that were asked to leave.
     leaving: BTreeSet<usize>,
-    /// Some memory is not what it should be: the history may be broken, or the last worker's device
-    /// may fail.
-    garbled: bool,
+    /// Processes whose memory was changed: their devices may fail.
+    garbled: BTreeSet<usize>,
+    /// An owner was made to err in an update: the history may be broken.
+    mistaken: bool,
     /// Since when the run could go on, and has not.
     quiet_since: Time,
     /// What became of the members.
@@ -189,9 +190,19 @@ impl Course {
         self.leaving.insert(place);
     }
 
-    /// Memory was changed, and the run may end of it.
-    pub fn garbled(&mut self) {
-        self.garbled = true;
+    /// The memory of a process was changed.
+    pub fn garbled(&mut self, place: usize) {
+        self.garbled.insert(place);
+    }
+
+    /// Whether the device of a process may fail.
+    pub fn may_end(&self, place: usize) -> bool {
+        self.garbled.contains(&place)
+    }
+
+    /// An owner was made to err, and the run may end of it.
+    pub fn mistaken(&mut self) {
+        self.mistaken = true;
     }
 
     /// The members have changed.
@@ -245,9 +256,10 @@ impl Course {
         now >= self.interrupted_until
     }
 
-    /// Whether the run may fail.
-    pub fn may_fail(&self) -> bool {
-        self.garbled
+    /// Whether the run may fail for this reason: an owner has erred, or the last worker that there
+    /// was cannot trust its memory.
+    pub fn may_fail(&self, reason: &str) -> bool {
+        self.mistaken || !self.garbled.is_empty() && reason.contains("changed in memory")
     }
 
     /// How long nothing has gone on although it could; none if that is too long.

@@ -9,7 +9,7 @@ use everstep_worker::step::event::{Input, Job, Report};
 use super::World;
 use super::bench::{Bench, Done};
 use super::types::Happening;
-use crate::check::{Copy, Observation, Violation};
+use crate::check::{Copy, Invariant, Observation, Violation};
 use crate::random::mix;
 
 /// Where machines may stand; an empty label is none.
@@ -114,6 +114,12 @@ impl World {
         entered: Generation,
         report: &Report,
     ) -> Result<(), Violation> {
+        if let Report::Failed(reason) = report
+            && !self.course.may_end(place)
+        {
+            let seen = format!("the device of process {place} failed for no reason: {reason}");
+            return Err(Violation { invariant: Invariant::I8, at: self.now, seen });
+        }
         let Some(id) = self.workers[place].id() else { return Ok(()) };
         let current = self.workers[place].core().generation();
         match report {

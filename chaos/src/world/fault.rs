@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{Generation, Message, Shard, Step, Wish};
+use everstep_kernels::reduce;
+use everstep_transport::protocol::{Chunk, Generation, Message, Step, Wish};
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane, Parcel};
 
@@ -39,6 +40,8 @@ pub struct Armed {
     proposing: Option<Duration>,
     /// Slots in whose memory the next reduced gradient will be garbled.
     garbles: BTreeSet<usize>,
+    /// Slots of workers that will err in an update.
+    mistakes: BTreeSet<usize>,
     /// Slots in whose memory the next piece of a shard's state will be garbled.
     states: BTreeSet<usize>,
 }
@@ -111,7 +114,10 @@ impl World {
             }
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
-            Fault::Garble { .. } => {}
+            Fault::Mistake { node: Node::Worker(slot) } => {
+                self.armed.mistakes.insert(*slot);
+            }
+            Fault::Garble { .. } | Fault::Mistake { .. } => {}
         }
         Ok(())
     }
@@ -338,29 +344,33 @@ impl World {
             && let Some(bench) = &mut worker.bench
         {
             bench.flip();
-            self.course.garbled();
+            self.course.garbled(place);
         }
     }
 
-    /// Garbles a reduced gradient of a shard that is owned, if a fault waits for one.
-    pub(super) fn garble(
+    /// A reduced gradient comes: garbled, if a fault waits for one, so that its digest tells; or so
+    /// that only the owners' votes do.
+    pub(super) fn spoil(
         &mut self,
         place: usize,
-        shard: Shard,
+        chunk: &mut Chunk,
         values: &mut Buffer,
     ) -> Result<(), Violation> {
-        if self.armed.garbles.is_empty() || !self.workers[place].standing_for(shard).1.owns {
-            return Ok(());
-        }
         let slot = self.workers[place].slot();
-        if !self.armed.garbles.remove(&slot) {
-            return Ok(());
+        if !self.armed.garbles.is_empty() && self.armed.garbles.remove(&slot) {
+            flip_a_bit(values);
+            self.course.garbled(place);
+            self.note(format_args!("a gradient is garbled in the memory of worker {place}"));
         }
-        flip_a_bit(values);
-        self.note(format_args!("a gradient is garbled in the memory of worker {place}"));
-        self.course.garbled();
-        let id = self.workers[place].id().unwrap_or_default();
-        self.observe(Observation::Corrupted(id))
+        let (id, standing) = self.workers[place].standing_for(chunk.shard);
+        if standing.owns && !self.armed.mistakes.is_empty() && self.armed.mistakes.remove(&slot) {
+            flip_a_bit(values);
+            chunk.digest = reduce::digest(0, values);
+            self.note(format_args!("worker {place} errs in an update"));
+            self.course.mistaken();
+            self.observe(Observation::Corrupted(id))?;
+        }
+        Ok(())
     }
 
     /// Garbles a piece of a shard's state, if a fault waits for one: its digest will tell.

@@ -204,10 +204,10 @@ impl World {
         let Some((parcel, from)) = self.next(stream).zip(from) else { return Ok(()) };
         let input = match parcel {
             Parcel::Message(message) => Input::Peer { from, message: over_the_wire(&message) },
-            Parcel::Tensor { chunk, values } => {
+            Parcel::Tensor { mut chunk, values } => {
                 let mut values = receive(&chunk, &values, self.workers[stream.to].pool());
                 match chunk.kind {
-                    ChunkKind::Reduced => self.garble(stream.to, chunk.shard, &mut values)?,
+                    ChunkKind::Reduced => self.spoil(stream.to, &mut chunk, &mut values)?,
                     ChunkKind::State => self.garble_state(stream.to, &mut values),
                     _ => {}
                 }

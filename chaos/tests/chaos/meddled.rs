@@ -228,7 +228,7 @@ fn other_values_are_found_wherever_they_travel() {
     let (toy, alone) = Toy::new(|_| {}).with_reference();
     for (kind, invariant) in [
         (ChunkKind::Partial, Invariant::I2),
-        (ChunkKind::Reduced, Invariant::I3),
+        (ChunkKind::Reduced, Invariant::I8),
         (ChunkKind::Parameters, Invariant::I19),
     ] {
         assert_found(toy.meddled(3, spoil(kind)), invariant);

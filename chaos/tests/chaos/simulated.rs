@@ -73,13 +73,27 @@ fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
 }
 
 #[test]
-fn i3_fifty_seeds_of_garbled_gradients_end_runs_and_change_none() {
-    let rates = Rates { garbles: 3.0, ..Rates::default() };
+fn i3_fifty_seeds_of_mistakes_end_runs_and_change_none() {
+    // Nobody is lost: if the other owner were, before the next vote, the wrong copy would be alone.
+    let rates = Rates { mistakes: 3.0, ..Rates::tolerated() };
     let seeds = simulate(&simulation(rates), 50, 2);
     assert_endured(&seeds);
     let endured = seeds.iter().filter_map(|simulated| simulated.result.as_ref().ok());
     let failed: u64 = endured.map(|one| one.failed).sum();
     assert!(failed > 20, "{failed} runs failed: too dull");
+}
+
+#[test]
+fn i3_memory_that_changes_costs_workers_and_no_run_that_has_another() {
+    let rates = Rates { flips: 4.0, garbles: 4.0, ..Rates::default() };
+    let seeds = simulate(&simulation(rates), 150, 2);
+    assert_endured(&seeds);
+    let endured: Vec<&Endured> =
+        seeds.iter().filter_map(|simulated| simulated.result.as_ref().ok()).collect();
+    let failed: u64 = endured.iter().map(|one| one.failed).sum();
+    let completed: u64 = endured.iter().map(|one| one.completed).sum();
+    // One that fails has lost its last worker to it: else the judge would have had its say.
+    assert!(completed > 400 && failed < 20, "{completed} runs, {failed} failed");
 }
 
 #[test]

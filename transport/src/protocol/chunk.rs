@@ -85,6 +85,9 @@ pub struct Chunk {
     pub count: u32,
     /// How they are encoded.
     pub encoding: Encoding,
+    /// Digest of the values of a reduced gradient: whoever applies them knows by it that they are
+    /// what its primary made. 0 for all else.
+    pub digest: u64,
 }
 
 /// Bytes of a header on the wire.
@@ -98,6 +101,7 @@ pub const MAX_MESSAGE_CHUNK: u32 = 64 << 20;
 struct Header {
     generation: u64,
     step: u64,
+    digest: u64,
     kind: u32,
     shard: u32,
     level: u32,
@@ -143,6 +147,7 @@ impl Chunk {
             index: 0,
             count: bytes.try_into().expect("a message is smaller than 4 GiB"),
             encoding: Encoding::Bytes,
+            digest: 0,
         }
     }
 
@@ -157,6 +162,7 @@ impl Chunk {
             index: self.index,
             count: self.count,
             encoding: self.encoding as u32,
+            digest: self.digest,
         };
         let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(&header).expect("primitives always fit");
         bytes.as_slice().try_into().expect("an archived header is its own size")
@@ -184,6 +190,7 @@ impl Chunk {
                 .iter()
                 .find(|known| **known as u32 == encoding)
                 .ok_or(ChunkError::Encoding(encoding))?,
+            digest: header.digest.to_native(),
         };
         chunk.check()
     }

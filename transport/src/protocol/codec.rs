@@ -105,8 +105,8 @@ fn zones(message: &Message) -> Vec<&Zone> {
     }
 }
 
-/// A digest of the vocabulary's layout, stated in Hello: two builds whose messages are laid out
-/// differently refuse each other in words instead of failing to decode.
+/// A digest of the vocabulary's layout, stated in Hello: two builds whose messages or chunk headers
+/// are laid out differently refuse each other in words instead of failing to decode.
 pub fn schema() -> u64 {
     static SCHEMA: OnceLock<u64> = OnceLock::new();
     *SCHEMA.get_or_init(|| {
@@ -115,6 +115,7 @@ pub fn schema() -> u64 {
             hasher.update(&encode(&message));
         }
         hasher.update(&size_of::<ArchivedMessage>().to_le_bytes());
+        hasher.update(&super::exemplars::chunk().encode());
         let digest = hasher.finalize();
         u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
     })

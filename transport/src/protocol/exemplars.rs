@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::chunk::Encoding;
+use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
@@ -258,6 +258,21 @@ fn of_operators() -> Vec<Message> {
         Message::Answer { id, refusal: Some("expired".into()) },
         Message::Accepted,
     ]
+}
+
+/// A chunk's header, with another value in each field.
+pub fn chunk() -> Chunk {
+    Chunk {
+        kind: ChunkKind::Reduced,
+        generation: GENERATION,
+        step: STEP,
+        shard: Shard(3),
+        level: 4,
+        index: 5,
+        count: 6,
+        encoding: Encoding::F32,
+        digest: 7,
+    }
 }
 
 /// One of each.

@@ -107,13 +107,14 @@ fn chunks() -> impl Strategy<Value = Chunk> {
         Just((ChunkKind::Parameters, Encoding::F32)),
         Just((ChunkKind::Parameters, Encoding::Bf16)),
         Just((ChunkKind::Master, Encoding::F32)),
+        Just((ChunkKind::State, Encoding::F32)),
         Just((ChunkKind::Message, Encoding::Bytes)),
     ];
-    let places = (any::<u64>(), any::<u64>(), any::<u32>(), 0..=32_u32, any::<u32>());
+    let places = (any::<u64>(), any::<u64>(), any::<u32>(), 0..=32_u32, any::<u32>(), any::<u64>());
     (kinds, places, 1..=MAX_ELEMENTS).prop_map(|((kind, encoding), place, count)| {
-        let (generation, step, shard, level, index) = place;
+        let (generation, step, shard, level, index, digest) = place;
         let (generation, step, shard) = (Generation(generation), Step(step), Shard(shard));
-        Chunk { kind, generation, step, shard, level, index, count, encoding }
+        Chunk { kind, generation, step, shard, level, index, count, encoding, digest }
     })
 }
 

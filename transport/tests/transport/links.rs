@@ -119,7 +119,8 @@ fn noise(bytes: usize, seed: u8) -> Vec<u8> {
 fn tensor(shard: u32, count: u32) -> Chunk {
     let (generation, step) = (Generation(3), Step(4));
     let (kind, encoding) = (ChunkKind::Partial, Encoding::F32);
-    Chunk { kind, generation, step, shard: Shard(shard), level: 1, index: 2, count, encoding }
+    let (shard, level, index, digest) = (Shard(shard), 1, 2, 3);
+    Chunk { kind, generation, step, shard, level, index, count, encoding, digest }
 }
 
 /// 64 MiB in chunks of odd sizes, a commit record in front.

@@ -20,7 +20,7 @@ use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
 
 use super::Port;
 use crate::optimize;
-use crate::step::event::{Job, Origin, Report};
+use crate::step::event::{Gradient, Job, Origin, Report};
 
 /// Where parameters to compute with go: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -37,6 +37,9 @@ pub struct Holdings {
     copies: BTreeMap<Shard, Copy>,
     /// The version of each shard of the parameters that are computed with.
     versions: Vec<Step>,
+    /// A planted bug: gradients are not looked at.
+    #[cfg(feature = "planted")]
+    pub(super) believes_gradients: bool,
 }
 
 /// A shard that is held.
@@ -69,6 +72,8 @@ impl Holdings {
             copies: BTreeMap::new(),
             versions: vec![Step(0); reduce::shard_count(layout.count())],
             layout,
+            #[cfg(feature = "planted")]
+            believes_gradients: false,
         }
     }
 
@@ -92,7 +97,8 @@ impl Holdings {
             Job::Load { shard, version, values } => self.load(shard, version, &values, write),
             Job::Update { shard, step, norm, update, gradient } => {
                 let clip = clip_factor(norm, self.clip_norm);
-                let change = gradient.as_ref().map(|gradient| Change { update, clip, gradient });
+                let change = gradient.as_ref();
+                let change = change.map(|gradient| Change { update, clip, gradient });
                 self.update(shard, step, change)?;
                 port.report(self.updated(shard, gradient.is_some(), write));
             }
@@ -106,7 +112,7 @@ impl Holdings {
             Job::Restore { shard, version, digest, parts } => {
                 let intact = self.restore(shard, version, digest, &parts);
                 if intact {
-                    self.follow(shard, write);
+                    self.follow(shard, None, write);
                 }
                 port.report(Report::Restored { version, shard, intact });
             }
@@ -189,7 +195,7 @@ impl Holdings {
     // A step has committed.
 
     /// Makes the next version of a held shard, and refuses one whose old bits are not those that
-    /// the last version had.
+    /// the last version had, or a gradient that is not what its primary made.
     fn update(
         &mut self,
         shard: Shard,
@@ -207,9 +213,19 @@ impl Holdings {
             ));
         }
         if let Some(Change { update, clip, gradient }) = change {
+            let Gradient { values, digest } = gradient;
+            let intact = *digest == reduce::digest(0, values);
+            #[cfg(feature = "planted")]
+            let intact = intact || self.believes_gradients;
+            if !intact {
+                return Err(format!(
+                    "the gradient of parameter shard {shard} for step {step} is not what its \
+                     primary made: it changed in memory, here or there"
+                ));
+            }
             let learning_rate = self.schedule.rate(step.0);
             let apply = Apply { step: update, learning_rate, clip, layout: &self.layout, range };
-            self.optimizer.update(&mut copy.state, gradient, &apply);
+            self.optimizer.update(&mut copy.state, values, &apply);
         }
         copy.version = step;
         copy.digest = copy.state.digest(step.0);
@@ -218,11 +234,11 @@ impl Holdings {
 
     /// Computes with a shard's new version, and hands it out if this worker is primary.
     fn updated(&mut self, shard: Shard, changed: bool, write: &mut Write<'_>) -> Report {
-        let values = self.follow(shard, write);
-        let copy = &self.copies[&shard];
-        let told = changed && copy.role == Role::Primary;
-        let parameters = told.then(|| Shared::new(values));
-        Report::Updated { version: copy.version, shard, digest: copy.digest, parameters }
+        let told = changed && self.copies[&shard].role == Role::Primary;
+        let values = told.then(|| self.computing(shard));
+        self.follow(shard, values.as_deref(), write);
+        let Copy { version, digest, .. } = self.copies[&shard];
+        Report::Updated { version, shard, digest, parameters: values.map(Shared::new) }
     }
 
     /// Relabels what is computed with; what is not of the version before is still to come.
@@ -238,15 +254,21 @@ impl Holdings {
         self.versions[shard.0 as usize] = version;
     }
 
-    /// Computes with a held shard, unless newer parameters have come from its primary; returns what
-    /// is computed with at the held version.
-    fn follow(&mut self, shard: Shard, write: &mut Write<'_>) -> Buffer {
-        let values = self.computing(shard);
-        let version = self.copies[&shard].version;
-        if version >= self.versions[shard.0 as usize] {
-            self.load(shard, version, &values, write);
+    /// Computes with a held shard, unless newer parameters have come from its primary. What is
+    /// computed with need not be made anew where it is known.
+    fn follow(&mut self, shard: Shard, values: Option<&[f32]>, write: &mut Write<'_>) {
+        let Copy { state, version, .. } = &self.copies[&shard];
+        let computing = &mut self.versions[shard.0 as usize];
+        if *version < *computing {
+            return;
         }
-        values
+        *computing = *version;
+        let start = self.range(shard).start;
+        match values {
+            Some(values) => write(start, values),
+            None if self.all_gather == Encoding::F32 => write(start, &state.master),
+            None => write(start, &self.computing(shard)),
+        }
     }
 
     fn computing(&self, shard: Shard) -> Buffer {
@@ -304,7 +326,7 @@ struct Change<'a> {
     /// The number of this update in the run's history, from 1.
     update: u64,
     clip: f32,
-    gradient: &'a [f32],
+    gradient: &'a Gradient,
 }
 
 impl Copy {

@@ -280,7 +280,7 @@ pub enum Job {
         /// The number of this update in the run's history, from 1.
         update: u64,
         /// The reduced gradient; none where the step was skipped, and the shard is only relabelled.
-        gradient: Option<Shared>,
+        gradient: Option<Gradient>,
     },
     /// A step was committed without an update: relabel all parameters that are computed with.
     Skip {
@@ -328,6 +328,22 @@ pub enum Job {
         /// The values.
         values: Shared,
     },
+}
+
+/// A reduced gradient on its way to what it is applied to.
+#[derive(Clone, Debug)]
+pub struct Gradient {
+    /// One parameter shard.
+    pub values: Shared,
+    /// What its primary made of it: the device tells by it whether they have changed since.
+    pub digest: u64,
+}
+
+impl Gradient {
+    /// One that has come.
+    pub(super) fn received(chunk: &Chunk, values: Buffer) -> Self {
+        Self { values: Shared::new(values), digest: chunk.digest }
+    }
 }
 
 /// What the device has done.

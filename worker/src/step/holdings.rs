@@ -12,14 +12,13 @@ mod planted;
 
 use std::collections::BTreeMap;
 
-use everstep_kernels::buffer::Shared;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     Cause, Commit, Decision, Generation, MetricsLine, Record, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 
-use super::event::{Job, Origin};
+use super::event::{Gradient, Job, Origin};
 use super::gradients::Gradients;
 use super::version::Version;
 
@@ -69,7 +68,7 @@ pub(super) struct Copy {
 pub(super) struct Reduced {
     /// The generation in which it was reduced.
     pub generation: Generation,
-    pub gradient: Shared,
+    pub gradient: Gradient,
 }
 
 /// Which entries the device has been told of and has not reported.
@@ -267,7 +266,7 @@ impl Holdings {
         &mut self,
         commit: &Commit,
         shard: Shard,
-        gradient: Option<Shared>,
+        gradient: Option<Gradient>,
     ) -> Job {
         let version = Version::of(commit);
         let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
@@ -330,7 +329,7 @@ fn follow(computing: &mut [Version], shard: Shard, version: Version) {
     }
 }
 
-fn update(commit: &Commit, shard: Shard, gradient: Option<Shared>) -> Job {
+fn update(commit: &Commit, shard: Shard, gradient: Option<Gradient>) -> Job {
     let gradient = gradient.filter(|_| commit.decision == Decision::Apply);
     let (step, norm, update) = (commit.step, commit.norm, commit.updates);
     Job::Update { shard, step, norm, update, gradient }

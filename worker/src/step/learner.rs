@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::codec::MAX_CONTROL;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
@@ -18,7 +18,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
-use super::event::{Admission, Effect, Job, Report};
+use super::event::{Admission, Effect, Gradient, Job, Report};
 use super::holdings::{Holdings, Reduced};
 use super::learning::{ANSWER, Head, Learning, Scene};
 use super::roster::Roster;
@@ -209,7 +209,7 @@ impl Learner {
                 self.out.push_back(Effect::Device(load));
             }
             ChunkKind::Reduced => {
-                let gradient = Shared::new(values);
+                let gradient = Gradient::received(chunk, values);
                 self.learn_with(|learning, scene| learning.reduced(chunk, gradient, scene));
             }
             ChunkKind::State => {

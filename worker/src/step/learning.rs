@@ -14,21 +14,23 @@ mod lesson;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{Chunk, ChunkKind, Commit, Message, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
 pub(super) use self::lesson::ANSWER;
 use self::lesson::{Lesson, MAX_WAITING};
-use super::event::{Admission, Effect};
+use super::event::{Admission, Effect, Gradient};
 use super::holdings::Holdings;
 use super::roster::Roster;
 use super::version::Version;
 
 /// States that are under way at once, at most, bytes; one may be larger.
 const MAX_UNDER_WAY: usize = 64 << 20;
+/// With so many bytes of gradients waiting, no shard keeps more of them than at first.
+const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Commits that are remembered: enough for every gradient that may wait.
-const MAX_COMMITS: usize = 2 * MAX_WAITING;
+const MAX_COMMITS: usize = MAX_WAITING + 1;
 
 /// The lessons of one generation.
 #[derive(Debug, Default)]
@@ -97,7 +99,7 @@ impl Learning {
     }
 
     /// Reduced gradients of the step after the last commit, of shards that are held at it.
-    pub fn prepared(&self, holdings: &Holdings) -> Vec<(Shard, Shared)> {
+    pub fn prepared(&self, holdings: &Holdings) -> Vec<(Shard, Gradient)> {
         let next = holdings.committed().next();
         let held = self.lessons.iter().filter(|(shard, lesson)| {
             let copy = holdings.copies.get(shard);
@@ -130,9 +132,10 @@ impl Learning {
     }
 
     /// A reduced gradient has come.
-    pub fn reduced(&mut self, chunk: &Chunk, gradient: Shared, scene: &mut Scene<'_>) {
+    pub fn reduced(&mut self, chunk: &Chunk, gradient: Gradient, scene: &mut Scene<'_>) {
+        let waiting: usize = self.lessons.values().map(Lesson::waiting_bytes).sum();
         if let Some(lesson) = self.lessons.get_mut(&chunk.shard) {
-            lesson.put_off(chunk.step, gradient);
+            lesson.put_off(chunk.step, gradient, waiting < MAX_WAITING_BYTES);
         }
         self.advance(scene);
     }

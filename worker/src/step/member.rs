@@ -269,7 +269,7 @@ impl Member {
         let parameters = kind == ChunkKind::Parameters;
         let encoding = if parameters { self.setup.run.all_gather } else { Encoding::F32 };
         let generation = self.plan.generation();
-        Chunk { kind, generation, step, shard, level: 0, index: 0, count: 0, encoding }
+        Chunk { kind, generation, step, shard, level: 0, index: 0, count: 0, encoding, digest: 0 }
     }
 
     fn refuse(&mut self) {

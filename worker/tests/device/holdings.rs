@@ -1,8 +1,8 @@
 //! Shards that change hands: exported, restored, learned, shared.
 
-use everstep_kernels::buffer::Buffer;
+use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
-use everstep_worker::step::event::{Job, Origin, Report};
+use everstep_worker::step::event::{Gradient, Job, Origin, Report};
 
 use crate::support::{Bench, SHARDS, bits, enter, learn, load, parameters, run, update, updated};
 
@@ -59,6 +59,28 @@ fn a_learner_goes_on_from_what_an_owner_exports_as_the_owner_does() {
         }
         assert_eq!(learner.digests(0..SHARDS), owner.digests(0..SHARDS));
         assert_eq!(learner.train(4, 0..SHARDS), owner.train(4, 0..SHARDS));
+    }
+}
+
+#[test]
+fn a_gradient_that_changed_in_memory_ends_the_device_before_it_is_applied() {
+    let mut owner = Bench::primary_of(0..SHARDS);
+    owner.train(1, 0..SHARDS);
+    let gradients = owner.reduced(2);
+    for (flipped, accepted) in [(0, true), (1 << 29, false)] {
+        let mut learner = Bench::new();
+        learner.give(learn(1, 0..SHARDS));
+        assert!(is_intact(&learner.give(export(&mut owner, 5).restore())));
+        let Job::Update { shard, step, norm, update, gradient } = update(2, 5, &gradients) else {
+            unreachable!("it is an update")
+        };
+        let Gradient { values, digest } = gradient.expect("it is applied");
+        let mut came = values.to_vec();
+        came[3] = f32::from_bits(came[3].to_bits() ^ flipped);
+        let values = Shared::new(Buffer::detached(came));
+        let gradient = Some(Gradient { values, digest });
+        let done = learner.attempt(Job::Update { shard, step, norm, update, gradient });
+        assert_eq!(done.is_ok(), accepted, "{done:?}");
     }
 }
 

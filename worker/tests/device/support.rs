@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::compute::Batch;
-use everstep_kernels::reduce::{Node, Operand, Sum, Tree};
+use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
 };
@@ -17,7 +17,7 @@ use everstep_worker::builtin;
 use everstep_worker::data::Dataset;
 use everstep_worker::device::build::{Place, build};
 use everstep_worker::device::{Device, Port};
-use everstep_worker::step::event::{Job, Origin, Report, Work};
+use everstep_worker::step::event::{Gradient, Job, Origin, Report, Work};
 
 /// Data shards of [`run`].
 pub const DATA_SHARDS: u32 = 8;
@@ -122,8 +122,13 @@ impl Bench {
 
     /// Does a job; returns what is reported meanwhile.
     pub fn give(&mut self, job: Job) -> Vec<Report> {
-        self.device.handle(job, &mut self.script).expect("the device goes on");
-        std::mem::take(&mut self.script.reports)
+        self.attempt(job).expect("the device goes on")
+    }
+
+    /// Does a job, or says why the device cannot go on.
+    pub fn attempt(&mut self, job: Job) -> Result<Vec<Report>, String> {
+        self.device.handle(job, &mut self.script)?;
+        Ok(std::mem::take(&mut self.script.reports))
     }
 
     /// Does a job; `coming` comes, one after the other, whenever a pass waits.
@@ -200,7 +205,8 @@ pub fn learn(generation: u64, learned: Range<u32>) -> Job {
 
 /// The job of updating a shard.
 pub fn update(step: u64, shard: u32, gradients: &Gradients) -> Job {
-    let gradient = Some(Shared::clone(&gradients[&Shard(shard)]));
+    let values = Shared::clone(&gradients[&Shard(shard)]);
+    let gradient = Some(Gradient { digest: reduce::digest(0, &values), values });
     Job::Update { shard: Shard(shard), step: Step(step), norm: 2.0, update: step, gradient }
 }
 

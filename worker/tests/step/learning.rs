@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::reduce::digest as digest_of;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, Generation, Message, Record, Shard, Step, WorkerId,
 };
-use everstep_worker::step::event::{Admission, Effect, Input, Job, Report};
+use everstep_worker::step::event::{Admission, Effect, Input, Job, Parcel, Report};
 
 use crate::solo::{Solo, chunk, commit, feed, length, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER, record};
@@ -267,6 +268,54 @@ fn no_more_than_four_gradients_of_a_shard_wait() {
     assert_eq!(asked(&mut solo), [MEMBERS[1]]);
 }
 
+/// A state takes twelve steps to come, each time: so many gradients wait in the end.
+#[test]
+fn i11_a_learner_whose_states_are_outrun_lets_ever_more_gradients_wait() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    let mut step = 2;
+    for outrun in [true, true, false] {
+        let [owner] = asked(&mut solo)[..] else { panic!("it asks for a state") };
+        let version = step - 1;
+        for _ in 0..12 {
+            solo.peer(MEMBERS[0], Message::Commit(commit(step)));
+            step += 1;
+            reduced(&mut solo, step);
+        }
+        state(&mut solo, owner, version);
+        solo.took();
+        restored(&mut solo, version, true);
+        let applied = if outrun { 0..0 } else { version + 1..step };
+        let (asks, jobs): (Vec<_>, Vec<_>) =
+            solo.took().into_iter().partition(|effect| matches!(effect, Effect::Send { .. }));
+        assert_eq!(asks.len(), usize::from(outrun));
+        let jobs = jobs.into_iter().filter_map(|effect| match effect {
+            Effect::Device(Job::Update { step, .. }) => Some(step.0),
+            _ => None,
+        });
+        assert_eq!(jobs.collect::<Vec<_>>(), applied.collect::<Vec<_>>());
+        solo.effects.extend(asks);
+    }
+}
+
+/// Invariant I10: who is silent gives no reason to keep more.
+#[test]
+fn silence_lets_no_more_gradients_wait() {
+    let mut solo = fed();
+    reduced(&mut solo, 2);
+    pass(&mut solo, 6);
+    let asked_again = asked(&mut solo);
+    assert_eq!(asked_again, [MEMBERS[0], MEMBERS[1]]);
+    (3..=6).for_each(|step| reduced(&mut solo, step));
+    state(&mut solo, MEMBERS[1], 1); // the gradient of step 2 had to go
+    for step in 1..=6 {
+        solo.peer(MEMBERS[0], Message::Commit(commit(step)));
+    }
+    solo.took();
+    restored(&mut solo, 1, true);
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+}
+
 #[test]
 fn a_skipped_step_relabels_what_is_learned() {
     let mut solo = fed();
@@ -331,7 +380,14 @@ fn a_primary_feeds_from_the_next_commit_and_the_next_round_on() {
         solo.piece(MEMBERS[2], chunk(ChunkKind::Parameters, 1, shard.0));
     }
     solo.prepare(2);
-    assert_eq!(to_it(solo.sent()), ["Reduced"]);
+    let gradients = solo.took().into_iter().filter_map(|effect| match effect {
+        Effect::Stream { to, parcel: Parcel::Tensor { chunk, values }, .. } => {
+            (chunk.kind == ChunkKind::Reduced).then(|| (to, chunk.digest == digest_of(0, &values)))
+        }
+        _ => None,
+    });
+    let expected = [(MEMBERS[2], true), (STRANGER, true)];
+    assert_eq!(gradients.collect::<Vec<_>>(), expected, "they can tell it from a broken one");
 }
 
 #[test]

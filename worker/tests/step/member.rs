@@ -75,6 +75,7 @@ fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {
         index: 0,
         count: count as u32,
         encoding: Encoding::F32,
+        digest: 0,
     }
 }
 

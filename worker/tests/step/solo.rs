@@ -185,6 +185,7 @@ pub fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {
         index: 0,
         count: length(Shard(shard)) as u32,
         encoding: Encoding::F32,
+        digest: 0,
     }
 }
 

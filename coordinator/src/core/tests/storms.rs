@@ -236,11 +236,11 @@ impl Storm {
     fn calm(&mut self) {
         self.world.holds_back = false;
         self.world.drain();
-        self.pass(500); // who has left hears of it
+        self.world.workers.values_mut().for_each(|actor| actor.mute = false);
+        self.pass(4_500); // every link is back, and who has left hears of it
         if self.world.workers.is_empty() {
             self.join();
         }
-        self.world.workers.values_mut().for_each(|actor| actor.mute = false);
         for _ in 0..60 {
             self.pass(500);
             self.step();

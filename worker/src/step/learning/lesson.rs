@@ -5,21 +5,23 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{Chunk, Commit, Decision, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
 use super::Head;
-use crate::step::event::{Effect, Job};
+use crate::step::event::{Effect, Gradient, Job};
 use crate::step::holdings::{Copy, Holdings};
 
-/// Reduced gradients of one shard that wait at the first try, at most; older ones are dropped. Each
-/// try doubles it: a state that takes longer than so many steps would never be caught up with.
-pub const MAX_WAITING: usize = 4;
-/// How often it is doubled, at most.
-const MAX_DOUBLINGS: usize = 6;
-/// An owner that was asked and says nothing for so long is asked no more. Each try doubles this,
-/// too: an owner answers when its device has done what it was told before, perhaps a whole step.
+/// Reduced gradients of one shard that wait at first, at most; older ones are dropped. Whenever the
+/// steps have outrun a state on its way, it is doubled: else it would never be caught up with.
+const FIRST_WAITING: usize = 4;
+/// How often something is doubled, at most.
+const MAX_DOUBLINGS: u32 = 6;
+/// Reduced gradients of one shard that wait, at most.
+pub const MAX_WAITING: usize = FIRST_WAITING << MAX_DOUBLINGS;
+/// An owner that was asked and says nothing for so long is asked no more. Each try doubles this:
+/// an owner answers when its device has done what it was told before, perhaps a whole step.
 pub const ANSWER: Duration = Duration::from_secs(5);
 
 /// How far one shard is learned.
@@ -27,13 +29,15 @@ pub const ANSWER: Duration = Duration::from_secs(5);
 pub struct Lesson {
     stage: Stage,
     /// How often an owner was asked: the next time another one is.
-    tries: usize,
+    tries: u32,
+    /// How often the steps have outrun what it had.
+    outrun: u32,
     /// Since when the owner that was asked is known to have said nothing.
     quiet_since: Option<Time>,
     /// From this step on every reduced gradient is here, or on its way.
     first: Option<Step>,
     /// Gradients that cannot be applied yet.
-    waiting: BTreeMap<Step, Shared>,
+    waiting: BTreeMap<Step, Gradient>,
 }
 
 #[derive(Debug)]
@@ -54,7 +58,14 @@ impl Lesson {
     /// A shard that may be held already, since an earlier generation.
     pub fn new(held: bool) -> Self {
         let stage = if held { Stage::Held } else { Stage::Wanted };
-        Self { stage, tries: 0, quiet_since: None, first: None, waiting: BTreeMap::new() }
+        Self {
+            stage,
+            tries: 0,
+            outrun: 0,
+            quiet_since: None,
+            first: None,
+            waiting: BTreeMap::new(),
+        }
     }
 
     pub fn is_held(&self) -> bool {
@@ -73,7 +84,7 @@ impl Lesson {
     }
 
     /// The gradient of a step, if it waits.
-    pub fn waiting(&self, step: Step) -> Option<Shared> {
+    pub fn waiting(&self, step: Step) -> Option<Gradient> {
         self.waiting.get(&step).cloned()
     }
 
@@ -89,29 +100,32 @@ impl Lesson {
         *donor == from && head.version == chunk.step && parts.len() == chunk.index as usize
     }
 
-    /// Takes a gradient; where too many wait, the oldest is as if it had never come.
-    pub fn put_off(&mut self, step: Step, gradient: Shared) {
+    /// Takes a gradient; where too many wait, the oldest is as if it had never come. Whether there
+    /// is room for more than the first few, the caller knows.
+    pub fn put_off(&mut self, step: Step, gradient: Gradient, room: bool) {
         self.waiting.insert(step, gradient);
         let first = self.first.unwrap_or(step);
         self.first = Some(first.min(step));
-        if self.waiting.len() > self.patience() {
+        let most = if room { self.patience() } else { FIRST_WAITING };
+        while self.waiting.len() > most {
             let dropped = self.waiting.pop_first();
             self.first = dropped.map(|(oldest, _)| oldest.next()).max(self.first);
         }
     }
 
-    fn patience(&self) -> usize {
-        MAX_WAITING << self.doublings()
+    /// Bytes of the gradients that wait.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting.values().map(|gradient| gradient.values.as_bytes().len()).sum()
     }
 
-    fn doublings(&self) -> usize {
-        self.tries.saturating_sub(1).min(MAX_DOUBLINGS)
+    fn patience(&self) -> usize {
+        FIRST_WAITING << self.outrun.min(MAX_DOUBLINGS)
     }
 
     /// Chooses whom to ask, and counts it as asked: so that several owners serve, each is asked
     /// for some shards.
     pub fn ask(&mut self, shard: Shard, owners: &[WorkerId]) -> Option<WorkerId> {
-        let place = (shard.0 as usize + self.tries).checked_rem(owners.len())?;
+        let place = ((shard.0 + self.tries) as usize).checked_rem(owners.len())?;
         self.tries += 1;
         self.quiet_since = None;
         self.stage = Stage::Asked { donor: owners[place] };
@@ -181,7 +195,8 @@ impl Lesson {
             return false;
         }
         let since = *self.quiet_since.get_or_insert(now);
-        let late = now.since(since) >= ANSWER * (1 << self.doublings());
+        let doublings = self.tries.saturating_sub(1).min(MAX_DOUBLINGS);
+        let late = now.since(since) >= ANSWER * (1 << doublings);
         if late {
             self.stage = Stage::Wanted;
         }
@@ -218,6 +233,7 @@ impl Lesson {
                         return;
                     }
                     if missing || outrun {
+                        self.outrun += 1;
                         self.stage = Stage::Wanted;
                     }
                     return;

@@ -9,7 +9,7 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
 use super::Member;
-use crate::step::event::Admission;
+use crate::step::event::{Admission, Gradient};
 use crate::step::holdings::Reduced;
 use crate::step::learning::Head;
 
@@ -87,11 +87,11 @@ impl Member {
         match chunk.kind {
             ChunkKind::Partial => self.add(shard, Self::node(chunk), Operand::Owned(values)),
             ChunkKind::Reduced if self.plan.owned().contains_key(&shard) => {
-                let reduced = Reduced { generation, gradient: Shared::new(values) };
+                let reduced = Reduced { generation, gradient: Gradient::received(chunk, values) };
                 self.holdings.prepared.insert(shard, reduced);
             }
             ChunkKind::Reduced => {
-                let gradient = Shared::new(values);
+                let gradient = Gradient::received(chunk, values);
                 self.learn_with(|learning, scene| learning.reduced(chunk, gradient, scene));
             }
             ChunkKind::Parameters => self.gather(shard, values),

@@ -20,6 +20,12 @@ impl Member {
         !self.pace.is_promised() || self.has_plant(Plant::BreakPromise)
     }
 
+    /// In truth it is the gradient's.
+    pub(super) fn misstated(&self, shard: Shard, digest: u64) -> u64 {
+        let misstates = self.has_plant(Plant::MisstateDigest) && shard.0 == 0;
+        if misstates && self.step().0.is_multiple_of(8) { digest ^ 1 } else { digest }
+    }
+
     /// What was kept, in truth as it is.
     pub(super) fn add_into_kept(&self, sum: Shared) -> Shared {
         if !self.has_plant(Plant::AddIntoKept) {

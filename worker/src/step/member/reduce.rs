@@ -7,7 +7,7 @@ use everstep_kernels::reduce::{self, Node, Operand, Sum};
 use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step};
 
 use super::Member;
-use crate::step::event::Lane;
+use crate::step::event::{Gradient, Lane};
 use crate::step::holdings::Reduced;
 
 impl Member {
@@ -52,13 +52,17 @@ impl Member {
 
     fn reduced(&mut self, shard: Shard, gradient: Shared) {
         self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
+        let digest = reduce::digest(0, &gradient);
+        #[cfg(feature = "planted")]
+        let digest = self.misstated(shard, digest);
         let backups = self.plan.backups(shard);
         let learners = self.feeds.reduced(shard, self.step());
         let receivers: Vec<_> = backups.chain(learners).collect();
-        let chunk = self.chunk(ChunkKind::Reduced, shard);
+        let chunk = Chunk { digest, ..self.chunk(ChunkKind::Reduced, shard) };
         for to in receivers {
             self.stream(to, Lane::Reduced, chunk, gradient.clone());
         }
+        let gradient = Gradient { values: gradient, digest };
         let reduced = Reduced { generation: self.plan.generation(), gradient };
         self.holdings.prepared.insert(shard, reduced);
     }

@@ -9,7 +9,7 @@ use everstep_kernels::reduce::{self, Node, Tree};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
 use everstep_worker::data::Sampler;
-use everstep_worker::step::event::{Job, Origin, Report, Summary, Work};
+use everstep_worker::step::event::{Gradient, Job, Origin, Report, Summary, Work};
 
 /// Master weights and two moments, as AdamW has them.
 #[derive(Clone, Debug)]
@@ -111,7 +111,11 @@ impl Bench {
                 self.computing[shard.0 as usize] = (version, values.to_vec());
                 Vec::new()
             }
-            Job::Update { shard, step, gradient, .. } => vec![self.update(shard, step, gradient)],
+            Job::Update { shard, step, gradient, .. } => {
+                let intact = |it: &Gradient| it.digest == reduce::digest(0, &it.values);
+                assert!(gradient.iter().all(intact), "it is what its primary made");
+                vec![self.update(shard, step, gradient.map(|it| it.values))]
+            }
             Job::Skip { step } => {
                 let before = self.computing.iter_mut().filter(|(held, _)| held.next() == step);
                 before.for_each(|(version, _)| *version = step);
