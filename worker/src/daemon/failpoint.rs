@@ -229,14 +229,17 @@ mod tests {
 
     /// What a worker neither says nor hears, or only where there are several coordinators or runs;
     /// what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 19] = [
+    const WITHOUT_A_POINT: [&str; 22] = [
         "heartbeat",
         "failed",
         "refused",
         "heartbeat_answer",
         "released",
         "coordinators",
+        "fetch_keys",
+        "keys",
         "raft",
+        "removed",
         "join",
         "joined",
         "fetch_history",
