@@ -160,6 +160,7 @@ fn faults(report: &Report) -> Option<String> {
         (of(Cause::Lost) as u64, "after losses"),
         (of(Cause::Join) as u64, "for joins"),
         (of(Cause::Leave) as u64, "for leaves"),
+        (of(Cause::Rebalance) as u64, "to spread work and copies"),
         (report.rollbacks.len() as u64, "rollbacks"),
     ];
     let counted = counted.into_iter().filter(|(count, _)| *count > 0);

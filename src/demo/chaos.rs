@@ -14,7 +14,7 @@ pub(crate) struct Chaos {
     random: Philox,
     drawn: u64,
     mean: Duration,
-    /// When the next one is due, since the run began.
+    /// When the next one is due, since the run's first step.
     next: Duration,
 }
 

@@ -29,6 +29,8 @@ pub(super) struct Show<'a> {
     /// Events that are told.
     told: usize,
     began: Instant,
+    /// Since when chance may strike.
+    exposed: Option<Instant>,
 }
 
 impl<'a> Show<'a> {
@@ -52,6 +54,7 @@ impl<'a> Show<'a> {
             story: Vec::new(),
             told: 0,
             began: Instant::now(),
+            exposed: None,
         })
     }
 
@@ -111,9 +114,12 @@ impl<'a> Show<'a> {
         let member = |lane: &&Lane| lane.rank.is_some() && !self.is_paused(lane);
         let members: Vec<Lane> = model.lanes.iter().filter(member).cloned().collect();
         let members: Vec<Lane> = members.into_iter().filter(|lane| lane.pid.is_some()).collect();
-        // Before the run has begun a death would end it.
-        let elapsed = self.began.elapsed();
-        let strike = self.chaos.as_mut().and_then(|chaos| chaos.strike(elapsed, members.len()));
+        // Before the run has begun a death would end it: chance waits for its first member.
+        if self.exposed.is_none() && !members.is_empty() {
+            self.exposed = Some(Instant::now());
+        }
+        let (Some(chaos), Some(since)) = (&mut self.chaos, self.exposed) else { return };
+        let strike = chaos.strike(since.elapsed(), members.len());
         if let Some(victim) = strike {
             self.kill(&members[victim], "chance kills");
         }
