@@ -2,6 +2,7 @@
 
 mod client;
 mod http;
+mod linear;
 mod restart;
 mod run;
 mod several;

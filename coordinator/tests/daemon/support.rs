@@ -123,6 +123,13 @@ impl Member {
         Self::of(Process::start(dir.path(), address, false, None), dir)
     }
 
+    /// Sends its process a signal, by its name.
+    pub fn signal(&self, name: &str) {
+        let command = format!("kill -{name} {}", self.process.child.id());
+        let sent = Command::new("sh").args(["-c", &command]).status().expect("a shell");
+        assert!(sent.success(), "{command}");
+    }
+
     /// A file of the coordinator.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
