@@ -320,6 +320,14 @@ impl Seat {
         self.leader
     }
 
+    /// The names of coordinators that were removed, and without which the log goes on: until it
+    /// does, a vote of theirs may be needed.
+    pub fn shut_out(&self) -> Vec<NodeName> {
+        let members = self.replica.members();
+        let gone = self.core.state().removed().iter();
+        gone.filter(|(id, _)| !members.contain(ReplicaId(**id))).map(|it| it.1.clone()).collect()
+    }
+
     /// Coordinators to which there is no link.
     pub fn to_dial(&self) -> Vec<CoordinatorView> {
         self.peers.missing(self.core.state())

@@ -63,6 +63,8 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
+    /// Those that were removed, the newest of them.
+    removed: BTreeMap<CoordinatorId, NodeName>,
     /// The index of the newest entry that changed who they are, or where.
     revision: u64,
     tokens: Tokens,
@@ -106,6 +108,7 @@ impl Default for State {
             applied: 0,
             ephemeral: true,
             coordinators: Coordinators::default(),
+            removed: BTreeMap::new(),
             revision: 0,
             tokens: Tokens::default(),
             outcomes: Outcomes::default(),

@@ -6,13 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName};
 
 use super::{Coordinator, State, Verdict};
 use crate::raft::MAX_MEMBERS;
 
 /// The id of the coordinator that founded the cluster.
 pub const FOUNDER: CoordinatorId = 1;
+
+/// So many that were removed are remembered.
+const REMOVED: usize = 1_000;
 
 /// Who they are.
 pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
@@ -32,6 +35,12 @@ impl State {
     /// Grows with every change of who they are, or where: the index of the entry that made it.
     pub fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// The coordinators that were removed, by id: the newest thousand. Their certificates do not
+    /// live for long.
+    pub fn removed(&self) -> &BTreeMap<CoordinatorId, NodeName> {
+        &self.removed
     }
 
     /// Whether a coordinator is one of them, and where it says to be.
@@ -109,7 +118,11 @@ impl State {
         if self.coordinators.len() == 1 {
             return Err(format!("coordinator {id} is the last; stop it instead"));
         }
-        self.coordinators.remove(&id);
+        let gone = self.coordinators.remove(&id).map(|known| known.name);
+        self.removed.extend(gone.map(|name| (id, name)));
+        if self.removed.len() > REMOVED {
+            self.removed.pop_first();
+        }
         self.revision = self.applied;
         Ok(Verdict::Accepted)
     }

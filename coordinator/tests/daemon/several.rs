@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
-use everstep_transport::protocol::{Message, Step};
+use everstep_transport::identity::{Authority, Identity, Role};
+use everstep_transport::protocol::{Message, NodeName, Step};
+use everstep_transport::quic::{Endpoint, Expected, Settings};
 
 use tokio::time::timeout;
 
@@ -130,6 +132,47 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     assert_eq!(look(again.api, "/api/v1/status?stale=true").await.json()["stale"], true);
     for path in ["/livez", "/metrics"] {
         assert_eq!(look(again.api, path).await.status, 200, "{path}");
+    }
+}
+
+/// Its certificate is good for a day, and counts for nothing.
+#[tokio::test]
+async fn a_coordinator_that_was_removed_is_shut_out_at_once_and_ends() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, mut third) = (first.joined_by(), first.joined_by());
+    let leading = leader(&[&first, &second, &third], 3).await.api;
+    assert_eq!(leading, first.api);
+    let known = look(first.api, "/api/v1/coordinators").await.json();
+    let all = known["coordinators"].as_array().expect("a list");
+    let view = all.iter().find(|it| it["address"] == third.address.to_string()).expect("listed");
+    let name = NodeName::parse(view["name"].as_str().expect("text")).expect("a name");
+    let authority = Authority::load(&first.path("authority")).expect("the cluster's");
+    let day = Duration::from_secs(86_400);
+    let identity = |name| Identity { role: Role::Coordinator, name };
+    let credentials = authority.issue(&identity(name), day).expect("issued");
+    let settings = Settings::for_address(first.address.ip());
+    let endpoint = Endpoint::bind(anywhere(), &credentials, settings, None).expect("bound");
+    let anyone = Expected::Role(Role::Coordinator);
+    let link = endpoint.connect(first.address, &anyone).await.expect("it is one of them");
+
+    let token = std::fs::read_to_string(first.path("api.token")).expect("a token");
+    let path = format!("/api/v1/coordinators/{}/remove", view["id"]);
+    let removed = send(first.api, &path, &token, "").await;
+    assert_eq!(removed.status, 202, "{removed:?}");
+    assert!(third.ends().await, "it was told, and goes");
+    let ended = timeout(PATIENCE, link.closed()).await.expect("it is closed");
+    assert!(ended.is_expulsion(), "{ended}");
+    leader(&[&first, &second], 2).await;
+    for member in [&first, &second] {
+        let start = Instant::now();
+        loop {
+            match endpoint.connect(member.address, &anyone).await {
+                Err(error) if error.is_expulsion() => break,
+                // One that follows may learn of it a moment later.
+                other => assert!(start.elapsed() < PATIENCE, "{:?}", other.err()),
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{Addresses, Options, Start, run};
+use everstep_coordinator::daemon::{Addresses, Ended, Options, Start, run};
 use everstep_coordinator::http;
 use everstep_transport::identity::{Credentials, JoinToken, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
@@ -52,7 +52,9 @@ pub fn be_a_coordinator() {
     let http = Some(http::Options { listen: anywhere(), token });
     let options = Options { dir: dir.into(), listen, start, http };
     let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
-    run(options, ready).expect("it is killed before it ends");
+    let ended = run(options, ready).expect("it is killed before it ends");
+    // Nobody reads what the harness would still have to say.
+    std::process::exit(if ended == Ended::Removed { 0 } else { 1 });
 }
 
 /// A coordinator's process.
@@ -121,6 +123,18 @@ impl Member {
         let Self { address, process, dir, .. } = self;
         drop(process);
         Self::of(Process::start(dir.path(), address, false, None), dir)
+    }
+
+    /// Waits until its process ends by itself; returns whether in good order.
+    pub async fn ends(&mut self) -> bool {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.process.child.try_wait().expect("a child") {
+                return status.success();
+            }
+            assert!(start.elapsed() < PATIENCE, "it goes on");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Sends its process a signal, by its name.
