@@ -11,7 +11,7 @@ use crate::state;
 #[test]
 fn a_disk_that_fails_stops_the_coordinator_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut cluster = Cluster::create(dir.path().to_path_buf(), true).expect("a cluster");
+    let cluster = Cluster::create(dir.path().to_path_buf(), true).expect("a cluster");
     let past = cluster.past(1).expect("an empty history");
     let credentials = cluster.renew_credentials().expect("credentials");
     let name = cluster.book.content().name.clone();
