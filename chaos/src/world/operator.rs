@@ -137,7 +137,8 @@ impl World {
             return;
         }
         self.operator.leader = (term, leader);
-        if let Some(place) = leader.filter(|_| leader != before) {
+        // What it asked in an earlier reign, also of the same one, nobody answers any more.
+        if let Some(place) = leader.filter(|_| leader != before || term > known) {
             self.operator.asked = None;
             if let Some(link) = self.links.number(Node::Operator, Node::Coordinator(place)) {
                 self.queue.put(self.now, Happening::Watch(link));
