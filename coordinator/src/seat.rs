@@ -259,7 +259,7 @@ impl Seat {
                 self.introduce_to(link, &identity);
             }
             Input::Disconnected { link, gone, reason } => {
-                if let Some(id) = self.peers.disconnected(self.core.state(), link) {
+                if let Some(id) = self.peers.disconnected(self.replica.members(), link) {
                     self.replica.link_lost(id);
                 }
                 self.core.handle(now, core::Input::Disconnected { link, gone, reason });
@@ -308,7 +308,7 @@ impl Seat {
 
     /// Coordinators to which there is no link.
     pub fn to_dial(&self) -> Vec<CoordinatorView> {
-        self.peers.missing(self.core.state())
+        self.peers.missing(self.replica.members())
     }
 }
 
@@ -325,7 +325,7 @@ impl Seat {
                 self.effects.push_back(Effect::Recalled(frames));
             }
             Message::Coordinators { revision, members, .. } if coordinator => {
-                self.peers.heard_of(revision, members);
+                self.peers.learn(revision, members, self.replica.members());
             }
             Message::Removed if coordinator => self.effects.push_back(Effect::Removed),
             Message::Join { id: Some(id), .. } if coordinator && self.was_removed(id) => {
@@ -346,14 +346,16 @@ impl Seat {
 
     /// Who it is, its link has proved; under which id, the log says.
     fn hear_replica(&mut self, from: LinkId, bytes: &[u8]) {
-        let Some(id) = self.peers.id_of(self.core.state(), from) else { return };
-        match raft::Message::decode(bytes) {
-            Ok(message) => self.replica.receive(id, &message),
-            Err(error) => {
-                let reason = error.to_string();
-                self.effects.push_back(Effect::Close { to: from, reason });
-            }
-        }
+        let id = self.peers.id_of(self.replica.members(), from);
+        let reason = match (id, raft::Message::decode(bytes)) {
+            (Some(id), Ok(message)) => return self.replica.receive(id, &message),
+            // Who sends one waits for an answer as long as the link lasts; what else is said comes
+            // again by itself, when it is known who says it.
+            (None, Ok(message)) if message.is_snapshot() => "it is not known here yet".into(),
+            (None, Ok(_)) => return,
+            (_, Err(error)) => error.to_string(),
+        };
+        self.effects.push_back(Effect::Close { to: from, reason });
     }
 
     /// A coordinator says where it is to every other that it meets.
@@ -370,9 +372,9 @@ impl Seat {
     }
 
     fn hand_over(&mut self) {
-        let voters = self.replica.members().voters.clone();
-        let linked =
-            voters.into_iter().find(|id| self.peers.link_of(self.core.state(), *id).is_some());
+        let members = self.replica.members();
+        let mut voters = members.voters.iter().copied();
+        let linked = voters.find(|id| self.peers.link_of(members, *id).is_some());
         if let Some(to) = linked.filter(|_| self.leads.is_some()) {
             let _ = self.replica.transfer(to); // who cannot leaves all the same
         }
@@ -431,7 +433,9 @@ impl Seat {
             self.introduced = Some(now);
             let entry = Entry { unix_ms: self.core.unix_ms(now), command };
             self.propose(encode(&entry));
-        } else if let Some(link) = self.leader.and_then(|id| self.peers.link_of(state, id)) {
+        } else if let Some(link) =
+            self.leader.and_then(|id| self.peers.link_of(self.replica.members(), id))
+        {
             self.introduced = Some(now);
             self.say_where(link);
         }

@@ -82,7 +82,7 @@ impl Seat {
     }
 
     fn say(&mut self, to: ReplicaId, message: &raft::Message) {
-        match self.peers.link_of(self.core.state(), to) {
+        match self.peers.link_of(self.replica.members(), to) {
             Some(link) => {
                 let message = Message::Raft(message.encode().to_vec());
                 self.effects.push_back(Effect::Send { to: link, message });
@@ -99,7 +99,11 @@ impl Seat {
             decode(&bytes).map_err(|problem| SeatError::Entry { index: place.index, problem })?;
         self.begin_past();
         let input = core::Input::Applied { index: place.index, term: place.term, entry };
+        let before = self.core.state().revision();
         self.core.handle(now, input);
+        if self.core.state().revision() != before {
+            self.learn_of_peers();
+        }
         self.since_snapshot.0 += 1;
         self.since_snapshot.1 += bytes.len();
         if self.since_snapshot.0 >= SNAPSHOT_ENTRIES || self.since_snapshot.1 >= SNAPSHOT_BYTES {
@@ -112,10 +116,17 @@ impl Seat {
         if !snapshot.bytes.is_empty() {
             let state = State::decode(&snapshot.bytes)?;
             self.core.handle(now, core::Input::Installed(Box::new(state)));
+            self.learn_of_peers();
         }
         self.since_snapshot = (0, 0);
         self.begin_past();
         Ok(())
+    }
+
+    /// Who the coordinators are, as the log has it by now.
+    fn learn_of_peers(&mut self) {
+        let state = self.core.state();
+        self.peers.learn(state.revision(), state.coordinators(), self.replica.members());
     }
 
     /// What the history says of entries that are not in the log any more.

@@ -38,6 +38,8 @@ struct World {
     /// What was said to the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     removed: Vec<u64>,
+    /// Who dies of the next snapshot that comes, and whether it has.
+    struck: Option<u64>,
 }
 
 fn own(number: u64) -> Coordinator {
@@ -65,6 +67,7 @@ impl World {
             told: BTreeMap::new(),
             said: BTreeMap::new(),
             removed: Vec::new(),
+            struck: None,
         };
         world.start(1, own(1));
         world.pass(100);
@@ -80,6 +83,13 @@ impl World {
     }
 
     fn start(&mut self, id: u64, own: Coordinator) {
+        let states = self.seats.values().map(|seat| seat.core.state());
+        let newest = states.max_by_key(|state| state.revision());
+        let book = newest.map_or((0, Vec::new()), |it| (it.revision(), it.coordinators()));
+        self.start_knowing(id, own, book);
+    }
+
+    fn start_knowing(&mut self, id: u64, own: Coordinator, book: (u64, Vec<CoordinatorView>)) {
         let replica = raft::Options {
             id: ReplicaId(id),
             seed: 1,
@@ -88,9 +98,6 @@ impl World {
             #[cfg(feature = "planted")]
             plant: None,
         };
-        let states = self.seats.values().map(|seat| seat.core.state());
-        let newest = states.max_by_key(|state| state.revision());
-        let book = newest.map_or((0, Vec::new()), |it| (it.revision(), it.coordinators()));
         let options =
             Options { own, replica, epoch_unix_ms: 0, founds: (id == 1).then_some(false), book };
         *self.starts.entry(id).or_default() += 1;
@@ -102,8 +109,17 @@ impl World {
 
     /// Another coordinator joins; returns its id.
     fn join(&mut self, number: u64) -> u64 {
+        let id = self.apply_for(number);
+        self.start(id, own(number));
+        self.pass(200);
+        id
+    }
+
+    /// Another coordinator is to be one of them, and was told its id.
+    fn apply_for(&mut self, number: u64) -> u64 {
         let own = own(number);
-        let link = self.connect(1, identity(Role::Coordinator, own.name.as_str()));
+        let leader = self.leader().expect("somebody leads");
+        let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
         let Coordinator { incarnation, address, api, .. } = own;
         self.say(link, Message::Join { id: None, incarnation, address, api });
         self.pass(100);
@@ -112,10 +128,7 @@ impl World {
             _ => None,
         });
         self.cut(link);
-        let id = joined.expect("it is one of them");
-        self.start(id, own);
-        self.pass(200);
-        id
+        joined.expect("it is one of them")
     }
 
     /// The test, as somebody, has a link to a seat.
@@ -217,6 +230,10 @@ impl World {
 
     fn carry(&mut self, from: LinkId, message: Message) {
         match self.links.get(&from) {
+            Some((Some(to), _)) if self.struck == Some(*to) && is_snapshot(&message) => {
+                self.seats.remove(to);
+                self.struck = None;
+            }
             Some((Some(to), there)) => {
                 let arrives = Happening::Arrives(*to, Input::Message { from: *there, message });
                 self.later(WAY, arrives);
@@ -306,6 +323,13 @@ impl World {
             assert!(*first == bytes, "I14: two states at index {}", state.index());
             known
         });
+    }
+}
+
+fn is_snapshot(message: &Message) -> bool {
+    match message {
+        Message::Raft(bytes) => raft::Message::decode(bytes).is_ok_and(|it| it.is_snapshot()),
+        _ => false,
     }
 }
 
@@ -399,21 +423,48 @@ fn every_coordinator_can_be_replaced_one_by_one() {
     world.assert_agreed();
 }
 
+/// Its new link may be there before the old one is known to be lost.
+#[test]
+fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
+    let mut world = World::founded();
+    let id = world.apply_for(2);
+    world.struck = Some(id);
+    world.start(id, own(2));
+    world.pass(200);
+    assert_eq!((world.struck, world.seats.contains_key(&id)), (None, false), "it was sent one");
+    let ends = world.links.iter().filter(|(_, (whose, _))| *whose == Some(id));
+    let before: Vec<LinkId> = ends.map(|(_, (_, there))| *there).collect();
+    world.start(id, own(2));
+    world.pass(200);
+    before.into_iter().for_each(|link| world.cut(link));
+    world.pass(1_000);
+    assert_eq!(world.voters(1), [1, id]);
+}
+
+/// It knows none of them, and the log that it lacks is gone.
+#[test]
+fn who_was_away_while_all_others_were_replaced_comes_back() {
+    let (mut world, ids) = World::of_three();
+    world.kill(ids[2]);
+    let known = world.seats[&1].core.state();
+    let book = (known.revision(), known.coordinators());
+    world.replace(ids[0], 0);
+    for number in 0..200 {
+        world.wish(200 + number, Wish::RevokeToken([0; 9]));
+    }
+    world.replace(ids[1], 300);
+    world.start_knowing(ids[2], own(3), book);
+    world.pass(2_000);
+    let leader = world.leader().expect("somebody leads");
+    let [here, there] = [ids[2], leader].map(|id| world.seats[&id].core.state().index());
+    assert_eq!(here, there);
+    world.assert_agreed();
+}
+
 impl World {
     fn replace(&mut self, old: u64, round: u64) -> u64 {
-        let leader = self.leader().expect("somebody leads");
-        let own = own(10 + round);
-        let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
-        let Coordinator { incarnation, address, api, .. } = own;
-        self.say(link, Message::Join { id: None, incarnation, address, api });
-        self.pass(100);
-        let joined = self.said[&link].iter().find_map(|message| match message {
-            Message::Joined { id } => Some(*id),
-            _ => None,
-        });
-        self.cut(link);
-        let id = joined.expect("it is one of them");
-        self.start(id, own);
+        let id = self.apply_for(10 + round);
+        self.start(id, own(10 + round));
         self.pass(1_000);
         assert_eq!(self.wish(100 + round, Wish::Remove(old)), Some(None));
         self.pass(1_000);
