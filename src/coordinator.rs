@@ -16,8 +16,9 @@ use crate::{announce, logging, supervision, worker};
 
 /// What to do about files that hold what has happened.
 const HISTORY: &str = "if the disk is full, make room and start it again: nothing that it has said \
-                       is lost; a damaged file cannot be mended: found a new cluster in another \
-                       directory; one of another version needs that version";
+                       is lost; a damaged file cannot be mended: if most of the coordinators live, \
+                       remove this one and let another join with an empty directory, else found a \
+                       new cluster; one of another version needs that version";
 
 /// What to do about an API that everyone could read.
 const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every request has to show: \
@@ -96,6 +97,8 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
             (Exit::Usage, "end the other coordinator, or name another directory")
         }
         CoordinatorError::Log(_)
+        | CoordinatorError::Authority { .. }
+        | CoordinatorError::Changed(_)
         | CoordinatorError::Journal(_)
         | CoordinatorError::Book(_)
         | CoordinatorError::Seat(_) => (Exit::Failed, HISTORY),

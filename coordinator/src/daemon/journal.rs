@@ -25,10 +25,12 @@ use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::log::Beside;
+
 /// The first bytes; the last of them is the version.
-const MAGIC: [u8; 8] = *b"eshistr\x01";
-/// [`MAGIC`] and the vocabulary's layout.
-const HEAD: usize = 16;
+const MAGIC: [u8; 8] = *b"eshistr\x02";
+/// [`MAGIC`], the vocabulary's layout, the cluster.
+const HEAD: usize = 16 + 32;
 /// The length of what follows (u32), a checksum of it (u32), a checksum of what follows (u64).
 const RECORD_HEAD: usize = 16;
 /// About how many bytes of it one page has.
@@ -59,6 +61,8 @@ enum Problem {
     File(#[from] io::Error),
     #[error("it was written by another version of Everstep")]
     OtherVersion,
+    #[error("it is of another cluster")]
+    OtherCluster,
     #[error("the file is damaged: {0}")]
     Damaged(String),
 }
@@ -77,19 +81,23 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Makes an empty journal.
-    pub(super) fn create(path: &Path) -> Result<(), JournalError> {
+    /// Makes an empty journal for the cluster with this digest.
+    pub(super) fn create(path: &Path, cluster: [u8; 32]) -> Result<(), JournalError> {
         let made = File::create(path).and_then(|mut file| {
-            file.write_all(&head())?;
+            file.write_all(&head(cluster))?;
             file.sync_all()
         });
         made.map_err(|error| JournalError { path: path.to_path_buf(), problem: error.into() })
     }
 
-    /// Opens a journal beside a log that begins behind this entry, and gives the frames that are
-    /// there, in order.
-    pub(super) fn open(path: &Path, log_begins: u64) -> Result<(Self, Vec<Frame>), JournalError> {
-        let opened = Self::read(path.to_path_buf(), log_begins);
+    /// Opens the cluster's journal beside a log that begins behind this entry, and gives the frames
+    /// that are there, in order.
+    pub(super) fn open(
+        path: &Path,
+        cluster: [u8; 32],
+        log_begins: u64,
+    ) -> Result<(Self, Vec<Frame>), JournalError> {
+        let opened = Self::read(path.to_path_buf(), cluster, log_begins);
         opened.map_err(|problem| JournalError { path: path.to_path_buf(), problem })
     }
 
@@ -165,10 +173,12 @@ impl Journal {
     }
 
     /// Its file, to be made durable elsewhere.
-    pub(super) fn file(&self) -> Result<File, JournalError> {
-        let failed =
-            |error: io::Error| JournalError { path: self.path.clone(), problem: error.into() };
-        self.file.try_clone().map_err(failed)
+    pub(super) fn file(&self) -> Result<Beside, JournalError> {
+        let path = self.path.clone();
+        match self.file.try_clone() {
+            Ok(file) => Ok(Beside { path, file }),
+            Err(error) => Err(JournalError { path, problem: error.into() }),
+        }
     }
 
     fn append(&mut self, record: Record) -> Result<(), JournalError> {
@@ -221,10 +231,15 @@ impl Journal {
         (index >= from).then_some(Frame { index, news: Vec::new() }).into_iter().collect()
     }
 
-    fn read(path: PathBuf, log_begins: u64) -> Result<(Self, Vec<Frame>), Problem> {
-        let bytes = std::fs::read(&path)?;
+    fn read(
+        path: PathBuf,
+        cluster: [u8; 32],
+        log_begins: u64,
+    ) -> Result<(Self, Vec<Frame>), Problem> {
+        let (bytes, expected) = (std::fs::read(&path)?, head(cluster));
         match bytes.get(..HEAD) {
-            Some(found) if found == head() => {}
+            Some(found) if found == expected => {}
+            Some(found) if found[..16] == expected[..16] => return Err(Problem::OtherCluster),
             Some(found) if found.starts_with(&MAGIC[..7]) => return Err(Problem::OtherVersion),
             _ => return Err(Problem::Damaged("it does not begin as it should".into())),
         }
@@ -257,10 +272,11 @@ impl Journal {
     }
 }
 
-fn head() -> [u8; HEAD] {
+fn head(cluster: [u8; 32]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..8].copy_from_slice(&MAGIC);
-    head[8..].copy_from_slice(&codec::schema().to_le_bytes());
+    head[8..16].copy_from_slice(&codec::schema().to_le_bytes());
+    head[16..].copy_from_slice(&cluster);
     head
 }
 

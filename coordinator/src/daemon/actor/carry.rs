@@ -151,6 +151,8 @@ impl Coordinator {
         let turn = (now.0 / PATIENCE.as_nanos() as u64) as usize;
         if let Some(to) = others.get(turn % others.len().max(1)) {
             self.asked = Some(now);
+            #[cfg(feature = "failpoints")]
+            failpoint::on_stage("fetch_history.send");
             self.send(*to, protocol::Message::FetchHistory { from });
         }
     }

@@ -1,6 +1,5 @@
 //! What the actor begins with: a coordinator as its predecessor in the same directory left it.
 
-use std::fs::File;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use everstep_transport::identity::Tokens;
@@ -14,7 +13,7 @@ use crate::daemon::files::{Cluster, Past};
 use crate::daemon::gate::Admission;
 use crate::daemon::journal::Journal;
 use crate::history::History;
-use crate::log::Log;
+use crate::log::{Beside, Log};
 use crate::raft::{self, Profile, ReplicaId};
 use crate::seat::{self, Seat};
 use crate::state::Coordinator;
@@ -32,7 +31,7 @@ pub(in crate::daemon) struct Outfit {
     pub(super) log: Log,
     pub(super) journal: Journal,
     /// The journal's file, for the log's thread.
-    pub(super) sync: File,
+    pub(super) sync: Beside,
     pub(super) history: History,
     pub(super) told: u64,
     pub(super) book: Book,
