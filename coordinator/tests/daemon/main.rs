@@ -2,6 +2,9 @@
 
 mod client;
 mod http;
+mod killed;
+mod operator;
+mod refusal;
 mod restart;
 mod run;
 mod several;

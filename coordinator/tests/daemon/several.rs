@@ -2,17 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
-use everstep_transport::protocol::{Message, Step};
+use everstep_coordinator::daemon::{CoordinatorError, Ended, Options, Start, run};
+use everstep_transport::protocol::{Message, Step, Wish};
 
 use crate::client::{look, send};
+use crate::operator::Operator;
 use crate::support::{Cluster, Member, anywhere, lines};
 
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until somebody of these leads, and all of so many have a vote.
-async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
+pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
     let start = Instant::now();
     loop {
         for member in members {
@@ -106,6 +107,46 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     drop((first, third));
     let again = second.restarted();
     assert_eq!(look(again.api, "/readyz").await.status, 503, "one of three agrees on nothing");
+}
+
+/// Whoever was told to stop has ended: no time-out has passed, or the others would not know yet.
+#[tokio::test]
+async fn a_leader_that_is_told_to_stop_ends_when_another_leads() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, third) = (first.joined_by(), first.joined_by());
+    leader(&[&first], 3).await;
+    let term = look(first.api, "/api/v1/status").await.json()["term"].as_u64().expect("it leads");
+    assert_eq!(first.dismissed(), "Stopped");
+    let [one, other] = [&second, &third].map(|member| look(member.api, "/api/v1/status"));
+    let (one, other) = (one.await.json(), other.await.json());
+    let leads: Vec<_> = [&one, &other].into_iter().filter(|it| it["leader"] == true).collect();
+    assert_eq!(leads.len(), 1, "{one}, {other}");
+    assert_eq!(leads[0]["term"], term + 1, "one election was enough");
+}
+
+#[tokio::test]
+async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, third) = (first.joined_by(), first.joined_by());
+    leader(&[&first], 3).await;
+    let mut operator = Operator::of(&second);
+    // It leads: another one has to, then.
+    let (gone, address, dir) = (first.id().await, first.address, first.path(""));
+    let mut members = vec![second, third, first];
+    assert_eq!(operator.wish(&members, Wish::Remove(gone)).await, Ok(()));
+    assert_eq!(members.pop().expect("the first").ended(), "Removed");
+    let [second, third] = &members[..] else { unreachable!("two are left") };
+    leader(&[second, third], 2).await;
+    assert_eq!(
+        operator.wish(&members, Wish::Remove(gone)).await,
+        Err(format!("there is no coordinator {gone}"))
+    );
+    let again = Options { dir, listen: address, start: Start::Again, http: None };
+    let again = tokio::task::spawn_blocking(|| run(again, |_| ()));
+    let ended = again.await.expect("no panic").expect("it is told so again");
+    assert_eq!(ended, Ended::Removed);
 }
 
 #[test]
