@@ -54,15 +54,14 @@ pub const POINTS: &[&str] = &[
     "finished.receive",
     "dismiss.send",
     // Operators.
-    "submit.receive",
+    "request.receive",
+    "answer.send",
     "watch.receive",
     "update.send",
     "exited.receive",
-    "drain.receive",
-    "accepted.send",
     // An entry is on its way to the disk: nothing of it is kept here.
     "propose.lead",
-    "propose.submit",
+    "propose.request",
     "propose.register",
     "propose.lose",
     "propose.drain",
@@ -71,7 +70,7 @@ pub const POINTS: &[&str] = &[
     "propose.end",
     // It is durable, and nobody knows.
     "appended.lead",
-    "appended.submit",
+    "appended.request",
     "appended.register",
     "appended.lose",
     "appended.drain",
@@ -80,7 +79,7 @@ pub const POINTS: &[&str] = &[
     "appended.end",
     // It is applied, and all that follows is done and said.
     "applied.lead",
-    "applied.submit",
+    "applied.request",
     "applied.register",
     "applied.lose",
     "applied.drain",
@@ -212,14 +211,14 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
     let entry = seat::decode(&entry.bytes).ok()?; // those of Raft's own are none
     let kind = match &entry.command {
         Command::Lead => "lead",
-        Command::Submit(_) => "submit",
+        Command::Request { .. } => "request",
         Command::Register { .. } => "register",
         Command::Lose { .. } => "lose",
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
-        Command::Request { .. }
+        Command::Submit(_)
         | Command::Found { .. }
         | Command::Coordinator { .. }
         | Command::SpendToken { .. } => return None,
@@ -251,7 +250,7 @@ mod tests {
     fn entries() -> Vec<raft::Entry> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
-            Message::Submit(run) => Some(Command::Submit(run)),
+            Message::Request { id, wish } => Some(Command::Request { id, wish }),
             Message::Register(registration) => {
                 Some(Command::Register { run: 1, name: name.clone(), registration })
             }
@@ -331,27 +330,34 @@ mod tests {
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
     }
 
-    /// What is said only where there are several coordinators, several runs, or operators that
-    /// number what they ask for; and what workers say to each other.
-    const WITHOUT_A_POINT: [&str; 18] = [
+    /// What is said only where there are several coordinators or several runs; what workers say to
+    /// each other; what operators say only over HTTP, or when they look around.
+    const WITHOUT_A_POINT: [&str; 25] = [
         "released",
         "coordinators",
-        "fetch_keys",
-        "keys",
-        "raft",
-        "removed",
-        "join",
-        "joined",
-        "fetch_history",
-        "history",
         "prepared",
         "commit",
         "go",
         "fetch_parameters",
         "fetch_state",
         "state",
-        "request",
-        "answer",
+        "fetch_keys",
+        "keys",
+        "raft",
+        "join",
+        "joined",
+        "removed",
+        "fetch_history",
+        "history",
+        "submit",
+        "transfer",
+        "accepted",
+        "ask_coordinators",
+        "ask_tokens",
+        "ask_runs",
+        "told_coordinators",
+        "told_tokens",
+        "told_runs",
     ];
 
     #[test]
