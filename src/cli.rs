@@ -18,7 +18,9 @@ mod run;
 mod token;
 mod worker;
 
-pub use bench::{AllReduceFlags, Bench, ChurnFlags, JoinsFlags, KillsFlags, OverlapFlags};
+pub use bench::{
+    AllReduceFlags, Bench, ChurnFlags, FailoversFlags, JoinsFlags, KillsFlags, OverlapFlags,
+};
 pub use cluster::{AskFlags, ClusterFlags, Count};
 pub use coordinator::{
     AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RemoveFlags, TransferFlags,

@@ -188,6 +188,16 @@ impl Cluster {
         self.coordinators.leader_pid()
     }
 
+    /// Whether all coordinators that were started here are there, and one is known to lead.
+    pub(crate) fn is_led(&self) -> bool {
+        self.coordinators.are_whole()
+    }
+
+    /// Returns when the coordinators have agreed on something that changes nothing.
+    pub(crate) async fn agree(&mut self) -> Result<(), ClusterError> {
+        self.coordinators.agree(&self.directory).await
+    }
+
     /// Submits the run; it begins when its workers have registered.
     ///
     /// # Errors

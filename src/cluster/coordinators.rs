@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{
     CoordinatorId, NodeName, RequestId, RunSpec, Step, Term, Wish, WorkerId,
@@ -88,6 +89,24 @@ impl Coordinators {
     /// The process of the one that leads, if that is known.
     pub(super) fn leader_pid(&self) -> Option<u32> {
         self.listed().find(|(_, _, leads)| *leads).and_then(|(seat, _, _)| seat.pid())
+    }
+
+    /// Whether all of them can be asked, and one is known to lead.
+    pub(super) fn are_whole(&self) -> bool {
+        let mut all = self.seats.iter().filter(|seat| seat.is_there());
+        let hears = |seat: &Seat| seat.pid().is_some() && self.operator.hears(seat.address());
+        self.leader_pid().is_some() && all.all(hears)
+    }
+
+    /// Returns when they have agreed on something that changes nothing: that a token is revoked
+    /// which there is not.
+    pub(super) async fn agree(&mut self, directory: &Directory) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        let nothing = Wish::RevokeToken(TokenId::default());
+        match self.request(directory, id, nothing).await {
+            Ok(()) | Err(ClusterError::Failed { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// How often any was started again.
