@@ -4,13 +4,18 @@
 //! or cannot keep what it decides. Started again with the same directory and address, however it
 //! ended, it goes on with the run.
 
+mod add;
+mod remove;
+mod status;
+mod transfer;
+
 use std::net::SocketAddr;
 
 use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Ended, Options, Start};
 use everstep_coordinator::http::HttpError;
 use everstep_coordinator::log::{LogError, StoreError};
 
-use crate::cli::CoordinatorFlags;
+use crate::cli::{CoordinatorFlags, CoordinatorTask};
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision, worker};
 
@@ -49,6 +54,17 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
+    }
+}
+
+/// What an operator does with the coordinators of a cluster.
+pub(crate) fn operate(task: &CoordinatorTask) -> Result<(), Failure> {
+    logging::start("warn")?;
+    match task {
+        CoordinatorTask::Status(flags) => status::run(flags),
+        CoordinatorTask::TransferLeader(flags) => transfer::run(flags),
+        CoordinatorTask::Add(flags) => add::run(flags),
+        CoordinatorTask::Remove(flags) => remove::run(flags),
     }
 }
 

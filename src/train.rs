@@ -14,13 +14,10 @@ use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::generate::{self, continue_text, read_model};
 use crate::text::RunText;
-use crate::{dry_run, later, logging, output, progress, scratch};
+use crate::{dry_run, logging, output, progress, scratch};
 
 pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    if flags.coordinators != 1 {
-        return Err(later("--coordinators above 1").at("--coordinators"));
-    }
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
@@ -105,7 +102,8 @@ fn train(
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
-    let options = Options { wait, respawn: flags.respawn, ..Options::new(*workers) };
+    let (respawn, coordinators) = (flags.respawn, flags.coordinators.0);
+    let options = Options { wait, respawn, coordinators, ..Options::new(*workers) };
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     let mut report = report?;

@@ -43,7 +43,7 @@ fn a_flag_that_cannot_be_is_refused() {
         (&["--workers", "0"][..], "--workers"),
         (&["--copies", "0"], "--copies"),
         (&["--steps", "0"], "--steps"),
-        (&["--coordinators", "3"], "--coordinators above 1 comes with a later version"),
+        (&["--coordinators", "2"], "it must be 1, 3 or 5"),
     ] {
         assert_refused(&World::new().launch(flags).program.end(), words);
     }
@@ -148,7 +148,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         builtin::registry().build_model(&run).map_err(|error| error.to_string())
     });
     let options = Options {
-        coordinators: vec![run.cluster().expect("a cluster").coordinator().address],
+        coordinators: vec![run.cluster().expect("a cluster").leader().address],
         token: fs::read_to_string(run.dir.join("join.token")).unwrap().trim().into(),
         listen: "127.0.0.1:0".parse().unwrap(),
         zone: None,

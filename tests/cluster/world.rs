@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-pub use program::{Ended, Launched, Node, Program, SOON, Signal};
+pub use program::{Cluster, Ended, Launched, Node, Program, SOON, Signal};
 pub use run::Run;
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -100,7 +100,7 @@ impl World {
 
     /// The same, with these flags.
     pub fn join_with(&self, run: &Launched, flags: &[&str]) -> Program {
-        let address = run.cluster().expect("a cluster").coordinator().address.to_string();
+        let address = run.cluster().expect("a cluster").addresses();
         let token = format!("@{}", show(&run.dir.join("join.token")));
         let ours = ["worker", "--coordinators", &address, "--join", &token];
         self.start(&[&ours[..], flags].concat())

@@ -58,15 +58,14 @@ pub const POINTS: &[&str] = &[
     "finished.receive",
     "dismiss.send",
     // Operators.
-    "submit.receive",
+    "request.receive",
+    "answer.send",
     "watch.receive",
     "update.send",
     "exited.receive",
-    "drain.receive",
-    "accepted.send",
     // An entry is on its way to the disk: nothing of it is kept here.
     "propose.lead",
-    "propose.submit",
+    "propose.request",
     "propose.register",
     "propose.lose",
     "propose.drain",
@@ -75,7 +74,7 @@ pub const POINTS: &[&str] = &[
     "propose.end",
     // It is durable, and nobody knows.
     "appended.lead",
-    "appended.submit",
+    "appended.request",
     "appended.register",
     "appended.lose",
     "appended.drain",
@@ -84,7 +83,7 @@ pub const POINTS: &[&str] = &[
     "appended.end",
     // It is applied, and all that follows is done and said.
     "applied.lead",
-    "applied.submit",
+    "applied.request",
     "applied.register",
     "applied.lose",
     "applied.drain",
@@ -233,14 +232,14 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
     let entry = seat::decode(&entry.bytes).ok()?; // those of Raft's own are none
     let kind = match &entry.command {
         Command::Lead => "lead",
-        Command::Submit(_) => "submit",
+        Command::Request { .. } => "request",
         Command::Register { .. } => "register",
         Command::Lose { .. } => "lose",
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
-        Command::Request { .. }
+        Command::Submit(_)
         | Command::Found { .. }
         | Command::Coordinator { .. }
         | Command::SpendToken { .. } => return None,
@@ -273,7 +272,7 @@ mod tests {
     fn entries() -> Vec<raft::Entry> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
-            Message::Submit(run) => Some(Command::Submit(run)),
+            Message::Request { id, wish } => Some(Command::Request { id, wish }),
             Message::Register(registration) => {
                 Some(Command::Register { run: 1, name: name.clone(), registration })
             }
@@ -359,20 +358,28 @@ mod tests {
         );
     }
 
-    /// What is said only where there are several runs, or operators that number what they ask for;
-    /// what workers say to each other; and what has points by what is in it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 11] = [
+    /// What is said only where there are several runs; what workers say to each other; what
+    /// operators say only over HTTP, or when they look around; and what has points by what is in
+    /// it, or none of its own.
+    const WITHOUT_A_POINT: [&str; 18] = [
         "released",
-        "coordinators",
-        "raft",
         "prepared",
         "commit",
         "go",
         "fetch_parameters",
         "fetch_state",
         "state",
-        "request",
-        "answer",
+        "coordinators",
+        "raft",
+        "submit",
+        "transfer",
+        "accepted",
+        "ask_coordinators",
+        "ask_tokens",
+        "ask_runs",
+        "told_coordinators",
+        "told_tokens",
+        "told_runs",
     ];
 
     #[test]

@@ -32,7 +32,7 @@ const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
 const WORKER_TOKEN: &str = "join.token";
 const COORDINATOR_TOKEN: &str = "coordinator.token";
-const BOOK_FILE: &str = "coordinators";
+pub(super) const BOOK_FILE: &str = "coordinators";
 const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "history.log";
 /// There while the others are made.

@@ -193,7 +193,8 @@ pub const SOON: Duration = Duration::from_secs(10);
 /// The processes of a cluster, as `cluster.json` has them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Cluster {
-    coordinators: [Node; 1],
+    /// The coordinators.
+    pub coordinators: Vec<Node>,
     /// The workers.
     pub workers: Vec<Node>,
     /// Runs of parameter shards that lack owners.
@@ -205,7 +206,7 @@ pub struct Cluster {
 /// One process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Node {
-    /// A worker's id, once it has registered; the coordinator's is 1.
+    /// A worker's id, once it has registered; a coordinator's, once it is known.
     pub id: Option<u64>,
     /// Its process id; none for one that joined by hand, and for one that is gone.
     pub pid: Option<u32>,
@@ -217,6 +218,9 @@ pub struct Node {
     /// A worker's state.
     #[serde(default)]
     pub state: Value,
+    /// Whether it is the coordinator that leads.
+    #[serde(default)]
+    pub leader: bool,
     /// What its machine may fail together with.
     #[serde(default)]
     pub zone: Option<String>,
@@ -251,9 +255,16 @@ impl Node {
 }
 
 impl Cluster {
-    /// The coordinator.
-    pub fn coordinator(&self) -> &Node {
-        &self.coordinators[0]
+    /// The coordinator that leads.
+    pub fn leader(&self) -> &Node {
+        let leader = self.coordinators.iter().find(|coordinator| coordinator.leader);
+        leader.unwrap_or_else(|| panic!("nobody leads: {self:?}"))
+    }
+
+    /// Where the coordinators are, as flags have it.
+    pub fn addresses(&self) -> String {
+        let all: Vec<_> = self.coordinators.iter().map(|c| c.address.to_string()).collect();
+        all.join(",")
     }
 
     /// The member of this rank.

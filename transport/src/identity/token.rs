@@ -20,7 +20,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{Authority, Role};
+use super::{Authority, Credentials, IdentityError, Role, public_key_digest};
 
 const VERSION: &str = "es1";
 
@@ -78,13 +78,23 @@ impl JoinToken {
         Self { id: random(), secret: random(), authority: authority.digest() }
     }
 
+    /// A new token for the cluster of a node that has these credentials.
+    ///
+    /// # Errors
+    /// [`IdentityError::Malformed`]: they hold no authority's certificate.
+    pub fn for_cluster_of(credentials: &Credentials) -> Result<Self, IdentityError> {
+        let authority = public_key_digest(credentials.authority())?;
+        Ok(Self { id: random(), secret: random(), authority })
+    }
+
     /// What the issuer keeps.
     pub fn accepted(&self, terms: Terms) -> AcceptedToken {
         let verifier = self.key().public_key().as_ref().try_into();
         AcceptedToken { id: self.id, verifier: verifier.expect("Ed25519 has 32 bytes"), terms }
     }
 
-    pub(super) fn id(&self) -> TokenId {
+    /// What names it to its issuer.
+    pub fn id(&self) -> TokenId {
         self.id
     }
 
@@ -104,6 +114,16 @@ impl JoinToken {
 }
 
 impl AcceptedToken {
+    /// What names it.
+    pub fn id(&self) -> TokenId {
+        self.id
+    }
+
+    /// What it is good for.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
     pub(super) fn verify(&self, statement: &[u8], proof: &Proof) -> bool {
         UnparsedPublicKey::new(&ED25519, &self.verifier).verify(statement, proof).is_ok()
     }
@@ -151,6 +171,19 @@ impl fmt::Debug for AcceptedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AcceptedToken({}, {:?})", BASE64.encode(self.id), self.terms)
     }
+}
+
+/// A token's id as it stands in the token's text.
+pub fn format_token_id(id: &TokenId) -> String {
+    BASE64.encode(id)
+}
+
+/// The id that was written so.
+///
+/// # Errors
+/// [`TokenError::Garbled`].
+pub fn parse_token_id(text: &str) -> Result<TokenId, TokenError> {
+    bytes("id", text)
 }
 
 fn bytes<const N: usize>(part: &'static str, text: &str) -> Result<[u8; N], TokenError> {
