@@ -10,9 +10,7 @@ use crate::core;
 use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
 use crate::state::{Entry, State};
 
-/// A snapshot is taken when so many entries are behind the one before.
-const SNAPSHOT_ENTRIES: u64 = 10_000;
-/// Or so many bytes of them.
+/// A snapshot is taken when so many bytes of entries are behind the one before, however few.
 const SNAPSHOT_BYTES: usize = 4 << 20;
 
 impl Seat {
@@ -102,7 +100,8 @@ impl Seat {
         self.core.handle(now, input);
         self.since_snapshot.0 += 1;
         self.since_snapshot.1 += bytes.len();
-        if self.since_snapshot.0 >= SNAPSHOT_ENTRIES || self.since_snapshot.1 >= SNAPSHOT_BYTES {
+        let (entries, bytes) = self.since_snapshot;
+        if entries >= self.snapshot_entries || bytes >= SNAPSHOT_BYTES {
             self.take_snapshot();
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! The links to other coordinators, and under which ids and where those are.
 //!
 //! A link proves a name; which id that is, the state says, and before there is one, whoever has
-//! told this coordinator of the others. Who has several links is spoken to on the newest.
+//! told this coordinator of the others. Who was removed is heard as well: the log may count on it
+//! until that is agreed on. Who has several links is spoken to on the newest.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +46,7 @@ impl Peers {
         if self.links.values().any(|other| *other == name) {
             return None;
         }
-        let view = self.book(state).into_iter().find(|view| view.name == name)?;
+        let view = self.known(state).into_iter().find(|view| view.name == name)?;
         Some(ReplicaId(view.id))
     }
 
@@ -68,13 +69,13 @@ impl Peers {
     /// Who is at the other end of a link.
     pub(super) fn id_of(&self, state: &State, link: LinkId) -> Option<ReplicaId> {
         let name = self.links.get(&link)?;
-        let view = self.book(state).into_iter().find(|view| view.name == *name)?;
+        let view = self.known(state).into_iter().find(|view| view.name == *name)?;
         Some(ReplicaId(view.id))
     }
 
     /// The link to a coordinator.
     pub(super) fn link_of(&self, state: &State, id: ReplicaId) -> Option<LinkId> {
-        let view = self.book(state).into_iter().find(|view| view.id == id.0)?;
+        let view = self.known(state).into_iter().find(|view| view.id == id.0)?;
         let mut links = self.links.iter().rev();
         links.find(|(_, name)| **name == view.name).map(|(link, _)| *link)
     }
@@ -87,6 +88,17 @@ impl Peers {
             view.id != self.own.0 && !linked
         });
         all
+    }
+
+    /// Who they are or were, under each name the newest.
+    fn known(&self, state: &State) -> Vec<CoordinatorView> {
+        let mut known = self.book(state);
+        for view in state.coordinators().into_iter().chain(state.removed()) {
+            if !known.iter().any(|newer| newer.name == view.name || newer.id == view.id) {
+                known.push(view);
+            }
+        }
+        known
     }
 
     /// Who they are, by the newest list: its own log may be behind, and so may what it has heard.
