@@ -11,7 +11,7 @@ mod bounds;
 mod commits;
 mod copies;
 mod holdings;
-mod linear;
+mod asked;
 mod lines;
 mod parameters;
 mod pauses;
@@ -42,7 +42,7 @@ use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
 use holdings::Holdings;
-use linear::Linear;
+use asked::Asked;
 use lines::Lines;
 use parameters::Parameters;
 use pauses::Pauses;
@@ -52,7 +52,7 @@ use resumes::Resumes;
 use samples::Samples;
 use sums::Sums;
 
-pub use linear::{Call, Reply};
+pub use asked::{Call, Reply};
 pub use pauses::SERVED;
 pub use stale::Standing;
 
@@ -248,7 +248,7 @@ pub struct Checks {
     samples: Samples,
     sums: Sums,
     lines: Lines,
-    linear: Linear,
+    asked: Asked,
 }
 
 impl Checks {
@@ -272,7 +272,7 @@ impl Checks {
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
             sums: Sums::default(),
             lines: Lines::default(),
-            linear: Linear::default(),
+            asked: Asked::default(),
         }
     }
 
@@ -322,10 +322,10 @@ impl Checks {
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
             Observation::Asked(client, call) => {
-                self.linear.asked(client, call);
+                self.asked.asked(client, call);
                 Ok(())
             }
-            Observation::Answered(client, reply) => self.linear.answered(client, reply),
+            Observation::Answered(client, reply) => self.asked.answered(client, reply),
             Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),
