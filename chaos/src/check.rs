@@ -7,11 +7,12 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod agreement;
+mod asked;
 mod bounds;
 mod commits;
 mod copies;
 mod holdings;
-mod asked;
+pub mod linear;
 mod lines;
 mod parameters;
 mod pauses;
@@ -38,11 +39,11 @@ use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
 use agreement::Agreement;
+use asked::Asked;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
 use holdings::Holdings;
-use asked::Asked;
 use lines::Lines;
 use parameters::Parameters;
 use pauses::Pauses;
@@ -52,7 +53,7 @@ use resumes::Resumes;
 use samples::Samples;
 use sums::Sums;
 
-pub use asked::{Call, Reply};
+pub use asked::Call;
 pub use pauses::SERVED;
 pub use stale::Standing;
 
@@ -168,8 +169,8 @@ pub enum Observation<'a> {
     Loaded(WorkerId, Copy<'a>),
     /// An operator asks for something.
     Asked(u64, Call),
-    /// It is answered.
-    Answered(u64, Reply),
+    /// It is granted, or refused.
+    Answered(u64, bool),
     /// A watcher was told of an event.
     Told(&'a Event),
     /// A watcher was told a line.
@@ -325,7 +326,7 @@ impl Checks {
                 self.asked.asked(client, call);
                 Ok(())
             }
-            Observation::Answered(client, reply) => self.asked.answered(client, reply),
+            Observation::Answered(client, granted) => self.asked.answered(client, granted),
             Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),

@@ -41,9 +41,7 @@ use std::time::Duration;
 use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{
-    CoordinatorId, Frame, Message, NodeName, Step, Term, WorkerId,
-};
+use everstep_transport::protocol::{CoordinatorId, Frame, Message, NodeName, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
 use self::admission::Admissions;

@@ -24,7 +24,7 @@ use std::time::Duration;
 use everstep_transport::identity::{Refusal, TokenId, Tokens, UnixTime};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, News, NodeName, Record, RunSpec, Step, Term, WorkerId,
+    CoordinatorId, Generation, News, NodeName, Record, RunId, RunSpec, Step, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -49,6 +49,8 @@ pub enum Verdict {
     Registered(WorkerId),
     /// The coordinator has this id.
     Coordinator(CoordinatorId),
+    /// The run that was submitted has this id.
+    Run(RunId),
     /// The token does not admit the node, and why.
     NotAdmitted(Refusal),
     /// It changed nothing, and why.
@@ -69,7 +71,7 @@ pub struct State {
     /// What became of requests.
     outcomes: Outcomes,
     past_runs: VecDeque<PastRun>,
-    run_id: u64,
+    run_id: RunId,
     run: Option<RunSpec>,
     foundation: Option<Foundation>,
     bitwise: bool,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, Role};
 use everstep_transport::protocol::outcome::{Update, WorkerView};
-use everstep_transport::protocol::{Message, NodeName, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{Message, NodeName, RunId, RunSpec, Step, WorkerId};
 use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings};
 
 use super::error::ClusterError;
@@ -16,6 +16,8 @@ use super::error::ClusterError;
 pub(crate) struct Operator {
     endpoint: Endpoint,
     link: Link,
+    /// Whose lines are told.
+    run: Option<RunId>,
     /// As answers on this link have told of them: each tells what has changed.
     workers: BTreeMap<WorkerId, WorkerView>,
 }
@@ -32,7 +34,7 @@ impl Operator {
         let endpoint = Endpoint::bind(listen, &credentials, settings, None).map_err(failed)?;
         let expected = Expected::Role(Role::Coordinator);
         let link = endpoint.connect(address, &expected).await.map_err(failed)?;
-        Ok(Self { endpoint, link, workers: BTreeMap::new() })
+        Ok(Self { endpoint, link, run: None, workers: BTreeMap::new() })
     }
 
     /// Submits a run.
@@ -47,8 +49,12 @@ impl Operator {
 
     /// What is new since this step's line and this event; and all workers.
     pub(crate) async fn watch(&mut self, step: Step, event: u64) -> Result<Update, ClusterError> {
-        match self.ask(Message::Watch { step, event }).await? {
+        match self.ask(Message::Watch { run: self.run, step, event }).await? {
+            Message::Update(update) if self.run.is_some() && update.run != self.run => {
+                Err(ClusterError::failed(None, "the run is over, and another one has begun"))
+            }
             Message::Update(mut update) => {
+                self.run = update.run;
                 let changed = std::mem::take(&mut update.workers);
                 self.workers.extend(changed.into_iter().map(|view| (view.worker, view)));
                 update.forgotten.iter().for_each(|worker| drop(self.workers.remove(worker)));

@@ -125,6 +125,7 @@ mod tests {
         let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
         let event = |(number, kind)| Event { number, unix_ms: 10 * number, kind };
         Update {
+            run: None,
             lines: steps.map(line).collect(),
             events: (1..).zip(kinds).map(event).collect(),
             workers: Vec::new(),

@@ -33,15 +33,29 @@ pub use credentials::Credentials;
 pub use enrolment::{Applicant, Enrolment, Gatekeeper, Verdict};
 pub(crate) use enrolment::{Granted, MAX_ENROLMENT, answer};
 pub use refusal::{EnrolmentError, Refusal};
-pub use token::{AcceptedToken, JoinToken, Terms, TokenError, TokenId};
+pub use token::{
+    AcceptedToken, JoinToken, Terms, TokenError, TokenId, format_token_id, parse_token_id,
+};
 pub use tokens::Tokens;
 
 use crate::protocol::NodeName;
 
 /// What a node is allowed to be.
 #[derive(
-    Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
 )]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// One of the three or five that replicate the cluster's state.
     Coordinator,

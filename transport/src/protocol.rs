@@ -11,14 +11,18 @@ pub mod generation;
 pub mod ids;
 pub mod message;
 pub mod outcome;
+pub mod question;
 pub mod run;
 pub mod step;
 
 pub use chunk::{Chunk, ChunkKind, Encoding};
-pub use cluster::{CoordinatorId, CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
+pub use cluster::{
+    CoordinatorId, CoordinatorView, Frame, Keys, News, RequestId, RunId, Secret, Wish,
+};
 pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 pub use message::Message;
+pub use question::{Question, Reply};
 pub use run::RunSpec;
 pub use step::{Commit, Decision, MetricsLine, Prepared};
 

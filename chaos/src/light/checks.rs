@@ -210,6 +210,7 @@ mod tests {
         let line = |step: &u64| MetricsLine { step: Step(*step), ..MetricsLine::default() };
         let lines = steps.iter().map(line).collect();
         Update {
+            run: None,
             lines,
             events: Vec::new(),
             workers: Vec::new(),

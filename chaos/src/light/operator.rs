@@ -44,7 +44,7 @@ impl Crowd {
 
     pub(super) fn watch(&mut self) {
         let Operator { line: step, event, .. } = self.operator;
-        self.say(OPERATOR, Message::Watch { step, event });
+        self.say(OPERATOR, Message::Watch { run: None, step, event });
     }
 
     pub(super) fn told(&mut self, message: Message) -> Result<(), Failure> {

@@ -1,18 +1,17 @@
-//! Operators that want tokens made and revoked, and ask what there is: each at whichever
-//! coordinator comes to its mind, one question at a time, said again elsewhere under the same
-//! number until it is answered. What they are told must be in order (I9).
+//! Operators that want tokens made and revoked: each at whichever coordinator comes to its mind, one
+//! question at a time, said again elsewhere under the same number until it is answered. What they
+//! are told must be in order (I9).
 
 use std::time::Duration;
 
 use everstep_coordinator::core::LinkId;
 use everstep_coordinator::seat::Input;
 use everstep_transport::identity::{AcceptedToken, Identity, JoinToken, Role, Terms, TokenId};
-use everstep_transport::protocol::{Message, NodeName, RequestId, Step, Wish};
+use everstep_transport::protocol::{Message, NodeName, RequestId, Wish};
 
-use super::link::End;
 use super::types::Happening;
 use super::{Node, World};
-use crate::check::{Call, Observation, Reply, Violation};
+use crate::check::{Call, Observation, Violation};
 
 /// So many of them there are.
 pub const CLIENTS: usize = 3;
@@ -35,8 +34,6 @@ pub struct Client {
     leader: Option<usize>,
     /// How often it has asked, that what it waits for in vain can be told from what it has.
     attempt: u64,
-    /// On which link it waits for an answer that has no number.
-    reads: Option<u64>,
 }
 
 /// A token of this number, the same in every run.
@@ -62,7 +59,6 @@ impl World {
         if self.clients[client].attempt != attempt {
             return Ok(());
         }
-        self.give_up(client);
         let call = match self.clients[client].question {
             Some(call) => call,
             None if self.clients[client].number == QUESTIONS => return Ok(()),
@@ -78,9 +74,6 @@ impl World {
         let (own, peer) = (Node::Client(client), Node::Coordinator(place));
         if self.links.is_open(own, peer) {
             let message = self.clients[client].words(client, call);
-            if call == Call::Read {
-                self.clients[client].reads = self.links.number(own, peer);
-            }
             self.say(own, peer, message);
         }
         self.ask_later(client, PATIENCE);
@@ -97,8 +90,7 @@ impl World {
         let number = self.random.below(TOKENS);
         match self.random.below(2) {
             0 => Call::Create(number),
-            1 => Call::Revoke(number),
-            _ => Call::Read,
+            _ => Call::Revoke(number),
         }
     }
 
@@ -109,52 +101,22 @@ impl World {
         leader.filter(|_| self.random.below(4) > 0).unwrap_or(any)
     }
 
-    /// An answer to a read has no number: what comes late on its link must not be taken for the
-    /// answer to another, so the link is given up.
-    fn give_up(&mut self, client: usize) {
-        let own = Node::Client(client);
-        let Some(link) = self.clients[client].reads.take() else { return };
-        let Some(peer) = self.links.peer(own, link) else { return };
-        if self.links.number(own, peer) == Some(link) {
-            self.close_link(own, peer, End::lost("no answer in time"));
-            if let Node::Coordinator(place) = peer {
-                self.seek(own, place, None);
-            }
-        }
-    }
-
     /// A coordinator has told a client something.
-    pub(super) fn told_client(
-        &mut self,
-        client: usize,
-        from: Node,
-        message: Message,
-    ) -> Result<(), Violation> {
-        let reply = match message {
+    pub(super) fn told_client(&mut self, client: usize, message: Message) -> Result<(), Violation> {
+        let granted = match message {
             Message::Coordinators { leader, .. } => {
                 self.clients[client].leader = leader.and_then(|id| self.place_of(id));
                 return Ok(());
             }
-            Message::Answer { id, refusal } if id.number == self.clients[client].number => {
-                if refusal.is_some() {
-                    Reply::Refused
-                } else {
-                    Reply::Granted
-                }
-            }
-            Message::Update(update) => {
-                let link = self.links.number(Node::Client(client), from);
-                if self.clients[client].reads.take_if(|reads| Some(*reads) == link).is_none() {
-                    return Ok(());
-                }
-                Reply::Saw(update.events.last().map_or(0, |event| event.number))
+            Message::Answer { id, refusal, .. } if id.number == self.clients[client].number => {
+                refusal.is_none()
             }
             _ => return Ok(()),
         };
         if self.clients[client].question.take().is_none() {
             return Ok(());
         }
-        self.observe(Observation::Answered(client as u64, reply))?;
+        self.observe(Observation::Answered(client as u64, granted))?;
         let pause = Duration::from_nanos(1 + self.random.below(PAUSE.as_nanos() as u64));
         self.ask_later(client, pause);
         Ok(())
@@ -170,7 +132,6 @@ impl Client {
         match call {
             Call::Create(number) => request(Wish::CreateToken(token(number).1)),
             Call::Revoke(number) => request(Wish::RevokeToken(token(number).0)),
-            Call::Read => Message::Watch { step: Step(u64::MAX), event: 0 },
         }
     }
 }

@@ -106,7 +106,8 @@ impl World {
             }
         }
         let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
-        self.say(own, peer, Message::Watch { step, event: self.operator.event });
+        let event = self.operator.event;
+        self.say(own, peer, Message::Watch { run: None, step, event });
     }
 
     /// Says something to whoever leads, if that is known.
@@ -131,7 +132,7 @@ impl World {
                     None => Ok(()),
                 }
             }
-            Message::Answer { id, refusal } => self.answered(id, refusal),
+            Message::Answer { id, refusal, .. } => self.answered(id, refusal),
             _ => Ok(()),
         }
     }

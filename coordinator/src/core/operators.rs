@@ -55,8 +55,8 @@ impl Core {
                     self.propose(now, Command::Submit(run));
                 }
             }
-            Message::Watch { step, event } => {
-                let update = self.update(now, from, step, event);
+            Message::Watch { run, step, event } => {
+                let update = self.update(now, from, run, (step, event));
                 self.send(from, Message::Update(update));
             }
             Message::Exited { name, how } => self.exited(now, &name, &how),
@@ -76,11 +76,12 @@ impl Core {
     pub(super) fn granted(&mut self, now: Time, id: RequestId, wish: &Wish, verdict: &Verdict) {
         let answered = self.requests.numbered.extract_if(.., |_, asked| *asked == id);
         let answered: Vec<LinkId> = answered.map(|(link, _)| link).collect();
-        let refusal = match verdict {
-            Verdict::Refused(reason) => Some(reason.clone()),
-            _ => None,
+        let (refusal, run) = match verdict {
+            Verdict::Refused(reason) => (Some(reason.clone()), None),
+            Verdict::Run(run) => (None, Some(*run)),
+            _ => (None, None),
         };
-        self.broadcast(answered, Message::Answer { id, refusal });
+        self.broadcast(answered, Message::Answer { id, refusal, run });
         match wish {
             Wish::Submit(_) => self.receive_waiting(now),
             Wish::Drain(worker) => self.drained(now, *worker),

@@ -359,7 +359,7 @@ impl World {
 
     /// What the operator is told.
     fn watch(&mut self, step: u64, event: u64) -> Update {
-        self.say(self.operator, Message::Watch { step: Step(step), event });
+        self.say(self.operator, Message::Watch { run: None, step: Step(step), event });
         match self.hear(self.operator).pop() {
             Some(Message::Update(update)) => {
                 self.views.extend(update.workers.iter().map(|view| (view.worker, view.clone())));

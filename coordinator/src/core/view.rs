@@ -8,7 +8,7 @@ mod cluster;
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{Outcome, Update, Waiting, WorkerState, WorkerView};
-use everstep_transport::protocol::{Rank, Step, WorkerId};
+use everstep_transport::protocol::{Rank, RunId, Step, WorkerId};
 use everstep_transport::time::Time;
 
 pub use self::cluster::{ClusterView, End};
@@ -45,13 +45,24 @@ impl Watchers {
 
 impl Core {
     /// What is new after this step's line and this event, for the watcher on this link. The end of
-    /// the run is told with the last page, so that a watcher who stops there has everything.
-    pub(super) fn update(&mut self, now: Time, to: LinkId, step: Step, event: u64) -> Update {
+    /// the run is told with the last page, so that a watcher who stops there has everything. Who
+    /// watches another run is told no lines.
+    pub(super) fn update(
+        &mut self,
+        now: Time,
+        to: LinkId,
+        watched: Option<RunId>,
+        (step, event): (Step, u64),
+    ) -> Update {
         let views = self.views();
         let (workers, forgotten) = self.watchers.news(to, views);
-        let (lines, events) = (self.past.lines_after(step), self.past.events_after(event));
+        let run = self.state.run().map(|_| self.state.run_id());
+        let same = watched.is_none() || watched == run;
+        let lines = if same { self.past.lines_after(step) } else { &[] };
+        let events = self.past.events_after(event);
         let last = lines.len() <= PAGE && events.len() <= PAGE;
         Update {
+            run,
             lines: lines.iter().take(PAGE).cloned().collect(),
             events: events.iter().take(PAGE).cloned().collect(),
             workers,

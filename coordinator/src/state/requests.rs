@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{RequestId, Wish};
+use everstep_transport::protocol::{RequestId, RunId, Wish};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{State, Verdict};
@@ -26,6 +26,8 @@ pub(super) struct Outcomes {
 struct Kept {
     number: u64,
     refusal: Option<String>,
+    /// The run that was submitted, if one was.
+    run: Option<RunId>,
     /// The entry that it is the outcome of.
     index: u64,
 }
@@ -36,13 +38,18 @@ impl Outcomes {
         let kept = self.clients.get(&id.client).filter(|kept| kept.number >= id.number)?;
         Some(match &kept.refusal {
             _ if kept.number > id.number => Err("its client has asked for more since".into()),
-            None => Ok(Verdict::Accepted),
+            None => Ok(kept.run.map_or(Verdict::Accepted, Verdict::Run)),
             Some(refusal) => Err(refusal.clone()),
         })
     }
 
-    pub(super) fn keep(&mut self, index: u64, id: RequestId, refusal: Option<String>) {
-        self.clients.insert(id.client, Kept { number: id.number, refusal, index });
+    pub(super) fn keep(&mut self, index: u64, id: RequestId, outcome: &Result<Verdict, String>) {
+        let run = match outcome {
+            Ok(Verdict::Run(run)) => Some(*run),
+            _ => None,
+        };
+        let refusal = outcome.as_ref().err().cloned();
+        self.clients.insert(id.client, Kept { number: id.number, refusal, run, index });
         if self.clients.len() > CLIENTS {
             let oldest = self.clients.iter().min_by_key(|(_, kept)| kept.index);
             let oldest = oldest.map(|(client, _)| *client);
@@ -70,8 +77,8 @@ impl State {
             return outcome;
         }
         let outcome = self.grant(unix_ms, wish);
-        self.outcomes.keep(self.applied, id, outcome.as_ref().err().cloned());
-        outcome.map(|_| Verdict::Accepted)
+        self.outcomes.keep(self.applied, id, &outcome);
+        outcome
     }
 
     fn grant(&mut self, unix_ms: u64, wish: &Wish) -> Result<Verdict, String> {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
-use everstep_transport::protocol::{Generation, MetricsLine, News, RunSpec, Step};
+use everstep_transport::protocol::{Generation, MetricsLine, News, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{State, Verdict};
@@ -18,7 +18,7 @@ const REMEMBERED: usize = 100;
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct PastRun {
     /// Its id: the index of the entry that submitted it.
-    pub id: u64,
+    pub id: RunId,
     /// Its name.
     pub name: String,
     /// How many of its steps are settled.
@@ -31,7 +31,7 @@ pub struct PastRun {
 
 impl State {
     /// The run's id: the index of the entry that submitted it; 0 before the first.
-    pub fn run_id(&self) -> u64 {
+    pub fn run_id(&self) -> RunId {
         self.run_id
     }
 
@@ -50,7 +50,7 @@ impl State {
     }
 
     /// What was proposed for a run counts for no other, though it comes into the log after its end.
-    pub(super) fn must_be(&self, run: u64) -> Result<(), String> {
+    pub(super) fn must_be(&self, run: RunId) -> Result<(), String> {
         if self.run_id == run { Ok(()) } else { Err(format!("run {run} is not the current one")) }
     }
 
@@ -66,7 +66,7 @@ impl State {
             Some(_) if self.ephemeral => return Err("the run is over".into()),
             _ => self.begin(unix_ms, run),
         }
-        Ok(Verdict::Accepted)
+        Ok(Verdict::Run(self.run_id))
     }
 
     /// Nothing is left of the run before but what is told of it.

@@ -211,7 +211,7 @@ impl Cluster {
 
     /// Everything that a watcher is told.
     pub async fn watch(&self) -> Update {
-        self.operator.say(Message::Watch { step: Step(0), event: 0 });
+        self.operator.say(Message::Watch { run: None, step: Step(0), event: 0 });
         loop {
             match self.operator.hear().await {
                 Message::Update(update) => return update,

@@ -84,7 +84,8 @@ impl JoinToken {
         AcceptedToken { id: self.id, verifier: verifier.expect("Ed25519 has 32 bytes"), terms }
     }
 
-    pub(super) fn id(&self) -> TokenId {
+    /// What names it to its issuer.
+    pub fn id(&self) -> TokenId {
         self.id
     }
 
@@ -104,6 +105,16 @@ impl JoinToken {
 }
 
 impl AcceptedToken {
+    /// What names it.
+    pub fn id(&self) -> TokenId {
+        self.id
+    }
+
+    /// What it is good for.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
     pub(super) fn verify(&self, statement: &[u8], proof: &Proof) -> bool {
         UnparsedPublicKey::new(&ED25519, &self.verifier).verify(statement, proof).is_ok()
     }
@@ -151,6 +162,19 @@ impl fmt::Debug for AcceptedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AcceptedToken({}, {:?})", BASE64.encode(self.id), self.terms)
     }
+}
+
+/// A token's id as it stands in the token's text.
+pub fn format_token_id(id: &TokenId) -> String {
+    BASE64.encode(id)
+}
+
+/// The id that was written so.
+///
+/// # Errors
+/// [`TokenError::Garbled`].
+pub fn parse_token_id(text: &str) -> Result<TokenId, TokenError> {
+    bytes("id", text)
 }
 
 fn bytes<const N: usize>(part: &'static str, text: &str) -> Result<[u8; N], TokenError> {

@@ -18,6 +18,9 @@ use crate::identity::{AcceptedToken, TokenId};
 /// reused.
 pub type CoordinatorId = u64;
 
+/// A run: the log index of the entry that submitted it. Never reused.
+pub type RunId = u64;
+
 /// Where a coordinator is.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorView {
@@ -72,7 +75,7 @@ pub struct Frame {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum News {
     /// A run began, with this id: lines that follow are its own, from step 1.
-    Run(u64),
+    Run(RunId),
     /// An event.
     Event(Event),
     /// The lines of the steps that follow.

@@ -9,6 +9,7 @@ use super::cluster::{News, Wish};
 use super::ids::{NodeName, Zone};
 use super::message::{ArchivedMessage, Message};
 use super::outcome::{Event, EventKind, Outcome};
+use super::question::Reply;
 
 /// Most bytes of a message on the control stream; larger ones travel as a message chunk.
 pub const MAX_CONTROL: usize = 64 << 10;
@@ -76,6 +77,9 @@ fn names(message: &Message) -> Vec<&NodeName> {
             events.chain(update.workers.iter().map(|view| &view.name)).chain(blamed).collect()
         }
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
+        Message::Told(Reply::Coordinators { coordinators, .. }) => {
+            coordinators.iter().map(|coordinator| &coordinator.view.name).collect()
+        }
         Message::History { frames } => {
             let news = frames.iter().flat_map(|frame| &frame.news);
             let events = news.filter_map(|news| match news {

@@ -11,6 +11,7 @@ use super::outcome::{
     Event, EventKind, Outcome, PartEvaluation, Update, Waiting, WorkerResult, WorkerState,
     WorkerView,
 };
+use super::question::{CoordinatorStanding, Question, Reply, RunView, TokenView};
 use super::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
 };
@@ -241,8 +242,9 @@ fn of_operators() -> Vec<Message> {
     let id = RequestId { client: 5, number: 6 };
     vec![
         Message::Submit(run()),
-        Message::Watch { step: STEP, event: 1 },
+        Message::Watch { run: Some(4), step: STEP, event: 1 },
         Message::Update(Update {
+            run: Some(4),
             lines: vec![line()],
             events: vec![event()],
             workers: vec![view],
@@ -255,8 +257,48 @@ fn of_operators() -> Vec<Message> {
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Drain { worker: WORKER },
         Message::Request { id, wish: Wish::CreateToken(token()) },
-        Message::Answer { id, refusal: Some("expired".into()) },
+        Message::Answer { id, refusal: Some("expired".into()), run: Some(4) },
+        Message::Transfer { id, to: Some(9) },
         Message::Accepted,
+    ]
+}
+
+fn questions_and_replies() -> Vec<Message> {
+    let view = CoordinatorView { id: 1, name: name(), address: address(), api: Some(address()) };
+    let coordinator = CoordinatorStanding {
+        view,
+        votes: true,
+        leads: false,
+        matched: Some(8),
+        silent_since_unix_ms: Some(3),
+    };
+    let run = RunView {
+        id: 4,
+        name: "one".into(),
+        state: "failed".into(),
+        status: "failed: no disk".into(),
+        step: STEP,
+        hash: Some([5; 32]),
+    };
+    let accepted = token();
+    let Terms { role, uses, expires_unix_s } = accepted.terms().clone();
+    let token = TokenView {
+        id: accepted.id(),
+        role,
+        uses_left: uses.or(Some(2)),
+        expires_unix_s: expires_unix_s.or(Some(6)),
+    };
+    vec![
+        Message::Ask(Question::Coordinators),
+        Message::Ask(Question::Tokens),
+        Message::Ask(Question::Runs),
+        Message::Told(Reply::Coordinators {
+            term: TERM,
+            applied: 9,
+            coordinators: vec![coordinator],
+        }),
+        Message::Told(Reply::Tokens(vec![token])),
+        Message::Told(Reply::Runs(vec![run])),
     ]
 }
 
@@ -277,6 +319,6 @@ pub fn chunk() -> Chunk {
 
 /// One of each.
 pub fn all() -> Vec<Message> {
-    [from_worker(), from_coordinator(), of_coordinators(), between_workers(), of_operators()]
-        .concat()
+    let workers = [from_worker(), from_coordinator(), between_workers()].concat();
+    [workers, of_coordinators(), of_operators(), questions_and_replies()].concat()
 }

@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::cluster::{CoordinatorId, CoordinatorView, Frame, Keys, RequestId, Wish};
+use super::cluster::{CoordinatorId, CoordinatorView, Frame, Keys, RequestId, RunId, Wish};
 use super::generation::Record;
 use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::outcome::{Update, WorkerResult};
+use super::question::{Question, Reply};
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
 
@@ -266,8 +267,12 @@ pub enum Message {
     // Operator to coordinator, and back.
     /// Train this.
     Submit(RunSpec),
-    /// What is new after this step and this event?
+    /// What is new after this step and this event? Who leads answers, once it knows that it does
+    /// and all that was agreed by then.
     Watch {
+        /// The run whose lines the sender has: of another one it is told none. None: it has no
+        /// lines, or means whatever run there is.
+        run: Option<RunId>,
         /// The newest step whose line the sender has.
         step: Step,
         /// The newest event that the sender has.
@@ -300,7 +305,21 @@ pub enum Message {
         id: RequestId,
         /// Why not, if it was refused.
         refusal: Option<String>,
+        /// Which run it has led to, if a run was submitted.
+        run: Option<RunId>,
     },
+    /// Let another coordinator lead. Answered as a Request is, once another one does; it does not
+    /// go through the log, so to say it again is to ask anew.
+    Transfer {
+        /// Names it in the answer.
+        id: RequestId,
+        /// Who; None: whoever has most of the log.
+        to: Option<CoordinatorId>,
+    },
+    /// How does this stand? Answered as Watch is.
+    Ask(Question),
+    /// The answer to Ask.
+    Told(Reply),
     /// The answer to Drain: it is under way.
     Accepted,
 }
@@ -363,6 +382,13 @@ impl Message {
             Self::Drain { .. } => "drain",
             Self::Request { .. } => "request",
             Self::Answer { .. } => "answer",
+            Self::Transfer { .. } => "transfer",
+            Self::Ask(Question::Coordinators) => "ask_coordinators",
+            Self::Ask(Question::Tokens) => "ask_tokens",
+            Self::Ask(Question::Runs) => "ask_runs",
+            Self::Told(Reply::Coordinators { .. }) => "told_coordinators",
+            Self::Told(Reply::Tokens(_)) => "told_tokens",
+            Self::Told(Reply::Runs(_)) => "told_runs",
             Self::Accepted => "accepted",
         }
     }

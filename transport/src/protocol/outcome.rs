@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::cluster::RunId;
 use super::generation::Cause;
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::step::MetricsLine;
@@ -235,6 +236,9 @@ pub enum Outcome {
 /// The coordinator's answer to a watcher: what is new since the numbers it named.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Update {
+    /// The run that this tells of, once there is one. If it is not the one that the watcher named,
+    /// there are no lines here: that one is over.
+    pub run: Option<RunId>,
     /// Lines of settled steps, in order.
     pub lines: Vec<MetricsLine>,
     /// Events, in order.

@@ -229,7 +229,7 @@ mod tests {
 
     /// What a worker neither says nor hears, or only where there are several coordinators or runs;
     /// what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 22] = [
+    const WITHOUT_A_POINT: [&str; 29] = [
         "heartbeat",
         "failed",
         "refused",
@@ -251,6 +251,13 @@ mod tests {
         "drain",
         "request",
         "answer",
+        "transfer",
+        "ask_coordinators",
+        "ask_tokens",
+        "ask_runs",
+        "told_coordinators",
+        "told_tokens",
+        "told_runs",
         "accepted",
     ];
 

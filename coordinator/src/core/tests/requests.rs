@@ -9,7 +9,7 @@ fn request(number: u64, wish: Wish) -> Message {
 
 fn answer(number: u64, refusal: Option<&str>) -> Message {
     let refusal = refusal.map(str::to_string);
-    Message::Answer { id: RequestId { client: 5, number }, refusal }
+    Message::Answer { id: RequestId { client: 5, number }, refusal, run: None }
 }
 
 /// The leader died before it could answer: the next one is asked the same.
@@ -48,7 +48,11 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
     assert_eq!(world.words(links[1]), ["released"]);
     let next = RunSpec { name: "next".into(), ..run_of(2) };
     world.say(world.operator, request(2, Wish::Submit(next.clone())));
-    assert_eq!(world.hear(world.operator).pop(), Some(answer(2, None)));
+    let run = Some(world.core.state().run_id());
+    let granted = Message::Answer { id: RequestId { client: 5, number: 2 }, refusal: None, run };
+    assert_eq!(world.hear(world.operator).pop(), Some(granted.clone()));
+    world.say(world.operator, request(2, Wish::Submit(next)));
+    assert_eq!(world.hear(world.operator), [granted], "the same run, however often it is said");
     assert_eq!(world.words(links[0]), ["welcome"]);
     for link in links {
         *world.actor(link) = Actor { node: "again".into(), ..Actor::default() };

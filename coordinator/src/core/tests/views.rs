@@ -65,3 +65,23 @@ fn a_watcher_is_told_of_a_worker_again_only_when_it_has_changed() {
     world.operator = world.connect(Role::Operator, "operator");
     assert_eq!(told(&mut world), (all, vec![]), "on another link everything is new");
 }
+
+/// The first was cancelled while its watcher was away.
+#[test]
+fn who_watches_a_run_is_told_no_lines_of_another() {
+    let (mut world, links) = World::training(2);
+    world.report_lines(links[0], 1..=3);
+    let first = world.watch(0, 0).run;
+    assert_eq!(first, Some(world.core.state().run_id()));
+    let watch = |run, step| Message::Watch { run, step: Step(step), event: 0 };
+    let told = |world: &mut World, message| {
+        world.say(world.operator, message);
+        match world.hear(world.operator).pop() {
+            Some(Message::Update(update)) => (update.run, update.lines.len()),
+            other => panic!("no update but {other:?}"),
+        }
+    };
+    assert_eq!(told(&mut world, watch(first, 1)), (first, 2));
+    assert_eq!(told(&mut world, watch(Some(99), 0)), (first, 0));
+    assert_eq!(told(&mut world, watch(None, 0)), (first, 3));
+}
