@@ -7,10 +7,12 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod agreement;
+mod asked;
 mod bounds;
 mod commits;
 mod copies;
 mod holdings;
+pub mod linear;
 mod lines;
 mod parameters;
 mod pauses;
@@ -37,6 +39,7 @@ use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
 use agreement::Agreement;
+use asked::Asked;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
@@ -50,6 +53,7 @@ use resumes::Resumes;
 use samples::Samples;
 use sums::Sums;
 
+pub use asked::Call;
 pub use pauses::SERVED;
 pub use stale::Standing;
 
@@ -73,7 +77,7 @@ pub enum Invariant {
     I7,
     /// No heartbeating worker is evicted, and no run fails, without a fault that explains it.
     I8,
-    /// What was agreed on stays, whoever leads.
+    /// What was agreed on stays, whoever leads, and what is asked for happens once.
     I9,
     /// Queues are bounded.
     I10,
@@ -163,6 +167,10 @@ pub enum Observation<'a> {
     Restored(WorkerId, Copy<'a>),
     /// A member computes with another's new version of a shard.
     Loaded(WorkerId, Copy<'a>),
+    /// An operator asks for something.
+    Asked(u64, Call),
+    /// It is granted, or refused.
+    Answered(u64, bool),
     /// A watcher was told of an event.
     Told(&'a Event),
     /// A watcher was told a line.
@@ -241,6 +249,7 @@ pub struct Checks {
     samples: Samples,
     sums: Sums,
     lines: Lines,
+    asked: Asked,
 }
 
 impl Checks {
@@ -264,6 +273,7 @@ impl Checks {
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
             sums: Sums::default(),
             lines: Lines::default(),
+            asked: Asked::default(),
         }
     }
 
@@ -312,6 +322,11 @@ impl Checks {
             Observation::Committed(worker, commit) => self.committed(worker, commit),
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
+            Observation::Asked(client, call) => {
+                self.asked.asked(client, call);
+                Ok(())
+            }
+            Observation::Answered(client, granted) => self.asked.answered(client, granted),
             Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),
@@ -327,18 +342,18 @@ impl Checks {
                 self.copies.corrupted(worker);
                 Ok(())
             }
-            of_copies_or_the_log => {
-                self.agreed(of_copies_or_the_log).and_then(|()| self.held(of_copies_or_the_log))
-            }
+            of_copies_or_the_log => self
+                .agreed(now, of_copies_or_the_log)
+                .and_then(|()| self.held(of_copies_or_the_log)),
         };
         found.map_err(|found| violation(now, found))
     }
 
     /// What is seen of the coordinators' log.
-    fn agreed(&mut self, seen: Observation<'_>) -> Result<(), Found> {
+    fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
             Observation::Leads(life, term) => {
-                self.pauses.led_anew();
+                self.pauses.led_anew(now);
                 self.agreement.leads(life, term)
             }
             Observation::Applied(index, term, bytes) => self.agreement.applied(index, term, bytes),

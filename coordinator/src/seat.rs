@@ -43,6 +43,8 @@ pub struct Options {
     pub replica: raft::Options,
     /// The wall clock at time zero, milliseconds of Unix time: events are stamped with it.
     pub epoch_unix_ms: u64,
+    /// A snapshot is taken when so many entries are behind the one before.
+    pub snapshot_entries: u64,
     /// If it founds the cluster: whether that is there for one run.
     pub founds: Option<bool>,
     /// Who the coordinators were when it last heard of them, with the list's revision.
@@ -174,6 +176,7 @@ pub struct Seat {
     leader: Option<ReplicaId>,
     /// Proposals for which the log had no room.
     put_off: VecDeque<Vec<u8>>,
+    snapshot_entries: u64,
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
     peers: Peers,
@@ -229,7 +232,7 @@ impl Seat {
         kept: Kept,
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
-        let Options { own, replica, epoch_unix_ms, founds, book } = options;
+        let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, book } = options;
         Ok(Self {
             own,
             founds,
@@ -239,6 +242,7 @@ impl Seat {
             leads: None,
             leader: None,
             put_off: VecDeque::new(),
+            snapshot_entries,
             since_snapshot: (0, 0),
             core_ticked: now,
             introduced: None,

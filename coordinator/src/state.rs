@@ -63,6 +63,8 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
+    /// Those that were removed last: as long as the log counts on them, they are heard.
+    removed: Coordinators,
     /// The index of the newest entry that changed who they are, or where.
     revision: u64,
     tokens: Tokens,
@@ -106,6 +108,7 @@ impl Default for State {
             applied: 0,
             ephemeral: true,
             coordinators: Coordinators::default(),
+            removed: Coordinators::default(),
             revision: 0,
             tokens: Tokens::default(),
             outcomes: Outcomes::default(),

@@ -67,6 +67,11 @@ impl Operator {
         &self.lines
     }
 
+    /// Whether it wants to do without a coordinator.
+    pub fn wishes_a_removal(&self) -> bool {
+        self.wishes.iter().any(|(_, wish)| matches!(wish, Wish::Remove(_)))
+    }
+
     /// From now on it wishes this.
     pub fn wish(&mut self, wish: Wish) {
         self.wished += 1;
@@ -116,7 +121,8 @@ impl World {
     pub(super) fn told(&mut self, from: Node, message: Message) -> Result<(), Violation> {
         match message {
             Message::Coordinators { term, leader, .. } => {
-                self.led_by(term, leader.map(|id| id as usize - 1));
+                let leader = leader.and_then(|id| self.place_of(id));
+                self.led_by(term, leader);
                 Ok(())
             }
             Message::Update(update) => {

@@ -1,4 +1,4 @@
-//! How somebody reaches a coordinator, the first time and again. Workers and the operator have a
+//! How somebody reaches a coordinator, the first time and again. Workers and operators have a
 //! link to each of them; of two coordinators the one with the lower number calls.
 
 use std::time::Duration;
@@ -38,6 +38,7 @@ impl World {
         match node {
             Node::Worker(worker) => self.connect_worker(worker, place),
             Node::Coordinator(other) => self.connect_coordinators(other, place),
+            Node::Client(client) => self.connect_client(client, place),
             _ => self.connect_operator(place),
         }
     }

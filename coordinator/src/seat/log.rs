@@ -10,9 +10,7 @@ use crate::core;
 use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
 use crate::state::{Entry, State};
 
-/// A snapshot is taken when so many entries are behind the one before.
-const SNAPSHOT_ENTRIES: u64 = 10_000;
-/// Or so many bytes of them.
+/// A snapshot is taken when so many bytes of entries are behind the one before, however few.
 const SNAPSHOT_BYTES: usize = 4 << 20;
 
 impl Seat {
@@ -106,7 +104,8 @@ impl Seat {
         }
         self.since_snapshot.0 += 1;
         self.since_snapshot.1 += bytes.len();
-        if self.since_snapshot.0 >= SNAPSHOT_ENTRIES || self.since_snapshot.1 >= SNAPSHOT_BYTES {
+        let (entries, bytes) = self.since_snapshot;
+        if entries >= self.snapshot_entries || bytes >= SNAPSHOT_BYTES {
             self.take_snapshot();
         }
         Ok(())
@@ -123,10 +122,15 @@ impl Seat {
         Ok(())
     }
 
-    /// Who the coordinators are, as the log has it by now.
+    /// Who the coordinators are, as the log has it by now, and who was removed last: one that comes
+    /// back from its disk alone may need the word of these, too.
     fn learn_of_peers(&mut self) {
-        let state = self.core.state();
-        self.peers.learn(state.revision(), state.coordinators(), self.replica.members());
+        let (state, members) = (self.core.state(), self.replica.members());
+        self.peers.learn(state.revision(), state.coordinators(), members);
+        let removed = state.removed();
+        if !removed.is_empty() {
+            self.peers.learn(0, removed, members);
+        }
     }
 
     /// What the history says of entries that are not in the log any more.

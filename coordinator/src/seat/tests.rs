@@ -98,8 +98,14 @@ impl World {
             #[cfg(feature = "planted")]
             plant: None,
         };
-        let options =
-            Options { own, replica, epoch_unix_ms: 0, founds: (id == 1).then_some(false), book };
+        let options = Options {
+            own,
+            replica,
+            epoch_unix_ms: 0,
+            snapshot_entries: 10_000,
+            founds: (id == 1).then_some(false),
+            book,
+        };
         *self.starts.entry(id).or_default() += 1;
         let kept = self.disks.entry(id).or_default().clone();
         let seat = Seat::new(self.now, options, kept, Vec::new()).expect("a sound disk");
@@ -404,6 +410,23 @@ fn who_is_removed_is_told_and_the_others_go_on() {
     assert_eq!(world.removed.first(), Some(&ids[2]));
     world.kill(ids[2]);
     assert_eq!(world.wish(2, Wish::Cancel).map(|it| it.is_some()), Some(true), "there is no run");
+}
+
+/// Until both have agreed that only one of them is left, they need each other.
+#[test]
+fn of_two_either_can_be_removed() {
+    for leads in [true, false] {
+        let mut world = World::founded();
+        let ids = [1, world.join(2)];
+        world.pass(1_000);
+        let leader = world.leader().expect("one of them leads");
+        let gone = ids.into_iter().find(|id| (*id == leader) == leads).expect("one of two");
+        let stays = ids[0] + ids[1] - gone;
+        assert_eq!(world.wish(1, Wish::Remove(gone)), Some(None));
+        world.pass(1_000);
+        assert_eq!((world.voters(stays), world.leader()), (vec![stays], Some(stays)));
+        assert_eq!(world.removed.first(), Some(&gone));
+    }
 }
 
 /// Who leads may be removed, too.

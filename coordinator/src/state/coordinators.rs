@@ -20,13 +20,13 @@ pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
 impl State {
     /// The coordinators, by id; none before the cluster was founded.
     pub fn coordinators(&self) -> Vec<CoordinatorView> {
-        let views = self.coordinators.iter().map(|(&id, known)| CoordinatorView {
-            id,
-            name: known.name.clone(),
-            address: known.address,
-            api: known.api,
-        });
-        views.collect()
+        views(&self.coordinators)
+    }
+
+    /// Those that were removed last, by id. That one of them is no voter any more, the log may
+    /// still have to agree on, perhaps with its help.
+    pub fn removed(&self) -> Vec<CoordinatorView> {
+        views(&self.removed)
     }
 
     /// Grows with every change of who they are, or where: the index of the entry that made it.
@@ -109,8 +109,21 @@ impl State {
         if self.coordinators.len() == 1 {
             return Err(format!("coordinator {id} is the last; stop it instead"));
         }
-        self.coordinators.remove(&id);
+        self.removed.extend(self.coordinators.remove_entry(&id));
+        if self.removed.len() > MAX_MEMBERS {
+            self.removed.pop_first();
+        }
         self.revision = self.applied;
         Ok(Verdict::Accepted)
     }
+}
+
+fn views(coordinators: &Coordinators) -> Vec<CoordinatorView> {
+    let views = coordinators.iter().map(|(&id, known)| CoordinatorView {
+        id,
+        name: known.name.clone(),
+        address: known.address,
+        api: known.api,
+    });
+    views.collect()
 }

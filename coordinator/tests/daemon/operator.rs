@@ -59,7 +59,7 @@ impl Operator {
         node.link.send(Message::Request { id, wish: wish.clone() }).ok()?;
         loop {
             match node.link.receive().await.ok()? {
-                Message::Answer { id: of, refusal } if of == id => {
+                Message::Answer { id: of, refusal, .. } if of == id => {
                     self.node = Some(node);
                     return Some(refusal.map_or(Ok(()), Err));
                 }

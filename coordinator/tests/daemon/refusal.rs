@@ -10,7 +10,7 @@ use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
 use everstep_transport::identity::{
     Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, Terms,
 };
-use everstep_transport::protocol::{Message, Wish, codec};
+use everstep_transport::protocol::{Message, Step, Wish, codec};
 use everstep_transport::quic::{EnrolError, enrol};
 use tempfile::TempDir;
 
@@ -285,7 +285,7 @@ async fn the_keys_of_the_cluster_are_for_coordinators_alone() {
         let node = Node::connect(cluster.address, &credentials).await;
         node.say(Message::FetchKeys);
         node.say(Message::Hello { schema: codec::schema(), worker: None });
-        node.say(Message::Watch { step: everstep_transport::protocol::Step(0), event: 0 });
+        node.say(Message::Watch { run: None, step: Step(0), event: 0 });
         let heard = node.hear().await;
         assert!(matches!(heard, Message::Welcome { .. } | Message::Update(_)), "{heard:?}");
     }

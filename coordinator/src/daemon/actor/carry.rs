@@ -110,8 +110,12 @@ impl Coordinator {
 
     /// Another coordinator has told what the journal lacks, or a page of it.
     fn fill(&mut self, frames: Vec<Frame>) -> Result<(), CoordinatorError> {
+        let wanted = self.journal.wanted();
         self.journal.fill(frames)?;
-        self.asked = None;
+        // Who had no more of it is not asked again at once.
+        if self.journal.wanted() != wanted {
+            self.asked = None;
+        }
         Ok(())
     }
 

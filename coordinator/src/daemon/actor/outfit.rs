@@ -18,6 +18,8 @@ use crate::raft::{self, Profile, ReplicaId};
 use crate::seat::{self, Seat};
 use crate::state::Coordinator;
 
+/// A snapshot is taken when so many entries are behind the one before.
+const SNAPSHOT_ENTRIES: u64 = 10_000;
 /// How many entries before a snapshot's place stay in the log, for who is a little behind.
 const KEEP: u64 = 1_000;
 
@@ -65,6 +67,7 @@ impl Outfit {
             },
             own,
             epoch_unix_ms: unix.as_millis() as u64,
+            snapshot_entries: SNAPSHOT_ENTRIES,
             founds: content.founds,
             book: (content.revision, content.members.clone()),
         };
