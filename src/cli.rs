@@ -238,6 +238,11 @@ pub struct SimulateFlags {
     #[arg(long, value_name = "W", env = "EVERSTEP_WORKERS", default_value_t = 4,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
+    /// How many coordinators a cluster has, not counting those that join; by default 1 or 3, by the
+    /// seed
+    #[arg(long, value_name = "N", env = "EVERSTEP_COORDINATORS",
+        value_parser = clap::value_parser!(u32).range(1..=5))]
+    pub coordinators: Option<u32>,
     /// For how many virtual minutes things go wrong
     #[arg(long, value_name = "M", env = "EVERSTEP_MINUTES", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1440))]

@@ -365,6 +365,13 @@ fn i9_a_file_that_nobody_syncs_is_found() {
     find_in(3, prepare, a_majority_without_its_disk(), &[I1, I9, I11]);
 }
 
+/// The log begins behind what the history does not tell.
+#[test]
+fn i13_a_history_that_nobody_syncs_is_found() {
+    let prepare = Prepare { forgets_history: true, ..Prepare::default() };
+    find(prepare, storm(), &[I13]);
+}
+
 /// It begins a term and leads in it, crashes before that is on its disk, and begins it again.
 #[test]
 fn i1_a_term_that_begins_twice_is_found() {
