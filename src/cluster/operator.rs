@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use everstep_transport::identity::{Credentials, Role};
 use everstep_transport::protocol::outcome::{Update, WorkerView};
-use everstep_transport::protocol::{Message, NodeName, RunId, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{
+    CoordinatorView, Message, NodeName, RunId, RunSpec, Step, WorkerId,
+};
 use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings};
 
 use super::error::ClusterError;
@@ -24,6 +26,9 @@ pub(crate) struct Operator {
 
 /// How long the coordinator may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two questions to one that does not lead yet.
+const PAUSE: Duration = Duration::from_millis(20);
+const LEADER: Expected = Expected::Role(Role::Coordinator);
 
 impl Operator {
     /// Connects with the operator's credentials that the coordinator keeps in `home`.
@@ -32,8 +37,7 @@ impl Operator {
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
         let settings = Settings::for_address(address.ip());
         let endpoint = Endpoint::bind(listen, &credentials, settings, None).map_err(failed)?;
-        let expected = Expected::Role(Role::Coordinator);
-        let link = endpoint.connect(address, &expected).await.map_err(failed)?;
+        let link = endpoint.connect(address, &LEADER).await.map_err(failed)?;
         Ok(Self { endpoint, link, run: None, workers: BTreeMap::new() })
     }
 
@@ -69,7 +73,7 @@ impl Operator {
     ///
     /// # Errors
     /// [`ClusterError::Failed`] with the coordinator's words if it refuses.
-    pub(crate) async fn drain(&self, worker: WorkerId) -> Result<(), ClusterError> {
+    pub(crate) async fn drain(&mut self, worker: WorkerId) -> Result<(), ClusterError> {
         match self.ask(Message::Drain { worker }).await? {
             Message::Accepted => Ok(()),
             other => Err(unexpected(&other)),
@@ -89,22 +93,43 @@ impl Operator {
         }
     }
 
-    async fn ask(&self, question: Message) -> Result<Message, ClusterError> {
-        self.link.send(question).map_err(failed)?;
-        let answer = tokio::time::timeout(PATIENCE, self.hear()).await;
-        match answer.map_err(|_| ClusterError::Coordinator("it does not answer".into()))? {
-            Ok(Message::Refused { reason }) => Err(ClusterError::failed(None, &reason)),
-            Ok(answer) => Ok(answer),
-            Err(error) => Err(failed(error)),
+    /// One that does not lead, or not yet, says so instead of an answer, and is asked again: on
+    /// another link, where no answer can come late.
+    async fn ask(&mut self, question: Message) -> Result<Message, ClusterError> {
+        let began = Instant::now();
+        loop {
+            self.link.send(question.clone()).map_err(failed)?;
+            let answer = tokio::time::timeout(PATIENCE, self.hear()).await;
+            match answer.map_err(|_| ClusterError::Coordinator("it does not answer".into()))? {
+                Ok(Some(Message::Refused { reason })) => {
+                    return Err(ClusterError::failed(None, &reason));
+                }
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) if began.elapsed() > PATIENCE => {
+                    return Err(ClusterError::Coordinator("it does not lead".into()));
+                }
+                Ok(None) => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(failed(error)),
+            }
+            let address = self.link.remote_address();
+            self.link = self.endpoint.connect(address, &LEADER).await.map_err(failed)?;
+            self.workers.clear();
         }
     }
 
-    /// The next answer: who the coordinators are, every peer is told besides.
-    async fn hear(&self) -> Result<Message, LinkError> {
+    /// The next answer; none where it is that somebody else leads, or nobody.
+    async fn hear(&self) -> Result<Option<Message>, LinkError> {
         loop {
             match self.link.receive().await? {
-                Message::Coordinators { .. } => {}
-                answer => return Ok(answer),
+                Message::Coordinators { leader, members, .. } => {
+                    let asked =
+                        |view: &&CoordinatorView| view.address == self.link.remote_address();
+                    let asked = members.iter().find(asked).map(|view| view.id);
+                    if leader.is_none() || leader != asked {
+                        return Ok(None);
+                    }
+                }
+                answer => return Ok(Some(answer)),
             }
         }
     }

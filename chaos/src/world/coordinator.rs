@@ -432,7 +432,7 @@ impl World {
                 self.later(Happening::Coordinator(place, closed));
                 Ok(())
             }
-            Effect::Admitted { .. } => Ok(()), // nobody asks
+            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
         }
     }
 
