@@ -53,7 +53,7 @@ use resumes::Resumes;
 use samples::Samples;
 use sums::Sums;
 
-pub use asked::Call;
+pub use asked::{Answer, Call, TOKENS};
 pub use pauses::SERVED;
 pub use stale::Standing;
 
@@ -169,8 +169,8 @@ pub enum Observation<'a> {
     Loaded(WorkerId, Copy<'a>),
     /// An operator asks for something.
     Asked(u64, Call),
-    /// It is granted, or refused.
-    Answered(u64, bool),
+    /// It is answered.
+    Answered(u64, Answer),
     /// A watcher was told of an event.
     Told(&'a Event),
     /// A watcher was told a line.
@@ -326,7 +326,7 @@ impl Checks {
                 self.asked.asked(client, call);
                 Ok(())
             }
-            Observation::Answered(client, granted) => self.asked.answered(client, granted),
+            Observation::Answered(client, answer) => self.asked.answered(client, answer),
             Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),

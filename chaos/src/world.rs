@@ -346,7 +346,7 @@ impl World {
         self.note(format_args!("{to} hears {} of {from}", message.name()));
         match (from, to) {
             (_, Node::Operator) => self.told(from, message),
-            (_, Node::Client(client)) => self.told_client(client, message),
+            (_, Node::Client(client)) => self.told_client(client, from, message),
             (_, Node::Coordinator(place)) => {
                 if let Node::Worker(worker) = from {
                     self.course.heard(self.now, place, worker);

@@ -7,8 +7,8 @@
 //! A thread of its own writes. An fsync takes milliseconds and, on a bad day, seconds; heartbeats
 //! are answered meanwhile. Batches that come while it writes go together into the next transaction.
 
+mod error;
 pub mod replica;
-mod store;
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use std::{io, iter};
 use everstep_transport::protocol::codec;
 use redb::backends::FileBackend;
 
+pub use self::error::StoreError;
 use self::replica::{Owner, ReplicaStore};
-pub use self::store::{Row, Store, StoreError};
 use crate::raft::{Batch, Kept};
 use crate::state::ArchivedEntry;
 

@@ -11,6 +11,8 @@
 
 mod log;
 mod peers;
+mod standing;
+mod transfer;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,6 +27,8 @@ use everstep_transport::time::Time;
 pub(crate) use self::log::decode;
 pub(crate) use self::log::encode;
 use self::peers::Peers;
+use self::standing::Heard;
+use self::transfer::Transfer;
 use crate::core::{self, Core, LinkId};
 use crate::raft::{self, Batch, Kept, Replica, ReplicaId, Unsound};
 use crate::state::{Command, Coordinator, Entry, SnapshotError};
@@ -85,6 +89,8 @@ pub enum Input {
         /// The node.
         node: NodeName,
     },
+    /// See [`core::Input::Look`].
+    Look(u64),
     /// This batch is durable, and so are all before it.
     Persisted(u64),
     /// It is to leave: if it leads, somebody else should.
@@ -129,6 +135,8 @@ pub enum Effect {
         /// Why it is not admitted after all.
         refusal: Option<Refusal>,
     },
+    /// See [`core::Effect::Looked`].
+    Looked(u64),
     /// Write this, make it durable, then give [`Input::Persisted`]. Before a batch with a snapshot
     /// the history is to be durable: what it follows from goes. An error is the end of the process.
     Persist(Batch),
@@ -180,6 +188,9 @@ pub struct Seat {
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
     peers: Peers,
+    heard: Heard,
+    /// The transfer of leadership that an operator waits for.
+    transfer: Option<Transfer>,
     /// The newest tick of the core.
     core_ticked: Time,
     /// When it last said where it is.
@@ -244,6 +255,8 @@ impl Seat {
             put_off: VecDeque::new(),
             snapshot_entries,
             since_snapshot: (0, 0),
+            heard: Heard::default(),
+            transfer: None,
             core_ticked: now,
             introduced: None,
             past: Some(history),
@@ -273,7 +286,8 @@ impl Seat {
                 self.core.handle(now, core::Input::Admit { token, node });
             }
             Input::Persisted(number) => self.replica.persisted(number),
-            Input::HandOver => self.hand_over(),
+            Input::Look(number) => self.core.handle(now, core::Input::Look(number)),
+            Input::HandOver => self.hand_over(now),
             Input::Tick => self.tick(now),
         }
         self.advance(now)
@@ -321,7 +335,7 @@ impl Seat {
     fn hear(&mut self, now: Time, from: LinkId, message: Message) {
         let coordinator = self.peers.is_coordinator(from);
         match message {
-            Message::Raft(bytes) if coordinator => self.hear_replica(from, &bytes),
+            Message::Raft(bytes) if coordinator => self.hear_replica(now, from, &bytes),
             Message::FetchHistory { from: index } if coordinator => {
                 self.effects.push_back(Effect::Recall { to: from, from: index });
             }
@@ -349,10 +363,13 @@ impl Seat {
     }
 
     /// Who it is, its link has proved; under which id, the log says.
-    fn hear_replica(&mut self, from: LinkId, bytes: &[u8]) {
+    fn hear_replica(&mut self, now: Time, from: LinkId, bytes: &[u8]) {
         let id = self.peers.id_of(self.replica.members(), from);
         let reason = match (id, raft::Message::decode(bytes)) {
-            (Some(id), Ok(message)) => return self.replica.receive(id, &message),
+            (Some(id), Ok(message)) => {
+                self.heard.hear(now, id);
+                return self.replica.receive(id, &message);
+            }
             // Who sends one waits for an answer as long as the link lasts; what else is said comes
             // again by itself, when it is known who says it.
             (None, Ok(message)) if message.is_snapshot() => "it is not known here yet".into(),
@@ -374,15 +391,6 @@ impl Seat {
         let message = Message::Join { id: Some(self.peers.own().0), incarnation, address, api };
         self.effects.push_back(Effect::Send { to, message });
     }
-
-    fn hand_over(&mut self) {
-        let members = self.replica.members();
-        let mut voters = members.voters.iter().copied();
-        let linked = voters.find(|id| self.peers.link_of(members, *id).is_some());
-        if let Some(to) = linked.filter(|_| self.leads.is_some()) {
-            let _ = self.replica.transfer(to); // who cannot leaves all the same
-        }
-    }
 }
 
 // Time.
@@ -393,6 +401,7 @@ impl Seat {
             self.core_ticked = now;
             self.core.handle(now, core::Input::Tick);
         }
+        self.end_transfer(now);
         if self.leads.is_some() {
             self.propose_put_off();
             self.seek_members();

@@ -1,28 +1,30 @@
-//! Operators that want tokens made and revoked: each at whichever coordinator comes to its mind, one
-//! question at a time, said again elsewhere under the same number until it is answered. What they
-//! are told must be in order (I9).
+//! Operators that want tokens made and revoked, and ask which there are: each at whichever
+//! coordinator comes to its mind, one question at a time, said again elsewhere, under the same
+//! number, until it is answered. One story must explain all that they are told (I9).
 
 use std::time::Duration;
 
 use everstep_coordinator::core::LinkId;
 use everstep_coordinator::seat::Input;
 use everstep_transport::identity::{AcceptedToken, Identity, JoinToken, Role, Terms, TokenId};
-use everstep_transport::protocol::{Message, NodeName, RequestId, Wish};
+use everstep_transport::protocol::{Message, NodeName, Question, Reply, RequestId, Wish};
 
+use super::link::End;
 use super::types::Happening;
 use super::{Node, World};
-use crate::check::{Call, Observation, Violation};
+use crate::check::{Answer, Call, Observation, TOKENS, Violation};
 
 /// So many of them there are.
 pub const CLIENTS: usize = 3;
-/// So many tokens they speak of.
-const TOKENS: u64 = 3;
 /// So much each of them asks for in a run.
 const QUESTIONS: u64 = 30;
 /// So long each waits for an answer before it asks elsewhere.
 const PATIENCE: Duration = Duration::from_millis(400);
 /// Between an answer and the next question, at most.
 const PAUSE: Duration = Duration::from_millis(600);
+
+/// What the digit 0 stands for in a token's text.
+const FIRST: u8 = 52;
 
 /// One of them.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +36,8 @@ pub struct Client {
     leader: Option<usize>,
     /// How often it has asked, that what it waits for in vain can be told from what it has.
     attempt: u64,
+    /// On which link it waits for an answer that has no number.
+    lists: Option<u64>,
 }
 
 /// A token of this number, the same in every run.
@@ -41,8 +45,13 @@ fn token(number: u64) -> (TokenId, AcceptedToken) {
     let text = format!("es1.AAAAAAAAAAA{number}.{}.{}", "A".repeat(43), "A".repeat(43));
     let token: JoinToken = text.parse().expect("the form of a token");
     let mut id = TokenId::default();
-    id[8] = 52 + number as u8; // what the digit stands for in the text
+    id[8] = FIRST + number as u8;
     (id, token.accepted(Terms::unlimited(Role::Worker)))
+}
+
+/// Which one it is.
+fn number(id: &TokenId) -> u8 {
+    id[8] - FIRST
 }
 
 impl World {
@@ -59,6 +68,7 @@ impl World {
         if self.clients[client].attempt != attempt {
             return Ok(());
         }
+        self.give_up(client);
         let call = match self.clients[client].question {
             Some(call) => call,
             None if self.clients[client].number == QUESTIONS => return Ok(()),
@@ -74,6 +84,8 @@ impl World {
         let (own, peer) = (Node::Client(client), Node::Coordinator(place));
         if self.links.is_open(own, peer) {
             let message = self.clients[client].words(client, call);
+            self.clients[client].lists =
+                self.links.number(own, peer).filter(|_| call == Call::List);
             self.say(own, peer, message);
         }
         self.ask_later(client, PATIENCE);
@@ -88,9 +100,10 @@ impl World {
 
     fn think(&mut self) -> Call {
         let number = self.random.below(TOKENS);
-        match self.random.below(2) {
+        match self.random.below(3) {
             0 => Call::Create(number),
-            _ => Call::Revoke(number),
+            1 => Call::Revoke(number),
+            _ => Call::List,
         }
     }
 
@@ -101,22 +114,51 @@ impl World {
         leader.filter(|_| self.random.below(4) > 0).unwrap_or(any)
     }
 
+    /// The answer to a list has no number: what comes late on its link must not be taken for the
+    /// answer to another, so the link is given up.
+    fn give_up(&mut self, client: usize) {
+        let own = Node::Client(client);
+        let Some(link) = self.clients[client].lists.take() else { return };
+        if let Some(Node::Coordinator(place)) = self.links.peer(own, link)
+            && self.links.number(own, Node::Coordinator(place)) == Some(link)
+        {
+            self.close_link(own, Node::Coordinator(place), End::lost("no answer in time"));
+            self.seek(own, place, None);
+        }
+    }
+
     /// A coordinator has told a client something.
-    pub(super) fn told_client(&mut self, client: usize, message: Message) -> Result<(), Violation> {
-        let granted = match message {
+    pub(super) fn told_client(
+        &mut self,
+        client: usize,
+        from: Node,
+        message: Message,
+    ) -> Result<(), Violation> {
+        let answer = match message {
             Message::Coordinators { leader, .. } => {
                 self.clients[client].leader = leader.and_then(|id| self.place_of(id));
                 return Ok(());
             }
             Message::Answer { id, refusal, .. } if id.number == self.clients[client].number => {
-                refusal.is_none()
+                if refusal.is_some() {
+                    Answer::Refused
+                } else {
+                    Answer::Granted
+                }
+            }
+            Message::Told(Reply::Tokens(tokens)) => {
+                let link = self.links.number(Node::Client(client), from);
+                if self.clients[client].lists.take_if(|lists| Some(*lists) == link).is_none() {
+                    return Ok(());
+                }
+                Answer::Listed(tokens.iter().map(|token| 1 << number(&token.id)).sum())
             }
             _ => return Ok(()),
         };
         if self.clients[client].question.take().is_none() {
             return Ok(());
         }
-        self.observe(Observation::Answered(client as u64, granted))?;
+        self.observe(Observation::Answered(client as u64, answer))?;
         let pause = Duration::from_nanos(1 + self.random.below(PAUSE.as_nanos() as u64));
         self.ask_later(client, pause);
         Ok(())
@@ -132,6 +174,7 @@ impl Client {
         match call {
             Call::Create(number) => request(Wish::CreateToken(token(number).1)),
             Call::Revoke(number) => request(Wish::RevokeToken(token(number).0)),
+            Call::List => Message::Ask(Question::Tokens),
         }
     }
 }

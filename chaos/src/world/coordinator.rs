@@ -397,6 +397,9 @@ impl World {
             Effect::Persist(batch) => {
                 self.witness_proposals(place, &batch.entries)?;
                 self.prepare_journal(place, &batch);
+                if self.scenario.prepare.forgets_history {
+                    self.coordinators[place].disk.journal_mut().neglect();
+                }
                 let (number, takes) = (batch.number, self.random.delay());
                 let durable = self.coordinators[place].disk.write(self.now, takes, batch);
                 self.queue.put(durable, Happening::Durable(place));
@@ -429,7 +432,7 @@ impl World {
                 self.later(Happening::Coordinator(place, closed));
                 Ok(())
             }
-            Effect::Admitted { .. } => Ok(()), // nobody asks
+            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Journal {
     records: Vec<Record>,
     /// So many of them are durable.
     durable: usize,
+    /// Nobody makes sure of them.
+    neglected: bool,
     ledger: Ledger,
 }
 
@@ -87,7 +89,14 @@ impl Journal {
 
     /// What is there is durable.
     pub fn sync(&mut self) {
-        self.durable = self.records.len();
+        if !self.neglected {
+            self.durable = self.records.len();
+        }
+    }
+
+    /// From now on nothing makes it durable.
+    pub fn neglect(&mut self) {
+        self.neglected = true;
     }
 
     /// The process is gone, and what was not durable may be, from its end on.
@@ -96,7 +105,7 @@ impl Journal {
         self.records.truncate(self.durable + random.below(cached as u64 + 1) as usize);
         self.ledger = Ledger::default();
         self.records.iter().for_each(|record| self.ledger.note(record));
-        self.sync();
+        self.durable = self.records.len();
     }
 
     fn append(&mut self, record: Option<Record>) {

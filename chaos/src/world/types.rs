@@ -49,12 +49,20 @@ pub struct Prepare {
     pub coordinator: fn(Time, seat::Options, Kept, Vec<Frame>) -> Result<Seat, SeatError>,
     /// A coordinator is told that a batch is durable when it has only been written.
     pub skips_fsync: bool,
+    /// A coordinator does not make its history durable before a snapshot takes its entries' place.
+    pub forgets_history: bool,
 }
 
 impl Default for Prepare {
     /// Nothing.
     fn default() -> Self {
-        Self { worker: |_| {}, device: |_| {}, coordinator: Seat::new, skips_fsync: false }
+        Self {
+            worker: |_| {},
+            device: |_| {},
+            coordinator: Seat::new,
+            skips_fsync: false,
+            forgets_history: false,
+        }
     }
 }
 

@@ -348,7 +348,7 @@ fn another_owner_is_refused_in_words() {
 fn a_file_of_another_kind_is_refused_in_words() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("other.redb");
-    super::super::Store::create(file(&path), 7).expect("a plain store of rows");
+    drop(database(file(&path)).expect("an empty database"));
     let error = ReplicaStore::open(file(&path), OWNER).map(drop).expect_err("it is no replica's");
     assert_eq!(error.to_string(), "the file is damaged: it has no header");
     std::fs::write(&path, "").expect("emptied");
