@@ -21,7 +21,7 @@ mod worker;
 pub use bench::{
     AllReduceFlags, Bench, ChurnFlags, FailoversFlags, JoinsFlags, KillsFlags, OverlapFlags,
 };
-pub use cluster::{AskFlags, ClusterFlags, Count};
+pub use cluster::{AskFlags, ClusterFlags, Count, DaemonFlags, LogFormat};
 pub use coordinator::{
     AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RemoveFlags, TransferFlags,
 };

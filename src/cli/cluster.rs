@@ -1,11 +1,12 @@
-//! The flags that say which cluster is meant, and how large one is to be.
+//! Flags that several verbs have: which cluster is meant, how large one is to be, and what all
+//! daemons take.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
 use clap::builder::BoolishValueParser;
+use clap::{Args, ValueEnum};
 
 /// The cluster that an operator means.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +34,31 @@ pub struct AskFlags {
     /// Print the answer as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
+}
+
+/// What a daemon's file and log are.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct DaemonFlags {
+    /// A TOML file that states in its section [coordinator] or [worker] what neither a flag nor a
+    /// variable does
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// How the log on stderr is written
+    #[arg(long, value_name = "FORMAT", env = "EVERSTEP_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// End when the parent process does.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// How a log is written.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// An object a line, for machines.
+    Json,
 }
 
 /// How many coordinators a cluster has.
