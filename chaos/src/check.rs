@@ -11,6 +11,7 @@ mod bounds;
 mod commits;
 mod copies;
 mod holdings;
+pub mod linear;
 mod lines;
 mod parameters;
 mod pauses;

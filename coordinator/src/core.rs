@@ -30,6 +30,7 @@ mod operators;
 mod partition;
 mod past;
 mod plan;
+mod reads;
 mod reign;
 mod silence;
 mod view;
@@ -42,7 +43,7 @@ use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, Frame, Message, NodeName, Step, Term, Wish, WorkerId,
+    CoordinatorId, Frame, Message, NodeName, RequestId, Step, Term, Wish, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -120,6 +121,9 @@ pub enum Input {
         /// Of [`Effect::Confirm`].
         ticket: u64,
     },
+    /// Somebody else reads through the shell: once it may be answered from what is known here,
+    /// [`Effect::Looked`] says so, with this number or a later one.
+    Look(u64),
     /// A snapshot took the place of entries that are not there any more, while it followed.
     Installed(Box<State>),
     /// A node was judged to be admitted: its use of the token is to be spent.
@@ -170,6 +174,23 @@ pub enum Effect {
     Confirm {
         /// Numbers the question.
         ticket: u64,
+    },
+    /// Looks up to this number may be answered from what is known now: it is all that was agreed
+    /// when they were asked.
+    Looked(u64),
+    /// An operator asks how the coordinators stand, which their replicas know.
+    Describe {
+        /// Its link.
+        to: LinkId,
+    },
+    /// An operator asks that another coordinator lead.
+    Transfer {
+        /// Its link.
+        asked_by: LinkId,
+        /// What it calls this.
+        id: RequestId,
+        /// Who is to; none: whoever has most of the log.
+        to: Option<CoordinatorId>,
     },
     /// A use of a token was spent, or not.
     Admitted {
@@ -268,6 +289,7 @@ impl Core {
             Input::Leader { term, leader } => self.led_by(now, term, leader),
             Input::Confirmed { ticket } => self.confirmed(now, ticket),
             Input::Unconfirmed { ticket } => self.unconfirmed(ticket),
+            Input::Look(number) => self.look(number),
             Input::Installed(state) => self.install(now, *state),
             Input::Admit { token, node } => self.admit_node(now, token, node),
             Input::Applied { index, term, entry } => self.applied(now, index, term, entry),

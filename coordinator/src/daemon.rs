@@ -22,6 +22,7 @@ mod files;
 mod gate;
 mod join;
 mod journal;
+mod looks;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -37,13 +38,14 @@ use tokio::time::MissedTickBehavior;
 
 pub(crate) use self::actor::Coordinator;
 use self::actor::{Leave, Outfit, Tick};
-pub(crate) use self::asked::{Ask, Known, Peer, Petition};
+pub(crate) use self::asked::{Ask, Known, Petition};
 use self::book::Book;
 pub use self::book::BookError;
 use self::desk::Desk;
 pub use self::error::CoordinatorError;
 use self::files::{BOOK_FILE, Cluster};
 pub use self::journal::JournalError;
+pub(crate) use self::looks::Look;
 use crate::http::{self, Api};
 use crate::seat::TICK;
 use crate::state;
@@ -143,7 +145,9 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         let settings = Settings::for_address(listen.ip());
         let enrolment = Enrolment::decided_by(cluster.authority.clone(), gate);
         let endpoint = Endpoint::bind(listen, &credentials, settings, Some(enrolment))?;
-        let api = http.map(|http| Api::open(&http, &cluster.dir)).transpose()?;
+        let api = http
+            .map(|http| Api::open(&http, &cluster.dir, cluster.authority.clone()))
+            .transpose()?;
         let stop = Signals::install()?;
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };

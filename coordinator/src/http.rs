@@ -10,12 +10,13 @@
 //! something takes the token (`guard.rs`). It is not encrypted.
 
 mod answers;
+mod changes;
 mod guard;
 mod metrics;
 mod problem;
+mod query;
 mod routes;
 mod source;
-mod standing;
 mod token;
 
 use std::any::Any;
@@ -33,11 +34,14 @@ use actix_web::middleware::{DefaultHeaders, Next, from_fn};
 use actix_web::web::Data;
 use actix_web::{App, HttpServer, ResponseError};
 
+use everstep_transport::identity::Authority;
+use everstep_transport::protocol::question::{CoordinatorStanding, RunView, TokenView};
+
 use self::guard::Guard;
 use self::source::Source;
 use self::token::Token;
 use crate::core::ClusterView;
-use crate::daemon::{Coordinator, Peer};
+use crate::daemon::Coordinator;
 use crate::history::{Lapse, Tally};
 
 /// Most connections at a time; who comes then waits.
@@ -112,9 +116,20 @@ struct Overview {
     under_protected: Vec<Lapse>,
     /// How many links there are to peers of each role.
     links: Vec<(&'static str, u64)>,
+    /// The runs, the one under way last.
+    runs: Vec<RunView>,
+    /// The tokens, by id.
+    tokens: Vec<TokenView>,
     /// The coordinators, by id.
-    coordinators: Vec<Peer>,
+    coordinators: Vec<CoordinatorStanding>,
+    /// The newest entry of the log that is applied here.
+    applied: u64,
+    /// A coordinator is known to lead.
+    is_led: bool,
 }
+
+/// Whose tokens are made here.
+struct Issuer(Arc<Authority>);
 
 /// Where a coordinator is.
 #[derive(Clone, Copy, Debug)]
@@ -128,11 +143,17 @@ pub(crate) struct Api {
     listener: TcpListener,
     address: SocketAddr,
     guard: Guard,
+    authority: Arc<Authority>,
 }
 
 impl Api {
-    /// Listens, for a coordinator whose files are in `dir`.
-    pub(crate) fn open(options: &Options, dir: &Path) -> Result<Self, HttpError> {
+    /// Listens, for a coordinator whose files are in `dir`, and of whose cluster this is the
+    /// authority.
+    pub(crate) fn open(
+        options: &Options,
+        dir: &Path,
+        authority: Arc<Authority>,
+    ) -> Result<Self, HttpError> {
         options.check()?;
         let token = match &options.token {
             Some(path) => Token::read(path),
@@ -146,7 +167,7 @@ impl Api {
             for_everything: options.token.is_some(),
             loopback: address.ip().is_loopback(),
         };
-        Ok(Self { listener, address, guard })
+        Ok(Self { listener, address, guard, authority })
     }
 
     /// Where it listens.
@@ -160,14 +181,16 @@ impl Api {
         coordinator: Addr<Coordinator>,
         links: SocketAddr,
     ) -> Result<ServerHandle, HttpError> {
-        let Self { listener, address, guard } = self;
+        let Self { listener, address, guard, authority } = self;
         let (source, guard) = (Arc::new(Source::new(coordinator)), Arc::new(guard));
+        let issuer = Data::new(Issuer(authority));
         let place = Place { links };
         let app = move || {
             App::new()
                 .app_data(Data::from(source.clone()))
                 .app_data(Data::from(guard.clone()))
                 .app_data(Data::new(place))
+                .app_data(issuer.clone())
                 .configure(routes::lay)
                 .wrap(from_fn(admit))
                 .wrap(headers())
@@ -221,4 +244,4 @@ fn bound(connection: &dyn Any) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

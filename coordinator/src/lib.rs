@@ -20,4 +20,5 @@ pub mod log;
 pub mod plant;
 pub mod raft;
 pub mod seat;
+mod standing;
 pub mod state;

@@ -398,6 +398,21 @@ impl Replica {
         self.history.values().next_back().expect("never empty")
     }
 
+    /// Up to which index a replica is known to have the log: who leads knows that of all members, any
+    /// other one of itself.
+    pub fn matched(&self, id: ReplicaId) -> Option<u64> {
+        let raft = &self.node.raft;
+        match self.leads() {
+            true => raft.prs().get(id.0).map(|progress| progress.matched),
+            false => (id == self.id).then(|| raft.raft_log.last_index()),
+        }
+    }
+
+    /// The index up to which entries were handed out to be applied.
+    pub fn applied(&self) -> u64 {
+        self.node.raft.raft_log.applied()
+    }
+
     /// How many messages were refused.
     pub fn refused(&self) -> u64 {
         self.refused

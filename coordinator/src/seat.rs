@@ -11,6 +11,8 @@
 
 mod log;
 mod peers;
+mod standing;
+mod transfer;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,6 +27,8 @@ use everstep_transport::time::Time;
 pub(crate) use self::log::decode;
 pub(crate) use self::log::encode;
 use self::peers::Peers;
+use self::standing::Heard;
+use self::transfer::Transfer;
 use crate::core::{self, Core, LinkId};
 use crate::raft::{self, Batch, Kept, Replica, ReplicaId, Unsound};
 use crate::state::{Command, Coordinator, Entry, SnapshotError};
@@ -83,6 +87,8 @@ pub enum Input {
         /// The node.
         node: NodeName,
     },
+    /// See [`core::Input::Look`].
+    Look(u64),
     /// This batch is durable, and so are all before it.
     Persisted(u64),
     /// It is to leave: if it leads, somebody else should.
@@ -127,6 +133,8 @@ pub enum Effect {
         /// Why it is not admitted after all.
         refusal: Option<Refusal>,
     },
+    /// See [`core::Effect::Looked`].
+    Looked(u64),
     /// Write this, make it durable, then give [`Input::Persisted`]. Before a batch with a snapshot
     /// the history is to be durable: what it follows from goes. An error is the end of the process.
     Persist(Batch),
@@ -177,6 +185,9 @@ pub struct Seat {
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
     peers: Peers,
+    heard: Heard,
+    /// The transfer of leadership that an operator waits for.
+    transfer: Option<Transfer>,
     /// The newest tick of the core.
     core_ticked: Time,
     /// When it last said where it is.
@@ -240,6 +251,8 @@ impl Seat {
             leader: None,
             put_off: VecDeque::new(),
             since_snapshot: (0, 0),
+            heard: Heard::default(),
+            transfer: None,
             core_ticked: now,
             introduced: None,
             past: Some(history),
@@ -269,7 +282,8 @@ impl Seat {
                 self.core.handle(now, core::Input::Admit { token, node });
             }
             Input::Persisted(number) => self.replica.persisted(number),
-            Input::HandOver => self.hand_over(),
+            Input::Look(number) => self.core.handle(now, core::Input::Look(number)),
+            Input::HandOver => self.hand_over(now),
             Input::Tick => self.tick(now),
         }
         self.advance(now)
@@ -317,7 +331,7 @@ impl Seat {
     fn hear(&mut self, now: Time, from: LinkId, message: Message) {
         let coordinator = self.peers.is_coordinator(from);
         match message {
-            Message::Raft(bytes) if coordinator => self.hear_replica(from, &bytes),
+            Message::Raft(bytes) if coordinator => self.hear_replica(now, from, &bytes),
             Message::FetchHistory { from: index } if coordinator => {
                 self.effects.push_back(Effect::Recall { to: from, from: index });
             }
@@ -345,10 +359,13 @@ impl Seat {
     }
 
     /// Who it is, its link has proved; under which id, the log says.
-    fn hear_replica(&mut self, from: LinkId, bytes: &[u8]) {
+    fn hear_replica(&mut self, now: Time, from: LinkId, bytes: &[u8]) {
         let Some(id) = self.peers.id_of(self.core.state(), from) else { return };
         match raft::Message::decode(bytes) {
-            Ok(message) => self.replica.receive(id, &message),
+            Ok(message) => {
+                self.heard.hear(now, id);
+                self.replica.receive(id, &message);
+            }
             Err(error) => {
                 let reason = error.to_string();
                 self.effects.push_back(Effect::Close { to: from, reason });
@@ -368,15 +385,6 @@ impl Seat {
         let message = Message::Join { id: Some(self.peers.own().0), incarnation, address, api };
         self.effects.push_back(Effect::Send { to, message });
     }
-
-    fn hand_over(&mut self) {
-        let voters = self.replica.members().voters.clone();
-        let linked =
-            voters.into_iter().find(|id| self.peers.link_of(self.core.state(), *id).is_some());
-        if let Some(to) = linked.filter(|_| self.leads.is_some()) {
-            let _ = self.replica.transfer(to); // who cannot leaves all the same
-        }
-    }
 }
 
 // Time.
@@ -387,6 +395,7 @@ impl Seat {
             self.core_ticked = now;
             self.core.handle(now, core::Input::Tick);
         }
+        self.end_transfer(now);
         if self.leads.is_some() {
             self.propose_put_off();
             self.seek_members();

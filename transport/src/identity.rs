@@ -46,6 +46,7 @@ use crate::protocol::NodeName;
     Serialize,
     Deserialize,
     serde::Serialize,
+    serde::Deserialize,
     Clone,
     Copy,
     Debug,

@@ -98,7 +98,9 @@ impl Crowd {
                 self.bring(Lane::Log, Happening::Arrive(Input::Confirmed { ticket }));
             }
             // Its disk is for another simulation.
-            Effect::History(_) | Effect::Admitted { .. } => {}
+            Effect::History(_) | Effect::Admitted { .. } | Effect::Looked(_) => {}
+            // Nobody asks for it here.
+            Effect::Describe { .. } | Effect::Transfer { .. } => {}
             Effect::Close { to, reason } => {
                 self.tell(to, Event::Closed);
                 let closed = Input::Disconnected { link: to, gone: false, reason };

@@ -322,8 +322,10 @@ impl World {
                 self.later(Happening::Coordinator(place, closed));
                 Ok(())
             }
-            // Nobody is admitted or removed, and the log has the whole history.
+            // Nobody is admitted or removed, the log has the whole history, and nobody looks but on
+            // links.
             Effect::Admitted { .. }
+            | Effect::Looked(_)
             | Effect::Removed
             | Effect::Recall { .. }
             | Effect::Recalled(_) => Ok(()),

@@ -1,17 +1,19 @@
-//! Asking whether this coordinator still leads, before it says what cannot be taken back.
+//! Asking whether this coordinator still leads, before it says what cannot be taken back, or what
+//! others rely on.
 //!
 //! A leader that was stopped, or cut off from the others, does not know that it was deposed, and
 //! that the log has gone on without it: a worker that it does not know may be a member by now. So
 //! before it tells a worker, from its state alone, that it is evicted or may go, and before it
 //! takes the silence of many workers for theirs and not its own, it has a majority confirm that it
-//! leads, and its state come to what was agreed by then. One confirmation serves all who were
-//! waiting when it was asked for.
+//! leads, and its state come to what was agreed by then. So it does before it answers who reads
+//! (`reads.rs`). One confirmation serves all who were waiting when it was asked for.
 
 use std::collections::BTreeSet;
 
 use everstep_transport::time::Time;
 
 use super::links::Phase;
+use super::reads::Reads;
 use super::{Core, Effect, LinkId};
 
 /// What waits for a confirmation.
@@ -21,6 +23,18 @@ struct Questions {
     greeted: BTreeSet<LinkId>,
     /// Many workers are silent.
     silence: bool,
+    reads: Reads,
+}
+
+impl Questions {
+    fn are_none(&self) -> bool {
+        self.greeted.is_empty() && !self.silence && self.reads.is_empty()
+    }
+
+    fn forget_workers(&mut self) {
+        self.greeted.clear();
+        self.silence = false;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -43,9 +57,28 @@ impl Confirmations {
         }
     }
 
-    /// Nobody waits any more. A ticket is never given twice.
-    pub(super) fn forget(&mut self) {
-        (self.asked, self.waiting) = (None, Questions::default());
+    /// No worker waits any more.
+    pub(super) fn forget_workers(&mut self) {
+        self.asked.iter_mut().chain([&mut self.waiting]).for_each(Questions::forget_workers);
+    }
+
+    /// What was asked as a leader, nobody answers. A ticket is never given twice.
+    pub(super) fn give_up(&mut self) {
+        let asked = self.asked.take().unwrap_or_default();
+        self.waiting.reads.append(asked.reads);
+        self.waiting.reads.forget_operators();
+    }
+
+    /// Nobody is there any more to be answered.
+    pub(super) fn forget(&mut self, link: LinkId) {
+        for questions in self.asked.iter_mut().chain([&mut self.waiting]) {
+            questions.reads.forget(link);
+        }
+    }
+
+    /// Those that wait for the next confirmation.
+    pub(super) fn reads(&mut self) -> &mut Reads {
+        &mut self.waiting.reads
     }
 }
 
@@ -63,10 +96,11 @@ impl Core {
         self.ask_for_confirmation();
     }
 
-    /// At most one confirmation is under way.
+    /// At most one confirmation is under way, and none before this coordinator leads.
     pub(super) fn ask_for_confirmation(&mut self) {
+        let leads = self.leader().is_some();
         let Confirmations { ticket, asked, waiting } = &mut self.confirmations;
-        if asked.is_none() && (waiting.silence || !waiting.greeted.is_empty()) {
+        if leads && asked.is_none() && !waiting.are_none() {
             *ticket += 1;
             *asked = Some(std::mem::take(waiting));
             self.effects.push_back(Effect::Confirm { ticket: *ticket });
@@ -75,7 +109,8 @@ impl Core {
 
     /// This coordinator led when it asked, and knows what was agreed by then.
     pub(super) fn confirmed(&mut self, now: Time, ticket: u64) {
-        let Some(Questions { greeted, silence }) = self.answered(ticket) else { return };
+        let Some(Questions { greeted, silence, reads }) = self.answered(ticket) else { return };
+        self.answer_reads(now, reads);
         for link in greeted {
             if let Some(Phase::Greeted(worker)) = self.links.find(link).map(|link| link.phase) {
                 self.receive(now, link, worker, true);
@@ -93,6 +128,7 @@ impl Core {
             let waiting = &mut self.confirmations.waiting;
             waiting.greeted.append(&mut again.greeted);
             waiting.silence |= again.silence;
+            waiting.reads.append(again.reads);
         }
     }
 

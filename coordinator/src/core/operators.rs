@@ -1,4 +1,4 @@
-//! What operators ask for: a run, a worker's leave, what is new.
+//! What operators ask for: a run, a worker's leave, another leader. What they read is in `reads.rs`.
 //!
 //! A request with an id may be said again, here or to the next leader: it is carried out once, and
 //! answered every time. Who asks one that does not lead is told who does.
@@ -9,7 +9,7 @@ use everstep_transport::protocol::{Message, NodeName, RequestId, RunSpec, Wish, 
 use everstep_transport::time::Time;
 
 use super::silence::Doubt;
-use super::{Core, LinkId};
+use super::{Core, Effect, LinkId};
 use crate::state::{Command, Verdict};
 
 /// What operators have asked for, until the log has answered: at most one of each for a link.
@@ -42,10 +42,17 @@ impl Requests {
 impl Core {
     /// What an operator says.
     pub(super) fn operate(&mut self, now: Time, from: LinkId, message: Message) {
-        self.introduce(from);
-        let asks_only = matches!(message, Message::Watch { .. });
-        if self.leader().is_none() && !asks_only && !self.state.coordinators().is_empty() {
-            return self.tell(vec![from]);
+        let is_told = self.introduce(from);
+        let reads = matches!(message, Message::Watch { .. } | Message::Ask(_));
+        let sent_on = match reads {
+            true => self.read(from, message.clone()),
+            false => self.leader().is_none() && !self.state.coordinators().is_empty(),
+        };
+        if sent_on && !is_told {
+            self.tell(vec![from]);
+        }
+        if sent_on || reads {
+            return;
         }
         match message {
             Message::Request { id, wish } => self.request(now, from, id, wish),
@@ -55,9 +62,8 @@ impl Core {
                     self.propose(now, Command::Submit(run));
                 }
             }
-            Message::Watch { run, step, event } => {
-                let update = self.update(now, from, run, (step, event));
-                self.send(from, Message::Update(update));
+            Message::Transfer { id, to } => {
+                self.effects.push_back(Effect::Transfer { asked_by: from, id, to });
             }
             Message::Exited { name, how } => self.exited(now, &name, &how),
             Message::Drain { worker } => self.asked_to_drain(now, from, worker),

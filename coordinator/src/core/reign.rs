@@ -52,6 +52,7 @@ impl Core {
             self.propose(now, Command::Submit(run));
         }
         self.receive_waiting(now);
+        self.ask_for_confirmation();
     }
 
     /// It leads no longer, or was never to: whatever it knew as a leader is void.
@@ -64,6 +65,7 @@ impl Core {
         self.links.demote();
         self.requests.forget_all();
         self.leave_undecided();
+        self.confirmations.give_up();
         self.guide.leader = None;
         self.tell_all();
     }
@@ -98,14 +100,17 @@ impl Core {
         self.results.clear();
         self.statuses.clear();
         self.reached = Step(0);
-        self.confirmations.forget();
+        self.confirmations.forget_workers();
     }
 
     /// A peer's first word: it is told who the coordinators are, now and whenever that changes.
-    pub(super) fn introduce(&mut self, link: LinkId) {
-        if self.links.introduce(link) {
+    /// Returns whether it was the first.
+    pub(super) fn introduce(&mut self, link: LinkId) -> bool {
+        let is_first = self.links.introduce(link);
+        if is_first {
             self.tell(vec![link]);
         }
+        is_first
     }
 
     pub(super) fn tell_all(&mut self) {

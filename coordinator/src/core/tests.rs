@@ -9,6 +9,7 @@ mod partitions;
 mod planned;
 #[cfg(feature = "planted")]
 mod planted;
+mod reads;
 mod registration;
 mod reign;
 mod requests;
@@ -52,6 +53,8 @@ struct World {
     /// It asks in vain whether it leads; these are the questions.
     cut_off: bool,
     tickets: Vec<u64>,
+    /// What the shell may answer.
+    looked: Vec<u64>,
     /// Everything that was said on a link, and not yet heard by the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     closed: BTreeMap<LinkId, String>,
@@ -97,6 +100,7 @@ impl World {
             holds_back: false,
             cut_off: false,
             tickets: Vec::new(),
+            looked: Vec::new(),
             said: BTreeMap::new(),
             closed: BTreeMap::new(),
             journal: Vec::new(),
@@ -150,6 +154,9 @@ impl World {
                 Some(Effect::Confirm { ticket }) => {
                     self.core.handle(self.now, Input::Confirmed { ticket });
                 }
+                Some(Effect::Looked(number)) => self.looked.push(number),
+                // They are for the replica.
+                Some(Effect::Describe { .. } | Effect::Transfer { .. }) => {}
                 Some(Effect::Admitted { node, refusal, .. }) => {
                     self.admitted.push((node, refusal));
                 }

@@ -8,11 +8,12 @@ mod cluster;
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{Outcome, Update, Waiting, WorkerState, WorkerView};
-use everstep_transport::protocol::{Rank, RunId, Step, WorkerId};
+use everstep_transport::protocol::{Rank, WorkerId};
 use everstep_transport::time::Time;
 
 pub use self::cluster::{ClusterView, End};
 use super::partition::Pair;
+use super::reads::Seen;
 use super::{Core, LinkId};
 use crate::state::{Standing, Worker};
 
@@ -51,8 +52,7 @@ impl Core {
         &mut self,
         now: Time,
         to: LinkId,
-        watched: Option<RunId>,
-        (step, event): (Step, u64),
+        Seen { run: watched, step, event }: Seen,
     ) -> Update {
         let views = self.views();
         let (workers, forgotten) = self.watchers.news(to, views);

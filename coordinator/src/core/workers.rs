@@ -44,6 +44,7 @@ impl Core {
     pub(super) fn disconnected(&mut self, now: Time, link: LinkId, gone: bool, reason: &str) {
         self.requests.forget(link);
         self.watchers.forget(link);
+        self.confirmations.forget(link);
         if let Some(Phase::Registered(worker)) = self.links.remove(link)
             && (gone || self.state.is_member(worker))
         {

@@ -15,16 +15,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub(super) use self::outfit::Outfit;
 use super::CoordinatorError;
-use super::asked::{Ask, Known, Peer, Petition, Petitions};
+use super::asked::{Ask, Known, Petition, Petitions, elsewhere};
 use super::book::Book;
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::gate::Admission;
 use super::journal::Journal;
+use super::looks::{Look, Looks};
 use crate::core::LinkId;
 use crate::history::History;
 use crate::log::{LogError, Writer};
-use crate::raft::ReplicaId;
 use crate::seat::{Input, Seat};
 
 /// A link to a peer who has proved who it is.
@@ -87,6 +87,7 @@ pub(crate) struct Coordinator {
     /// Coordinators that are to be called.
     missing: watch::Sender<Vec<CoordinatorView>>,
     petitions: Petitions,
+    looks: Looks,
     /// It is to stop.
     leaving: bool,
     /// The others go on without it.
@@ -135,6 +136,7 @@ impl Coordinator {
             applicants: Some(outfit.applicants),
             missing,
             petitions: Petitions::default(),
+            looks: Looks::default(),
             leaving: false,
             removed: false,
             failure: None,
@@ -169,15 +171,11 @@ impl Coordinator {
         self.failure.is_some() || follows || self.seat.replica().members().voters.len() <= 1
     }
 
-    /// All coordinators, as far as the log has come here.
-    fn coordinators(&self) -> Vec<Peer> {
-        let (voters, leader) = (&self.seat.replica().members().voters, self.seat.leader());
-        let views = self.seat.core().state().coordinators().into_iter();
-        let peers = views.map(|view| {
-            let id = ReplicaId(view.id);
-            Peer { votes: voters.contains(&id), leads: leader == Some(id), view }
-        });
-        peers.collect()
+    /// Where another coordinator leads, in words.
+    fn is_led_elsewhere(&self) -> Option<String> {
+        let leader = self.seat.leader().filter(|_| self.seat.leads().is_none())?;
+        let views = self.seat.core().state().coordinators();
+        Some(elsewhere(views.iter().find(|view| view.id == leader.0)))
     }
 
     /// What a coordinator says that is not for its seat: it lacks keys, which are in no log.
@@ -264,6 +262,9 @@ impl Handler<Tick> for Coordinator {
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
         self.happen(Input::Tick);
+        if let Some(place) = self.is_led_elsewhere() {
+            self.looks.refuse(&place);
+        }
         self.seek_missing();
         match self.failure.take() {
             None => Ok(self.removed),
@@ -332,8 +333,22 @@ impl<A: Send> Handler<Ask<A>> for Coordinator {
     fn handle(&mut self, Ask(question): Ask<A>, _: &mut Self::Context) -> Self::Result {
         let peers = self.links.values().map(|link| link.identity().role).collect();
         let (now, core, history) = (self.now(), self.seat.core(), &self.history);
-        let coordinators = self.coordinators();
-        MessageResult(question(&Known { now, core, history, peers, coordinators }))
+        let (coordinators, reachable) = (self.seat.standings(now), self.seat.reachable());
+        let leader = self.seat.leader();
+        let known = Known { now, core, history, peers, coordinators, reachable, leader };
+        MessageResult(question(&known))
+    }
+}
+
+impl Handler<Look> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, look: Look, _: &mut Self::Context) {
+        if let Some(place) = self.is_led_elsewhere() {
+            look.answer(Err(place));
+        } else if let Some(number) = self.looks.open(look) {
+            self.happen(Input::Look(number));
+        }
     }
 }
 
@@ -341,7 +356,8 @@ impl Handler<Petition> for Coordinator {
     type Result = ();
 
     fn handle(&mut self, petition: Petition, _: &mut Self::Context) {
-        for input in self.petitions.open(petition) {
+        let leads = self.seat.leads().is_some();
+        for input in self.petitions.open(petition, leads) {
             self.happen(input);
         }
     }

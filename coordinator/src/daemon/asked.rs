@@ -7,12 +7,14 @@
 
 use actix::Message;
 use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::question::CoordinatorStanding;
 use everstep_transport::protocol::{self, CoordinatorView, NodeName, RunSpec};
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
 use crate::core::{Core, LinkId};
 use crate::history::History;
+use crate::raft::ReplicaId;
 use crate::seat::Input;
 
 /// What a question is answered from.
@@ -23,16 +25,11 @@ pub(crate) struct Known<'a> {
     /// The peers that have a link.
     pub(crate) peers: Vec<Role>,
     /// The coordinators, by id.
-    pub(crate) coordinators: Vec<Peer>,
-}
-
-/// A coordinator, as this one knows it.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    pub(crate) view: CoordinatorView,
-    /// It has a vote: it is one of those of whom most have to agree.
-    pub(crate) votes: bool,
-    pub(crate) leads: bool,
+    pub(crate) coordinators: Vec<CoordinatorStanding>,
+    /// How many of those that vote can be reached, and how many there are.
+    pub(crate) reachable: (usize, usize),
+    /// Who leads, as far as is known.
+    pub(crate) leader: Option<ReplicaId>,
 }
 
 /// A question. Whoever asks bounds what it costs.
@@ -65,20 +62,24 @@ struct Open {
     link: LinkId,
     /// The run that was asked for: that it is accepted, the log says, and the core does not.
     run: Option<RunSpec>,
+    /// That it leads no longer is what was asked for.
+    resigns: bool,
     answer: Option<oneshot::Sender<Result<(), String>>>,
 }
 
 impl Petitions {
-    /// Takes a petition; returns what happens to the core by it.
-    pub(super) fn open(&mut self, petition: Petition) -> Vec<Input> {
+    /// Takes a petition; returns what happens to the core by it. `leads` is whether this
+    /// coordinator does.
+    pub(super) fn open(&mut self, petition: Petition, leads: bool) -> Vec<Input> {
         let Petition { message, answer } = petition;
         let (link, name) = (LinkId(FIRST_LINK + self.count), NodeName::parse("http-api"));
         let run = match &message {
             protocol::Message::Submit(run) => Some(run.clone()),
             _ => None,
         };
+        let resigns = leads && matches!(message, protocol::Message::Transfer { .. });
         self.count += 1;
-        let before = self.open.replace(Open { link, run, answer: Some(answer) });
+        let before = self.open.replace(Open { link, run, resigns, answer: Some(answer) });
         let closed = before.map(|open| {
             let reason = "it was answered, or nobody waited any more".into();
             Input::Disconnected { link: open.link, gone: true, reason }
@@ -106,7 +107,9 @@ impl Petitions {
                     open.answer(refusal.clone().map_or(Ok(()), Err));
                 }
                 // Who leads says so as well, and then answers.
-                protocol::Message::Coordinators { leader, members, .. } if !leads() => {
+                protocol::Message::Coordinators { leader, members, .. }
+                    if !open.resigns && !leads() =>
+                {
                     let there = members.iter().find(|view| Some(view.id) == *leader);
                     open.answer(Err(elsewhere(there)));
                 }
@@ -128,7 +131,7 @@ impl Petitions {
 }
 
 /// Where to ask instead.
-fn elsewhere(leader: Option<&CoordinatorView>) -> String {
+pub(super) fn elsewhere(leader: Option<&CoordinatorView>) -> String {
     match leader.map(|view| (view.id, view.api)) {
         None => "no coordinator leads at the moment; ask again in a second".into(),
         Some((id, Some(api))) => {
@@ -159,7 +162,7 @@ mod tests {
     fn who_petitions_one_that_does_not_lead_is_told_who_does() {
         let mut petitions = Petitions::default();
         let (answer, mut answered) = oneshot::channel();
-        petitions.open(Petition { message: Message::Leave, answer });
+        petitions.open(Petition { message: Message::Leave, answer }, false);
         let view = CoordinatorView {
             id: 7,
             name: NodeName::parse("coordinator-7").expect("a valid name"),

@@ -1,11 +1,11 @@
 //! Answers as JSON, with the keys of `cluster.json`, `events.jsonl` and `metrics.jsonl`. Pure.
 
+use everstep_transport::protocol::question::CoordinatorStanding;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::standing::standing;
 use super::{Overview, Place};
-use crate::daemon::Peer;
+use crate::standing::standing;
 
 /// Most things in one answer of those that are numbered.
 const PAGE: usize = 200;
@@ -57,19 +57,23 @@ pub(super) fn status(overview: &Overview) -> Value {
 
 /// The coordinators, as far as this one knows them.
 pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
-    let coordinators = overview.coordinators.iter().map(|Peer { view, votes, leads }| {
+    let coordinators = overview.coordinators.iter().map(|standing| {
+        let CoordinatorStanding { view, matched, silent_since_unix_ms, .. } = standing;
         let is_this = view.address == place.links;
         json!({
             "id": view.id,
+            "name": view.name,
             "pid": is_this.then(std::process::id),
             "address": view.address,
             "api": view.api.map(|api| format!("http://{api}")),
-            "leader": leads,
+            "leader": standing.leads,
             "term": overview.cluster.leads.filter(|_| is_this),
-            "voter": votes,
+            "voter": standing.votes,
+            "matched": matched,
+            "silent_since_unix_ms": silent_since_unix_ms,
         })
     });
-    json!({ "coordinators": coordinators.collect::<Vec<_>>() })
+    json!({ "applied": overview.applied, "coordinators": coordinators.collect::<Vec<_>>() })
 }
 
 #[cfg(test)]

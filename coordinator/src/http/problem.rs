@@ -41,6 +41,29 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error, "ask again in a second")
     }
 
+    /// Another coordinator leads, as these words say.
+    pub(super) fn elsewhere(words: String) -> Self {
+        let next = "ask there; or with ?stale=true for what this one knows, perhaps not the newest";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, words, next)
+    }
+
+    /// Nobody has confirmed in time that this coordinator leads, or leads at all: so many of so many
+    /// that vote can be reached.
+    pub(super) fn unconfirmed(reached: usize, all: usize) -> Self {
+        let majority = all / 2 + 1;
+        let words = match reached < majority {
+            true => format!(
+                "{reached} of {all} coordinators can be reached: {} must agree; training goes on",
+                number(majority)
+            ),
+            false => {
+                "the coordinators have not agreed in time on who leads; training goes on".into()
+            }
+        };
+        let next = "ask again once more of them run, or with ?stale=true for what was known here";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, words, next)
+    }
+
     /// Nothing is at this path; these are.
     pub(super) fn nowhere(path: &str, paths: &'static [(&'static str, &'static str)]) -> Self {
         let absent = Self::absent(format!("there is nothing at {path}"), "ask for one of `paths`");
@@ -84,5 +107,25 @@ impl ResponseError for Problem {
             response.insert_header((WWW_AUTHENTICATE, "Bearer"));
         }
         response.json(body)
+    }
+}
+
+/// A small number as people write it.
+fn number(count: usize) -> String {
+    const WORDS: [&str; 10] =
+        ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
+    WORDS.get(count).map_or_else(|| count.to_string(), |word| word.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_majority_it_is_said_how_many_there_are_and_how_many_it_takes() {
+        let problem = Problem::unconfirmed(2, 5);
+        let words = "2 of 5 coordinators can be reached: three must agree; training goes on";
+        assert_eq!((problem.status.as_u16(), &*problem.error), (503, words));
+        assert!(Problem::unconfirmed(3, 5).error.contains("who leads"));
     }
 }

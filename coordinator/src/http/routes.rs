@@ -1,33 +1,43 @@
 //! What is at which path.
 
+use std::sync::Arc;
+
 use actix_web::guard::{Any, Get, Head};
 use actix_web::http::StatusCode;
-use actix_web::web::{self, Data, Payload, ServiceConfig};
+use actix_web::web::{self, Data, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, Route};
-use everstep_transport::protocol::{Message, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::Step;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::answers::{self, Page};
+use super::changes::{self, no_worker};
 use super::problem::Problem;
+use super::query::Query;
 use super::source::Source;
-use super::{BODY_PATIENCE, MAX_BODY, Place, metrics};
+use super::{Overview, Place, metrics};
 
 /// Every path, with what is there.
-pub(super) const PATHS: [(&str, &str); 13] = [
+pub(super) const PATHS: [(&str, &str); 20] = [
     ("GET /livez", "200 while the process answers"),
-    ("GET /readyz", "200 once it can serve; before, 503 and why"),
+    ("GET /readyz", "200 while a coordinator is known to lead; else 503"),
     ("GET /metrics", "figures, as Prometheus reads them"),
-    ("GET /api/v1/status", "what is going on, in a sentence and in figures"),
+    ("GET /api/v1/status", "what is going on; with ?stale=true, as all of these, as known here"),
     ("GET /api/v1/run", "the run, as in run.json"),
     ("GET /api/v1/workers", "the workers, as in cluster.json"),
     ("GET /api/v1/workers/ID", "one of them"),
     ("GET /api/v1/generations?after=NUMBER", "the generations, as in the report"),
     ("GET /api/v1/events?after=NUMBER", "what happened, as in events.jsonl"),
     ("GET /api/v1/metrics?after=STEP", "settled steps, as in metrics.jsonl"),
-    ("GET /api/v1/coordinators", "the coordinators, as in cluster.json"),
+    ("GET /api/v1/coordinators", "the coordinators, as in cluster.json, and how each stands"),
+    ("GET /api/v1/runs", "the runs that are over, and the one under way"),
+    ("GET /api/v1/tokens", "the tokens that admit nodes, without their secrets"),
     ("POST /api/v1/run", "submits a run, as in run.json; needs the token"),
+    ("POST /api/v1/run/cancel", "ends the run; needs the token"),
     ("POST /api/v1/workers/ID/drain", "lets a worker leave; needs the token"),
+    ("POST /api/v1/coordinators/ID/remove", "does without a coordinator; needs the token"),
+    ("POST /api/v1/coordinators/transfer", "lets another coordinator lead; needs the token"),
+    ("POST /api/v1/tokens", "makes a token, and tells it once; needs the token"),
+    ("DELETE /api/v1/tokens/ID", "admits nobody with a token any more; needs the token"),
 ];
 
 type Answer = Result<HttpResponse, Problem>;
@@ -49,13 +59,33 @@ pub(super) fn lay(config: &mut ServiceConfig) {
         .service(read("/api/v1/events", |route| route.to(events)))
         .service(read("/api/v1/metrics", |route| route.to(lines)))
         .service(read("/api/v1/coordinators", |route| route.to(coordinators)))
+        .service(read("/api/v1/runs", |route| route.to(runs)))
         .service(
             resource("/api/v1/run", "GET, HEAD, POST")
                 .route(web::route().guard(Any(Get()).or(Head())).to(run))
-                .route(web::post().to(submit)),
+                .route(web::post().to(changes::submit)),
         )
-        .service(resource("/api/v1/workers/{id}/drain", "POST").route(web::post().to(drain)))
+        .service(
+            resource("/api/v1/tokens", "GET, HEAD, POST")
+                .route(web::route().guard(Any(Get()).or(Head())).to(tokens))
+                .route(web::post().to(changes::create_token)),
+        )
         .default_service(web::to(nowhere));
+    lay_changes(config);
+}
+
+fn lay_changes(config: &mut ServiceConfig) {
+    let change =
+        |path: &str, route: fn(Route) -> Route| resource(path, "POST").route(route(web::post()));
+    config
+        .service(change("/api/v1/run/cancel", |route| route.to(changes::cancel)))
+        .service(change("/api/v1/workers/{id}/drain", |route| route.to(changes::drain)))
+        .service(change("/api/v1/coordinators/transfer", |route| route.to(changes::transfer)))
+        .service(change("/api/v1/coordinators/{id}/remove", |route| route.to(changes::remove)))
+        .service(
+            resource("/api/v1/tokens/{id}", "DELETE")
+                .route(web::delete().to(changes::revoke_token)),
+        );
 }
 
 /// A path that takes these methods, and says so to whoever uses another.
@@ -76,197 +106,116 @@ async fn livez() -> HttpResponse {
     plain(StatusCode::OK, "it lives\n".into())
 }
 
+/// Like the other probes it waits for no other coordinator.
 async fn readyz(source: Data<Source>) -> HttpResponse {
     let unready = |why: &str| plain(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n"));
-    match source.overview().await {
-        Ok(overview) if overview.cluster.leads.is_some() => {
-            plain(StatusCode::OK, "it is ready\n".into())
-        }
+    match source.overview(true).await {
+        Ok(overview) if overview.is_led => plain(StatusCode::OK, "it is ready\n".into()),
         Ok(_) => unready("no coordinator is known to lead"),
         Err(problem) => unready(&problem.error),
     }
 }
 
 async fn figures(source: Data<Source>) -> Answer {
-    let text = metrics::text(&*source.overview().await?);
+    let text = metrics::text(&*source.overview(true).await?);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(HttpResponse::Ok().content_type(kind).body(text))
 }
 
-fn plain(status: StatusCode, text: String) -> HttpResponse {
-    HttpResponse::build(status).content_type("text/plain; charset=utf-8").body(text)
-}
-
 // The run.
 
-async fn status(source: Data<Source>) -> Answer {
-    Ok(found(answers::status(&*source.overview().await?)))
+async fn status(source: Data<Source>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    Ok(told(query, answers::status(&overview)))
 }
 
-async fn run(source: Data<Source>) -> Answer {
-    match &source.overview().await?.cluster.run {
-        Some(run) => Ok(HttpResponse::Ok().json(run)),
+async fn run(source: Data<Source>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    match &overview.cluster.run {
+        Some(run) => Ok(told(query, json!(run))),
         None => Err(Problem::absent("no run was submitted yet", "POST one to /api/v1/run")),
     }
 }
 
-async fn workers(source: Data<Source>) -> Answer {
-    Ok(found(json!({ "workers": source.overview().await?.cluster.workers })))
+async fn runs(source: Data<Source>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    Ok(told(query, json!({ "runs": overview.runs })))
 }
 
-async fn worker(source: Data<Source>, id: web::Path<String>) -> Answer {
-    let overview = source.overview().await?;
-    let known =
-        parse(&id).and_then(|id| overview.cluster.workers.iter().find(|view| view.worker == id));
-    known.map(|view| HttpResponse::Ok().json(view)).ok_or_else(|| no_worker(&id))
+async fn tokens(source: Data<Source>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    Ok(told(query, json!({ "tokens": overview.tokens })))
 }
 
-async fn coordinators(source: Data<Source>, place: Data<Place>) -> Answer {
-    Ok(found(answers::coordinators(&*source.overview().await?, &place)))
+async fn workers(source: Data<Source>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    Ok(told(query, json!({ "workers": overview.cluster.workers })))
+}
+
+async fn worker(source: Data<Source>, id: web::Path<String>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    let id = id.into_inner();
+    let known = overview.cluster.workers.iter().find(|view| view.worker.to_string() == id);
+    known.map(|view| told(query, json!(view))).ok_or_else(|| no_worker(&id))
+}
+
+async fn coordinators(source: Data<Source>, place: Data<Place>, request: HttpRequest) -> Answer {
+    let (query, overview) = overview(&source, &request).await?;
+    Ok(told(query, answers::coordinators(&overview, &place)))
+}
+
+/// What whoever does not ask for a page is answered from.
+async fn overview(
+    source: &Source,
+    request: &HttpRequest,
+) -> Result<(Query, Arc<Overview>), Problem> {
+    let query = Query::of_whole(request.query_string())?;
+    Ok((query, source.overview(query.stale).await?))
 }
 
 // What is numbered.
 
 async fn generations(source: Data<Source>, request: HttpRequest) -> Answer {
-    let after = after(request.query_string())?;
-    let page = source.page(move |known| {
+    let query = Query::of_page(request.query_string())?;
+    let page = source.page(query.stale, move |known| {
         let all = known.history.generations();
-        let rest = &all[all.partition_point(|report| report.number.0 <= after)..];
-        Page::of(rest, after, |report| report.number.0)
+        let rest = &all[all.partition_point(|report| report.number.0 <= query.after)..];
+        Page::of(rest, query.after, |report| report.number.0)
     });
-    Ok(found(answers::page("generations", &page.await?)))
+    Ok(told(query, answers::page("generations", &page.await?)))
 }
 
 async fn events(source: Data<Source>, request: HttpRequest) -> Answer {
-    let after = after(request.query_string())?;
-    let page = source.page(move |known| {
-        let rest = known.core.events_after(after);
-        Page::of(rest, after, |event| event.number)
+    let query = Query::of_page(request.query_string())?;
+    let page = source.page(query.stale, move |known| {
+        let rest = known.core.events_after(query.after);
+        Page::of(rest, query.after, |event| event.number)
     });
-    Ok(found(answers::page("events", &page.await?)))
+    Ok(told(query, answers::page("events", &page.await?)))
 }
 
 /// A client that has more steps than there are is told so: the run went back, and its lines after
 /// the step that is named are void.
 async fn lines(source: Data<Source>, request: HttpRequest) -> Answer {
-    let after = after(request.query_string())?;
-    let page = source.page(move |known| {
+    let query = Query::of_page(request.query_string())?;
+    let page = source.page(query.stale, move |known| {
         let newest = known.core.lines_after(Step(0)).last().map_or(0, |line| line.step.0);
-        let after = after.min(newest);
+        let after = query.after.min(newest);
         Page::of(known.core.lines_after(Step(after)), after, |line| line.step.0)
     });
-    Ok(found(answers::page("metrics", &page.await?)))
-}
-
-/// The number in `after=NUMBER`; 0 for none.
-fn after(query: &str) -> Result<u64, Problem> {
-    let number = match query {
-        "" => Some(0),
-        query => query.strip_prefix("after=").and_then(|number| number.parse().ok()),
-    };
-    number.ok_or_else(|| {
-        Problem::bad("the query is not understood", "ask with ?after=NUMBER, or without a query")
-    })
-}
-
-// What changes something. The token was shown, or it would not come here.
-
-async fn submit(source: Data<Source>, body: Payload) -> Answer {
-    let run = parse_run(&read(body).await?)?;
-    let name = run.name.clone();
-    source.change(Message::Submit(run)).await?;
-    let place = ("location", "/api/v1/run");
-    Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name })))
-}
-
-async fn drain(source: Data<Source>, id: web::Path<String>) -> Answer {
-    let worker = parse(&id).ok_or_else(|| no_worker(&id))?;
-    let overview = source.overview().await?;
-    if !overview.cluster.workers.iter().any(|view| view.worker == worker) {
-        return Err(no_worker(&id));
-    }
-    source.change(Message::Drain { worker }).await?;
-    Ok(HttpResponse::Accepted().json(json!({ "id": worker, "state": "leaving" })))
-}
-
-async fn read(body: Payload) -> Result<web::Bytes, Problem> {
-    let bytes = timeout(BODY_PATIENCE, body.to_bytes_limited(MAX_BODY)).await;
-    let late = |_| {
-        let error = "the body did not come in time";
-        Problem::new(StatusCode::REQUEST_TIMEOUT, error, "send it at once")
-    };
-    let large = |_| {
-        let error = format!("the body has more than {MAX_BODY} bytes");
-        let next = "a run is a few hundred bytes, as in run.json";
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error, next)
-    };
-    let broken = |_| Problem::bad("the body broke off", "send it again");
-    bytes.map_err(late)?.map_err(large)?.map_err(broken)
-}
-
-/// A run that is one.
-fn parse_run(body: &[u8]) -> Result<RunSpec, Problem> {
-    let run: RunSpec = serde_json::from_slice(body).map_err(|error| {
-        let next = "send what a run's directory has in run.json";
-        Problem::bad(format!("the body is no run: {error}"), next)
-    })?;
-    run.validate().map_err(|error| {
-        let next = "correct it, and send the run again";
-        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string(), next)
-    })?;
-    Ok(run)
+    Ok(told(query, answers::page("metrics", &page.await?)))
 }
 
 // Small words.
 
-fn found(value: Value) -> HttpResponse {
-    HttpResponse::Ok().json(value)
+fn plain(status: StatusCode, text: String) -> HttpResponse {
+    HttpResponse::build(status).content_type("text/plain; charset=utf-8").body(text)
 }
 
-fn parse(id: &str) -> Option<WorkerId> {
-    id.parse().ok().map(WorkerId)
-}
-
-fn no_worker(id: &str) -> Problem {
-    let next = "look at /api/v1/workers for those that are known";
-    Problem::absent(format!("there is no worker {id}"), next)
-}
-
-#[cfg(test)]
-mod tests {
-    use everstep_transport::protocol::exemplars;
-
-    use super::*;
-
-    #[test]
-    fn a_query_names_where_to_go_on_or_is_refused() {
-        assert_eq!(after("").ok(), Some(0));
-        assert_eq!(after("after=17").ok(), Some(17));
-        for query in ["after=", "after=-1", "after=x", "before=1", "after=1&after=2", "x"] {
-            let problem = after(query).expect_err(query);
-            assert_eq!(problem.status, StatusCode::BAD_REQUEST, "{query}");
-        }
+/// An answer that may not be the newest says so.
+fn told(query: Query, mut answer: Value) -> HttpResponse {
+    if query.stale {
+        answer["stale"] = json!(true);
     }
-
-    #[test]
-    fn a_run_is_read_as_it_is_written_and_what_cannot_be_is_named() {
-        let run = exemplars::run();
-        let text = serde_json::to_value(&run).expect("plain data");
-        assert_eq!(parse_run(text.to_string().as_bytes()), Ok(run));
-        let without = |key: &str| {
-            let mut text = text.clone();
-            text.as_object_mut().expect("an object").remove(key);
-            parse_run(text.to_string().as_bytes()).expect_err("a key is missing")
-        };
-        assert!(without("seed").error.contains("`seed`"));
-        let mut unknown = text.clone();
-        unknown["sede"] = json!(7);
-        let unknown = parse_run(unknown.to_string().as_bytes()).expect_err("no such key");
-        assert!(unknown.error.contains("`sede`"), "{unknown}");
-        let mut none = text.clone();
-        none["steps"] = json!(0);
-        let none = parse_run(none.to_string().as_bytes()).expect_err("no run");
-        assert_eq!((none.status.as_u16(), &none.error[..9]), (422, "run.steps"));
-        assert!(parse_run(b"\xff").is_err() && parse_run(b"").is_err());
-    }
+    HttpResponse::Ok().json(answer)
 }

@@ -20,7 +20,7 @@ fn worker(id: u64, rank: u32) -> WorkerView {
 }
 
 /// Two of the three workers that the run began with are at step 812 of 1,000.
-pub(super) fn view() -> ClusterView {
+pub(crate) fn view() -> ClusterView {
     let run = RunSpec { steps: 1_000, start_workers: 3, ..exemplars::run() };
     let line = MetricsLine {
         step: Step(812),
@@ -56,8 +56,17 @@ pub(super) fn overview() -> Overview {
     [0.004, 0.006, 3.0].into_iter().for_each(|seconds| tally.log_write.observe(seconds));
     tally.stalls.observe(0.125);
     let links = vec![("coordinator", 0), ("operator", 1), ("worker", 2)];
-    let coordinators = Vec::new();
-    Overview { cluster: view(), tally, under_protected: vec![lapse], links, coordinators }
+    Overview {
+        cluster: view(),
+        tally,
+        under_protected: vec![lapse],
+        links,
+        runs: Vec::new(),
+        tokens: Vec::new(),
+        coordinators: Vec::new(),
+        applied: 9,
+        is_led: true,
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ impl Seat {
     pub(super) fn advance(&mut self, now: Time) -> Result<(), SeatError> {
         loop {
             if let Some(effect) = self.core.poll_effect() {
-                self.follow_core(effect);
+                self.follow_core(now, effect);
             } else if let Some(effect) = self.replica.poll_effect() {
                 self.follow_log(now, effect)?;
             } else {
@@ -44,6 +44,8 @@ impl Seat {
             raft::Effect::TakeSnapshot => self.take_snapshot(),
             raft::Effect::Leads(term) => {
                 (self.leads, self.leader) = (Some(term), Some(self.peers.own()));
+                self.heard.begin(now);
+                self.transferred(self.leader);
                 self.core.handle(now, core::Input::Elected { term });
                 let leader = Some(self.peers.own().0);
                 self.core.handle(now, core::Input::Leader { term, leader });
@@ -51,6 +53,7 @@ impl Seat {
             raft::Effect::Follows { leader, term } => {
                 (self.leads, self.leader) = (None, leader);
                 self.put_off.clear();
+                self.transferred(leader);
                 self.core.handle(now, core::Input::Deposed);
                 let leader = leader.map(|id| id.0);
                 self.core.handle(now, core::Input::Leader { term, leader });
@@ -66,10 +69,15 @@ impl Seat {
         Ok(())
     }
 
-    fn follow_core(&mut self, effect: core::Effect) {
+    fn follow_core(&mut self, now: Time, effect: core::Effect) {
         let effect = match effect {
             core::Effect::Propose(entry) => return self.propose(encode(&entry)),
             core::Effect::Confirm { ticket } => return self.replica.read(ticket),
+            core::Effect::Describe { to } => return self.describe(now, to),
+            core::Effect::Transfer { asked_by, id, to } => {
+                return self.transfer(now, asked_by, id, to);
+            }
+            core::Effect::Looked(number) => Effect::Looked(number),
             core::Effect::Send { to, message } => Effect::Send { to, message },
             core::Effect::Broadcast { to, message } => Effect::Broadcast { to, message },
             core::Effect::History(frame) => Effect::History(frame),

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{News, RequestId, Wish, exemplars};
+use everstep_transport::protocol::{News, Question, Reply, RequestId, Wish, exemplars};
 
 use super::*;
 use crate::raft::Profile;
@@ -192,7 +192,7 @@ impl World {
                     });
                     self.told.extend(events.max().map(|number| (id, number)));
                 }
-                Effect::Admitted { .. } => {}
+                Effect::Admitted { .. } | Effect::Looked(_) => {}
                 Effect::Recall { .. } | Effect::Recalled(_) => {}
             }
         }
@@ -421,4 +421,84 @@ impl World {
         self.pass(1_000);
         id
     }
+}
+
+// What is asked of the leader, and what it knows of the others.
+impl World {
+    /// An operator says something to a coordinator; returns what it is told within this time.
+    fn ask(&mut self, id: u64, message: Message, ms: u64) -> Vec<Message> {
+        let link = self.connect(id, identity(Role::Operator, "operator"));
+        self.say(link, message);
+        self.pass(ms);
+        self.said.remove(&link).unwrap_or_default()
+    }
+
+    /// The leader's answer to a wish for another leader.
+    fn transfer(&mut self, to: Option<u64>) -> Option<Option<String>> {
+        let leader = self.leader().expect("somebody leads");
+        let id = RequestId { client: 8, number: 1 };
+        let told = self.ask(leader, Message::Transfer { id, to }, 3_000);
+        told.into_iter().find_map(|message| match message {
+            Message::Answer { refusal, .. } => Some(refusal),
+            _ => None,
+        })
+    }
+}
+
+#[test]
+fn another_coordinator_leads_when_that_is_asked_for() {
+    let (mut world, ids) = World::of_three();
+    let first = world.leader().expect("somebody leads");
+    assert_eq!(world.transfer(Some(first)), Some(None), "it does already");
+    for to in ids {
+        assert_eq!(world.transfer(Some(to)), Some(None));
+        assert_eq!(world.leader(), Some(to));
+    }
+    assert_eq!(world.transfer(None), Some(None));
+    assert_ne!(world.leader(), Some(ids[2]));
+    let none = "coordinator 99 has no vote, or is none of them";
+    assert_eq!(world.transfer(Some(99)), Some(Some(none.into())));
+    let dead = ids.into_iter().find(|id| Some(*id) != world.leader()).expect("a follower");
+    world.kill(dead);
+    world.pass(10);
+    let silent = format!("coordinator {dead} is not heard");
+    assert_eq!(world.transfer(Some(dead)), Some(Some(silent)));
+}
+
+#[test]
+fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
+    let (mut world, ids) = World::of_three();
+    let leader = world.leader().expect("somebody leads");
+    let dead = ids.into_iter().find(|id| *id != leader).expect("a follower");
+    world.kill(dead);
+    world.pass(1_000);
+    assert_eq!(world.wish(1, Wish::RevokeToken([0; 9])).map(|_| ()), Some(()), "two agree");
+    let told = world.ask(leader, Message::Ask(Question::Coordinators), 100);
+    let Some(Message::Told(Reply::Coordinators { coordinators, applied, .. })) = told.last() else {
+        panic!("not told but {told:?}");
+    };
+    assert_eq!(coordinators.iter().map(|it| it.view.id).collect::<Vec<_>>(), ids);
+    for standing in coordinators {
+        let id = standing.view.id;
+        assert!(standing.votes);
+        assert_eq!(
+            (standing.leads, id == dead),
+            (id == leader, standing.silent_since_unix_ms.is_some())
+        );
+        assert_eq!(standing.matched.expect("who leads knows") < *applied, id == dead);
+    }
+    assert_eq!(world.seats[&leader].reachable(), (2, 3));
+}
+
+/// It believes that it leads, until it notices that nobody answers.
+#[test]
+fn a_leader_that_is_cut_off_answers_nobody_who_reads() {
+    let (mut world, ids) = World::of_three();
+    let leader = world.leader().expect("somebody leads");
+    ids.into_iter().filter(|id| *id != leader).for_each(|id| world.kill(id));
+    let watch = Message::Watch { run: None, step: everstep_transport::protocol::Step(0), event: 0 };
+    let told = world.ask(leader, watch, 1_000);
+    let said: Vec<_> = told.iter().map(Message::name).collect();
+    assert!(!said.is_empty() && said.iter().all(|name| *name == "coordinators"), "{said:?}");
+    assert_eq!(world.leader(), None);
 }

@@ -16,7 +16,7 @@ async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
     let start = Instant::now();
     loop {
         for member in members {
-            let known = look(member.api, "/api/v1/coordinators").await.json();
+            let known = look(member.api, "/api/v1/coordinators?stale=true").await.json();
             let all = known["coordinators"].as_array().expect("a list").clone();
             let own = all.iter().find(|it| it["address"] == member.address.to_string());
             let leads = own.is_some_and(|own| own["leader"] == true && !own["term"].is_null());
@@ -68,14 +68,14 @@ async fn who_joins_learns_what_happened_before() {
     let second = first.joined_by();
     let start = Instant::now();
     loop {
-        let page = look(second.api, "/api/v1/metrics").await.json();
+        let page = look(second.api, "/api/v1/metrics?stale=true").await.json();
         if page["metrics"].as_array().expect("lines").len() == 4 {
             break;
         }
         assert!(start.elapsed() < PATIENCE, "{page}");
     }
     let second = second.restarted();
-    let page = look(second.api, "/api/v1/metrics").await.json();
+    let page = look(second.api, "/api/v1/metrics?stale=true").await.json();
     assert_eq!(page["metrics"].as_array().expect("lines").len(), 4, "it has them on its disk");
 }
 
@@ -101,11 +101,29 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     let others: Vec<&Member> =
         [&first, &second, &third].into_iter().filter(|it| it.api != next.api).collect();
     for member in others {
-        assert_eq!(look(member.api, "/api/v1/status").await.json()["leader"], false);
+        let stale = look(member.api, "/api/v1/status?stale=true").await.json();
+        assert_eq!((&stale["leader"], &stale["stale"]), (&false.into(), &true.into()));
+        let sent_on = look(member.api, "/api/v1/status").await;
+        let words = sent_on.json()["error"].to_string();
+        assert!(words.contains(&format!("at http://{}", next.api)), "{words}");
+        assert_eq!(sent_on.status, 503);
+        let start = Instant::now();
+        while look(member.api, "/readyz").await.status != 200 {
+            assert!(start.elapsed() < PATIENCE, "who follows a leader is ready");
+        }
     }
     drop((first, third));
     let again = second.restarted();
     assert_eq!(look(again.api, "/readyz").await.status, 503, "one of three agrees on nothing");
+    let start = Instant::now();
+    let refused = look(again.api, "/api/v1/status").await;
+    let words = "1 of 3 coordinators can be reached: two must agree; training goes on";
+    assert_eq!((refused.status, &refused.json()["error"]), (503, &words.into()));
+    assert!(start.elapsed() < PATIENCE);
+    assert_eq!(look(again.api, "/api/v1/status?stale=true").await.json()["stale"], true);
+    for path in ["/livez", "/metrics"] {
+        assert_eq!(look(again.api, path).await.status, 200, "{path}");
+    }
 }
 
 #[test]

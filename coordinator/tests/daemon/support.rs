@@ -15,7 +15,8 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Generation, Message, MetricsLine, Record, Shard, Step, Term, WorkerId, codec, exemplars,
+    CoordinatorView, Generation, Message, MetricsLine, Record, Shard, Step, Term, WorkerId, codec,
+    exemplars,
 };
 use everstep_transport::quic::{Endpoint, Expected, Link, Settings, enrol};
 
@@ -209,15 +210,17 @@ impl Cluster {
         enrol(self.address, &token, Role::Worker).await.expect("enrolled")
     }
 
-    /// Everything that a watcher is told.
+    /// Everything that a watcher is told. One that has just begun may not lead yet.
     pub async fn watch(&self) -> Update {
-        self.operator.say(Message::Watch { run: None, step: Step(0), event: 0 });
+        let start = Instant::now();
         loop {
-            match self.operator.hear().await {
-                Message::Update(update) => return update,
-                Message::Accepted => {}
-                other => panic!("no update but {other:?}"),
+            let operator = operator(self.dir.path(), self.address).await;
+            let watch = Message::Watch { run: None, step: Step(0), event: 0 };
+            if let Some(Message::Update(update)) = operator.ask(watch).await {
+                return update;
             }
+            assert!(start.elapsed() < PATIENCE, "it does not lead");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
@@ -257,6 +260,25 @@ impl Node {
 
     pub fn say(&self, message: Message) {
         self.link.send(message).expect("queued");
+    }
+
+    /// The answer, or none where somebody else leads, or nobody. Of one link at a time: an answer
+    /// that came too late would be taken for the next.
+    pub async fn ask(&self, question: Message) -> Option<Message> {
+        self.say(question);
+        loop {
+            let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+            match message.expect("an answer in time").ok()? {
+                Message::Coordinators { leader, members, .. } => {
+                    let asked = |view: &CoordinatorView| view.address == self.link.remote_address();
+                    let asked = members.iter().find(|view| asked(view)).map(|view| view.id);
+                    if leader.is_none() || leader != asked {
+                        return None;
+                    }
+                }
+                message => return Some(message),
+            }
+        }
     }
 
     /// The next message that does not only tell who the coordinators are.

@@ -12,6 +12,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{AcceptedToken, Applicant, Refusal, TokenId, UnixTime};
 use crate::protocol::NodeName;
+use crate::protocol::question::TokenView;
 
 /// Accepted tokens and their uses.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +34,17 @@ impl Tokens {
     /// How many tokens are accepted.
     pub fn count(&self) -> usize {
         self.accepted.len()
+    }
+
+    /// The accepted tokens, by id.
+    pub fn views(&self) -> Vec<TokenView> {
+        let views = self.accepted.iter().map(|(id, (token, admitted))| TokenView {
+            id: *id,
+            role: token.terms.role,
+            uses_left: token.terms.uses.map(|uses| uses.saturating_sub(admitted.len() as u32)),
+            expires_unix_s: token.terms.expires_unix_s,
+        });
+        views.collect()
     }
 
     /// Whether the applicant has the secret of a token by which it could be admitted now. Only one

@@ -76,7 +76,8 @@ fn silence_of_many_counts_only_for_a_leader_that_is_confirmed() {
     let (mut world, links) = stalled();
     world.pass(2_500, &links[..1]);
     assert_eq!((world.generation(), world.tickets.len()), (Generation(1), 1));
-    assert!(world.seen().iter().all(|view| view.state == WorkerState::Training));
+    let seen = world.core.cluster_view(world.now).workers;
+    assert!(seen.iter().all(|view| view.state == WorkerState::Training));
     world.give(Input::Unconfirmed { ticket: 1 });
     world.pass(50, &links[..1]);
     assert_eq!(world.tickets, [1, 2]);

@@ -213,10 +213,15 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let mut expected = 0;
     let of_workers =
         ["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave", "status"];
+    let of_operators = [
+        &["submit", "watch", "exited", "drain", "request", "transfer"][..],
+        &["ask_coordinators", "ask_tokens", "ask_runs"],
+    ]
+    .concat();
     for message in exemplars::all() {
         for (link, permitted) in [
             (worker, &of_workers[..]),
-            (world.operator, &["submit", "watch", "exited", "drain", "request"]),
+            (world.operator, &of_operators),
             (stranger, &["hello"]),
             (coordinator, &["join"]),
             (nobody, &[]),

@@ -20,7 +20,7 @@ impl World {
     }
 
     /// What everyone is told now.
-    fn told(&self, term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
+    pub(super) fn told(&self, term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
         let members = members.iter().map(|&(id, port)| {
             let Coordinator { name, address, api, .. } =
                 coordinator(&format!("coordinator-{port}"), port);

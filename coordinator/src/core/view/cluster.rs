@@ -1,11 +1,14 @@
 //! How a cluster stands at one moment, for whoever only reads.
 
 use everstep_transport::protocol::outcome::{Outcome, Waiting, WorkerView};
+use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::{Generation, MetricsLine, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
 use super::Core;
 use crate::core::change::Phase;
+use crate::standing::{ended, standing};
+use crate::state::PastRun;
 
 /// How a cluster stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,8 +78,26 @@ impl Core {
         }
     }
 
+    /// The newest runs that are over, in the order of their ends, and last the one under way.
+    pub fn runs(&self, now: Time) -> Vec<RunView> {
+        let mut runs: Vec<RunView> = self.state.past_runs().iter().map(past).collect();
+        if let Some(run) = self.state.run().filter(|_| self.running()) {
+            let (state, status) = standing(&self.cluster_view(now));
+            let (id, name, step) = (self.state.run_id(), run.name.clone(), self.state.written());
+            runs.push(RunView { id, name, state: state.into(), status, step, hash: None });
+        }
+        runs
+    }
+
     /// The lines of the settled steps after this one, in order.
     pub fn lines_after(&self, step: Step) -> &[MetricsLine] {
         self.past.lines_after(step)
     }
+}
+
+fn past(run: &PastRun) -> RunView {
+    let PastRun { id, ref name, steps: step, ref failure, hash } = *run;
+    let end = failure.clone().map_or(End::Complete, End::Failed);
+    let (state, status) = ended(&end, step);
+    RunView { id, name: name.clone(), state: state.into(), status, step, hash }
 }

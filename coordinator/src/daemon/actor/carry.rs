@@ -60,6 +60,7 @@ impl Coordinator {
                     let _ = answer.send(verdict); // an error means that nobody waits any more
                 }
             }
+            Effect::Looked(number) => self.looks.answer(number),
             Effect::Persist(batch) => self.persist(batch)?,
             Effect::Recall { to, from } => {
                 let frames = self.journal.page(from, self.seat.core().state().index())?;

@@ -1,11 +1,12 @@
 //! What is going on, and what it waits for, in one word and in one plain sentence.
 
+use everstep_transport::protocol::Step;
 use everstep_transport::protocol::outcome::WorkerState;
 
 use crate::core::{ClusterView, End};
 
 /// A word for scripts, and a sentence for people.
-pub(super) fn standing(view: &ClusterView) -> (&'static str, String) {
+pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
     let Some(run) = &view.run else {
         return match view.leads {
             Some(_) => ("idle", "idle: no run was submitted yet".into()),
@@ -13,10 +14,8 @@ pub(super) fn standing(view: &ClusterView) -> (&'static str, String) {
         };
     };
     let (step, steps) = (grouped(view.step().0), grouped(run.steps));
-    match &view.end {
-        Some(End::Complete) => return ("complete", format!("complete: all {steps} steps")),
-        Some(End::Failed(reason)) => return ("failed", format!("failed: {reason}")),
-        None => {}
+    if let Some(end) = &view.end {
+        return ended(end, Step(run.steps));
     }
     if let Some(waiting) = view.waiting {
         let (members, wanted) = (waiting.members, waiting.wanted);
@@ -45,6 +44,14 @@ pub(super) fn standing(view: &ClusterView) -> (&'static str, String) {
     ("training", format!("training: step {step} of {steps} with {with}"))
 }
 
+/// The same for a run that is over, and whose last step this was.
+pub(crate) fn ended(end: &End, Step(last): Step) -> (&'static str, String) {
+    match end {
+        End::Complete => ("complete", format!("complete: all {} steps", grouped(last))),
+        End::Failed(reason) => ("failed", format!("failed: {reason}")),
+    }
+}
+
 fn workers(count: u32) -> String {
     format!("{} worker{}", grouped(u64::from(count)), if count == 1 { "" } else { "s" })
 }
@@ -65,7 +72,7 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::Waiting;
-    use everstep_transport::protocol::{Generation, MetricsLine, Step, Term, WorkerId};
+    use everstep_transport::protocol::{Generation, MetricsLine, Term, WorkerId};
 
     use super::*;
     use crate::http::tests::view;

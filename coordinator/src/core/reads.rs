@@ -1,0 +1,102 @@
+//! What is read: answered only by one that leads and has that confirmed, so that nobody is told
+//! less than somebody was told before.
+//!
+//! Operators read on their links, each at most one thing of a kind at a time: who asks again before
+//! the answer means the newer question. The shell reads for others: it gives each look a number,
+//! and is told up to which number its looks may be answered from what is known here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use everstep_transport::protocol::{Message, Question, Reply, RunId, Step};
+use everstep_transport::time::Time;
+
+use super::reign::Reign;
+use super::{Core, Effect, LinkId};
+
+/// What a watcher has: lines of this run up to this step, and events up to this number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) run: Option<RunId>,
+    pub(super) step: Step,
+    pub(super) event: u64,
+}
+
+/// Reads that wait for a confirmation.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    watches: BTreeMap<LinkId, Seen>,
+    questions: BTreeSet<(LinkId, Question)>,
+    /// The newest look of the shell.
+    look: Option<u64>,
+}
+
+impl Reads {
+    pub(super) fn is_empty(&self) -> bool {
+        self.watches.is_empty() && self.questions.is_empty() && self.look.is_none()
+    }
+
+    /// Nobody is there any more to be answered.
+    pub(super) fn forget(&mut self, link: LinkId) {
+        self.watches.remove(&link);
+        self.questions.retain(|(other, _)| *other != link);
+    }
+
+    /// Operators ask elsewhere from now on; the shell waits.
+    pub(super) fn forget_operators(&mut self) {
+        *self = Self { look: self.look, ..Self::default() };
+    }
+
+    /// These have waited longer.
+    pub(super) fn append(&mut self, mut older: Self) {
+        older.watches.append(&mut self.watches);
+        older.questions.append(&mut self.questions);
+        older.look = older.look.max(self.look);
+        *self = older;
+    }
+}
+
+impl Core {
+    /// An operator reads; returns whether it is to be told who leads instead.
+    pub(super) fn read(&mut self, from: LinkId, message: Message) -> bool {
+        // One that is elected will lead in a moment; before there is a cluster, nobody else does.
+        if self.reign == Reign::Follows && !self.state.coordinators().is_empty() {
+            return true;
+        }
+        let reads = self.confirmations.reads();
+        match message {
+            Message::Watch { run, step, event } => {
+                reads.watches.insert(from, Seen { run, step, event });
+            }
+            Message::Ask(question) => drop(reads.questions.insert((from, question))),
+            _ => {}
+        }
+        self.ask_for_confirmation();
+        false
+    }
+
+    /// The shell reads; numbers grow.
+    pub(super) fn look(&mut self, number: u64) {
+        self.confirmations.reads().look = Some(number);
+        self.ask_for_confirmation();
+    }
+
+    /// What is known here is all that was agreed when these were asked.
+    pub(super) fn answer_reads(&mut self, now: Time, reads: Reads) {
+        for (link, seen) in reads.watches {
+            let update = self.update(now, link, seen);
+            self.send(link, Message::Update(update));
+        }
+        for (link, question) in reads.questions {
+            let reply = match question {
+                Question::Coordinators => {
+                    self.effects.push_back(Effect::Describe { to: link });
+                    continue;
+                }
+                Question::Tokens => Reply::Tokens(self.state.tokens().views()),
+                Question::Runs => Reply::Runs(self.runs(now)),
+            };
+            self.send(link, Message::Told(reply));
+        }
+        self.effects.extend(reads.look.map(Effect::Looked));
+    }
+}

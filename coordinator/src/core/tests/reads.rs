@@ -1,0 +1,126 @@
+use everstep_transport::protocol::{Question, Reply};
+
+use super::*;
+
+const WATCH: Message = Message::Watch { run: None, step: Step(0), event: 0 };
+
+/// A leader that was stopped would tell of what it knew before.
+#[test]
+fn who_reads_is_answered_only_by_one_that_is_confirmed_to_lead() {
+    let (mut world, links) = World::training(2);
+    world.cut_off = true;
+    world.report_lines(links[0], 1..=2);
+    let other = world.connect(Role::Operator, "another");
+    world.say(world.operator, WATCH);
+    world.say(other, WATCH);
+    world.say(other, Message::Ask(Question::Runs));
+    assert_eq!((world.words(world.operator), &world.tickets[..]), (vec![], &[1][..]));
+    world.report_lines(links[0], 3..=3);
+    world.give(Input::Confirmed { ticket: 1 });
+    match &world.hear(world.operator)[..] {
+        [Message::Update(update)] => assert_eq!(update.lines.len(), 3, "all that is known then"),
+        other => panic!("no update but {other:?}"),
+    }
+    assert_eq!((world.words(other), &world.tickets[..]), (vec![], &[1, 2][..]));
+    world.give(Input::Confirmed { ticket: 2 });
+    assert_eq!(world.words(other), ["update", "told_runs"], "one confirmation for both");
+}
+
+#[test]
+fn who_reads_from_one_that_does_not_lead_is_told_who_does() {
+    let mut world = World::with_run(run_of(2));
+    world.found(true);
+    world.cut_off = true;
+    world.hear(world.operator);
+    world.say(world.operator, WATCH);
+    world.give(Input::Leader { term: Term(2), leader: Some(7) });
+    world.give(Input::Confirmed { ticket: 1 });
+    let guide = world.told(2, Some(7), &[(1, 1)]);
+    assert_eq!(world.hear(world.operator).last(), Some(&guide), "it leads no longer");
+    for question in [WATCH, Message::Ask(Question::Coordinators)] {
+        world.say(world.operator, question);
+        assert_eq!(world.hear(world.operator), std::slice::from_ref(&guide));
+    }
+    let new = world.connect(Role::Operator, "another");
+    world.say(new, WATCH);
+    assert_eq!(world.hear(new), [guide], "once, though these are its first words");
+    world.cut_off = false;
+    world.term = Term(3);
+    world.give(Input::Elected { term: Term(3) });
+    assert!(!world.words(world.operator).contains(&"update"), "it has asked elsewhere since");
+}
+
+/// Its own entry is on its way.
+#[test]
+fn who_reads_from_one_that_is_about_to_lead_waits_for_that() {
+    let mut world = World::with_run(run_of(2));
+    world.found(true);
+    world.give(Input::Deposed);
+    world.holds_back = true;
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    world.hear(world.operator);
+    world.say(world.operator, WATCH);
+    world.give(Input::Look(4));
+    assert_eq!((world.words(world.operator), world.looked.len()), (vec!["coordinators"; 0], 0));
+    world.holds_back = false;
+    world.drain();
+    assert_eq!(world.words(world.operator), ["update"]);
+    assert_eq!(world.looked, [4]);
+}
+
+#[test]
+fn looks_of_the_shell_wait_for_a_leader_and_are_confirmed_together() {
+    let mut world = World::with_run(run_of(2));
+    world.cut_off = true;
+    world.give(Input::Look(1));
+    world.give(Input::Look(2));
+    world.give(Input::Look(3));
+    world.give(Input::Confirmed { ticket: 1 });
+    assert_eq!((&world.looked[..], &world.tickets[..]), (&[1][..], &[1, 2][..]));
+    world.give(Input::Deposed);
+    world.give(Input::Confirmed { ticket: 2 });
+    assert_eq!(world.looked, [1], "it led no longer");
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Confirmed { ticket: *world.tickets.last().expect("it has asked again") });
+    assert_eq!(world.looked, [1, 3]);
+}
+
+#[test]
+fn a_read_whose_confirmation_failed_is_confirmed_at_the_next_tick_but_not_for_one_who_left() {
+    let mut world = World::with_run(run_of(2));
+    world.cut_off = true;
+    let other = world.connect(Role::Operator, "another");
+    world.say(world.operator, WATCH);
+    world.say(other, WATCH);
+    world.give(Input::Unconfirmed { ticket: 1 });
+    world.give(Input::Disconnected { link: other, gone: true, reason: "done".into() });
+    world.give(Input::Tick);
+    world.give(Input::Confirmed { ticket: 2 });
+    assert_eq!((world.words(world.operator), world.words(other)), (vec!["update"], vec![]));
+}
+
+#[test]
+fn the_runs_are_told_with_their_ends_and_the_one_under_way_last() {
+    let mut world = World::empty();
+    world.found(false);
+    let wish = |number, wish| Message::Request { id: RequestId { client: 5, number }, wish };
+    world.say(world.operator, wish(1, Wish::Submit(run_of(2))));
+    world.say(world.operator, wish(2, Wish::Cancel));
+    let next = RunSpec { name: "next".into(), ..run_of(2) };
+    world.say(world.operator, wish(3, Wish::Submit(next)));
+    world.say(world.operator, wish(4, Wish::CreateToken(exemplars::token())));
+    world.hear(world.operator);
+    world.say(world.operator, Message::Ask(Question::Runs));
+    world.say(world.operator, Message::Ask(Question::Tokens));
+    let told = world.hear(world.operator);
+    let [Message::Told(Reply::Runs(runs)), Message::Told(Reply::Tokens(tokens))] = &told[..] else {
+        panic!("not told but {told:?}");
+    };
+    let stands: Vec<_> = runs.iter().map(|run| (&*run.name, &*run.status)).collect();
+    let first = (&*run_of(2).name, "failed: it was cancelled");
+    assert_eq!(stands, [first, ("next", "starting: 0 of 2 workers registered")]);
+    assert_eq!(runs[1].id, world.core.state().run_id());
+    assert_eq!((tokens.len(), tokens[0].role, tokens[0].uses_left), (1, Role::Worker, None));
+}

@@ -1,0 +1,92 @@
+//! Reads of the HTTP API that wait until this coordinator is known to lead, and to know all that is
+//! agreed: one confirmation answers all that came before it was asked for.
+//!
+//! Where another coordinator leads, nobody waits, and is told which. Where none does, there may be
+//! one in a moment: how long to wait for that, whoever reads decides.
+
+use std::collections::VecDeque;
+
+use actix::Message;
+use tokio::sync::oneshot;
+
+/// Most reads that wait: the connections of the API are bounded by less.
+const MOST: usize = 256;
+
+/// A read, and who waits for it: it may be answered from what is known, or why not.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Look(pub(crate) oneshot::Sender<Result<(), String>>);
+
+/// The reads that wait, by their numbers.
+#[derive(Default)]
+pub(super) struct Looks {
+    count: u64,
+    waiting: VecDeque<(u64, Look)>,
+}
+
+impl Looks {
+    /// Takes a read; returns its number, unless too many wait.
+    pub(super) fn open(&mut self, look: Look) -> Option<u64> {
+        self.waiting.retain(|(_, Look(answer))| !answer.is_closed());
+        if self.waiting.len() >= MOST {
+            look.answer(Err("too many wait for an answer".into()));
+            return None;
+        }
+        self.count += 1;
+        self.waiting.push_back((self.count, look));
+        Some(self.count)
+    }
+
+    /// Those up to this number may be answered.
+    pub(super) fn answer(&mut self, newest: u64) {
+        while let Some((_, look)) = self.waiting.pop_front_if(|(number, _)| *number <= newest) {
+            look.answer(Ok(()));
+        }
+    }
+
+    /// Nobody is answered here.
+    pub(super) fn refuse(&mut self, reason: &str) {
+        self.waiting.drain(..).for_each(|(_, look)| look.answer(Err(reason.into())));
+    }
+}
+
+impl Look {
+    pub(super) fn answer(self, answer: Result<(), String>) {
+        let _ = self.0.send(answer); // an error means that nobody waits any more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Answered = oneshot::Receiver<Result<(), String>>;
+
+    fn open(looks: &mut Looks) -> (Option<u64>, Answered) {
+        let (answer, answered) = oneshot::channel();
+        (looks.open(Look(answer)), answered)
+    }
+
+    #[test]
+    fn a_confirmation_answers_those_that_it_was_asked_for_and_no_later_one() {
+        let mut looks = Looks::default();
+        let (_, mut first) = open(&mut looks);
+        let (second, mut other) = open(&mut looks);
+        let (_, mut later) = open(&mut looks);
+        looks.answer(second.expect("there is room"));
+        assert_eq!((first.try_recv(), other.try_recv()), (Ok(Ok(())), Ok(Ok(()))));
+        assert!(later.try_recv().is_err());
+        looks.refuse("another leads");
+        assert_eq!(later.try_recv(), Ok(Err("another leads".into())));
+    }
+
+    #[test]
+    fn at_most_so_many_wait_and_those_that_are_gone_do_not_count() {
+        let mut looks = Looks::default();
+        (0..MOST).for_each(|_| drop(open(&mut looks)));
+        let waiting: Vec<_> = (0..MOST).map(|_| open(&mut looks)).collect();
+        assert!(waiting.iter().all(|(number, _)| number.is_some()));
+        let (number, mut refused) = open(&mut looks);
+        assert!(number.is_none() && matches!(refused.try_recv(), Ok(Err(_))));
+    }
+}

@@ -1,0 +1,174 @@
+//! What changes something. The token was shown, or it would not come here.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix_web::HttpResponse;
+use actix_web::http::StatusCode;
+use actix_web::web::{self, Data, Payload};
+use everstep_transport::identity::{JoinToken, Role, Terms, format_token_id, parse_token_id};
+use everstep_transport::protocol::{CoordinatorId, Message, RunSpec, Wish, WorkerId};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::problem::Problem;
+use super::source::Source;
+use super::{BODY_PATIENCE, Issuer, MAX_BODY};
+
+type Answer = Result<HttpResponse, Problem>;
+
+pub(super) async fn submit(source: Data<Source>, body: Payload) -> Answer {
+    let run = parse_run(&read(body).await?)?;
+    let name = run.name.clone();
+    source.change(|_| Message::Submit(run)).await?;
+    let place = ("location", "/api/v1/run");
+    Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name })))
+}
+
+pub(super) async fn cancel(source: Data<Source>) -> Answer {
+    source.wish(Wish::Cancel).await?;
+    Ok(HttpResponse::Ok().json(json!({ "state": "failed", "reason": "it was cancelled" })))
+}
+
+pub(super) async fn drain(source: Data<Source>, id: web::Path<String>) -> Answer {
+    let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
+    let overview = source.overview(true).await?;
+    if !overview.cluster.workers.iter().any(|view| view.worker == worker) {
+        return Err(no_worker(&id));
+    }
+    source.change(|_| Message::Drain { worker }).await?;
+    Ok(HttpResponse::Accepted().json(json!({ "id": worker, "state": "leaving" })))
+}
+
+pub(super) async fn remove(source: Data<Source>, id: web::Path<String>) -> Answer {
+    let coordinator = id.parse().map_err(|_| {
+        let next = "look at /api/v1/coordinators for those there are";
+        Problem::absent(format!("there is no coordinator {id}"), next)
+    })?;
+    source.wish(Wish::Remove(coordinator)).await?;
+    Ok(HttpResponse::Accepted().json(json!({ "id": coordinator, "state": "removed" })))
+}
+
+/// To whom leadership is to go; nobody named: whoever has most of the log.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Heir {
+    to: Option<CoordinatorId>,
+}
+
+pub(super) async fn transfer(source: Data<Source>, body: Payload) -> Answer {
+    let body = read(body).await?;
+    let Heir { to } = match body.is_empty() {
+        true => Heir::default(),
+        false => parse(&body, "send nothing, or {\"to\": ID}")?,
+    };
+    source.change(|id| Message::Transfer { id, to }).await?;
+    Ok(HttpResponse::Ok().json(json!({ "to": to, "state": "transferred" })))
+}
+
+/// What a token is to be good for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    role: Role,
+    uses: Option<u32>,
+    ttl_s: Option<u64>,
+}
+
+/// The token itself is told once, and never kept.
+pub(super) async fn create_token(
+    source: Data<Source>,
+    issuer: Data<Issuer>,
+    body: Payload,
+) -> Answer {
+    let next =
+        "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; the last two are optional";
+    let Wanted { role, uses, ttl_s } = parse(&read(body).await?, next)?;
+    // A clock before 1970 is wrong anyway.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let expires_unix_s = ttl_s.map(|ttl| now.saturating_add(ttl));
+    let token = JoinToken::create(&issuer.0);
+    let accepted = token.accepted(Terms { role, uses, expires_unix_s });
+    source.wish(Wish::CreateToken(accepted)).await?;
+    let id = format_token_id(&token.id());
+    Ok(HttpResponse::Created().json(json!({
+        "id": id, "token": token.to_string(), "role": role, "uses_left": uses,
+        "expires_unix_s": expires_unix_s,
+    })))
+}
+
+pub(super) async fn revoke_token(source: Data<Source>, id: web::Path<String>) -> Answer {
+    let token = parse_token_id(&id).map_err(|_| {
+        let next = "look at /api/v1/tokens for those there are";
+        Problem::absent(format!("there is no token {id}"), next)
+    })?;
+    source.wish(Wish::RevokeToken(token)).await?;
+    Ok(HttpResponse::Ok().json(json!({ "id": *id, "state": "revoked" })))
+}
+
+async fn read(body: Payload) -> Result<web::Bytes, Problem> {
+    let bytes = timeout(BODY_PATIENCE, body.to_bytes_limited(MAX_BODY)).await;
+    let late = |_| {
+        let error = "the body did not come in time";
+        Problem::new(StatusCode::REQUEST_TIMEOUT, error, "send it at once")
+    };
+    let large = |_| {
+        let error = format!("the body has more than {MAX_BODY} bytes");
+        let next = "a run is a few hundred bytes, as in run.json";
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error, next)
+    };
+    let broken = |_| Problem::bad("the body broke off", "send it again");
+    bytes.map_err(late)?.map_err(large)?.map_err(broken)
+}
+
+/// A run that is one.
+fn parse_run(body: &[u8]) -> Result<RunSpec, Problem> {
+    let run: RunSpec = serde_json::from_slice(body).map_err(|error| {
+        let next = "send what a run's directory has in run.json";
+        Problem::bad(format!("the body is no run: {error}"), next)
+    })?;
+    run.validate().map_err(|error| {
+        let next = "correct it, and send the run again";
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string(), next)
+    })?;
+    Ok(run)
+}
+
+fn parse<'b, T: Deserialize<'b>>(body: &'b [u8], next: &str) -> Result<T, Problem> {
+    let wrong = |error| Problem::bad(format!("the body is not understood: {error}"), next);
+    serde_json::from_slice(body).map_err(wrong)
+}
+
+pub(super) fn no_worker(id: &str) -> Problem {
+    let next = "look at /api/v1/workers for those that are known";
+    Problem::absent(format!("there is no worker {id}"), next)
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::exemplars;
+
+    use super::*;
+
+    #[test]
+    fn a_run_is_read_as_it_is_written_and_what_cannot_be_is_named() {
+        let run = exemplars::run();
+        let text = serde_json::to_value(&run).expect("plain data");
+        assert_eq!(parse_run(text.to_string().as_bytes()), Ok(run));
+        let without = |key: &str| {
+            let mut text = text.clone();
+            text.as_object_mut().expect("an object").remove(key);
+            parse_run(text.to_string().as_bytes()).expect_err("a key is missing")
+        };
+        assert!(without("seed").error.contains("`seed`"));
+        let mut unknown = text.clone();
+        unknown["sede"] = json!(7);
+        let unknown = parse_run(unknown.to_string().as_bytes()).expect_err("no such key");
+        assert!(unknown.error.contains("`sede`"), "{unknown}");
+        let mut none = text.clone();
+        none["steps"] = json!(0);
+        let none = parse_run(none.to_string().as_bytes()).expect_err("no run");
+        assert_eq!((none.status.as_u16(), &none.error[..9]), (422, "run.steps"));
+        assert!(parse_run(b"\xff").is_err() && parse_run(b"").is_err());
+    }
+}

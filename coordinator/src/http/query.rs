@@ -1,0 +1,65 @@
+//! What a request's query asks for: where to go on, and whether it may be answered at once.
+
+use super::problem::Problem;
+
+/// `?after=NUMBER&stale=true`, each of it optional.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Query {
+    /// The newest that the client has, of what is numbered; 0 for nothing.
+    pub(super) after: u64,
+    /// From what is known here, whether or not it is still so.
+    pub(super) stale: bool,
+}
+
+impl Query {
+    /// Reads the query of a page.
+    pub(super) fn of_page(query: &str) -> Result<Self, Problem> {
+        let next = "ask with ?after=NUMBER, with ?stale=true, with both, or without a query";
+        Self::parse(query).ok_or_else(|| Problem::bad("the query is not understood", next))
+    }
+
+    /// Reads any other query.
+    pub(super) fn of_whole(query: &str) -> Result<Self, Problem> {
+        let next = "ask with ?stale=true, or without a query";
+        let whole = Self::parse(query).filter(|_| !query.contains("after="));
+        whole.ok_or_else(|| Problem::bad("the query is not understood", next))
+    }
+
+    fn parse(query: &str) -> Option<Self> {
+        let (mut after, mut stale) = (None, None);
+        for part in query.split('&').filter(|_| !query.is_empty()) {
+            let (slot, value): (&mut Option<u64>, _) = match part.split_once('=')? {
+                ("after", number) => (&mut after, number.parse().ok()?),
+                ("stale", "true") => (&mut stale, 1),
+                ("stale", "false") => (&mut stale, 0),
+                _ => return None,
+            };
+            if slot.replace(value).is_some() {
+                return None;
+            }
+        }
+        Some(Self { after: after.unwrap_or(0), stale: stale == Some(1) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_names_where_to_go_on_and_how_new_the_answer_must_be_or_is_refused() {
+        let page = |query| Query::of_page(query).ok();
+        assert_eq!(page(""), Some(Query::default()));
+        assert_eq!(page("after=17"), Some(Query { after: 17, stale: false }));
+        assert_eq!(page("stale=true&after=17"), Some(Query { after: 17, stale: true }));
+        assert_eq!(page("stale=false"), Some(Query::default()));
+        for query in
+            ["after=", "after=-1", "after=x", "before=1", "after=1&after=2", "x", "stale", "&"]
+        {
+            let problem = Query::of_page(query).expect_err(query);
+            assert_eq!(problem.status.as_u16(), 400, "{query}");
+        }
+        assert_eq!(Query::of_whole("stale=true"), Ok(Query { after: 0, stale: true }));
+        assert!(Query::of_whole("after=1").is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! Letting another coordinator lead, because an operator or the end of this process asks for it.
+//!
+//! It does not go through the log: who leads sees to it that another one has all of its log, and
+//! has it begin an election at once. That may fail, and is given up then; the operator is told what
+//! became of it. One transfer is under way at a time.
+
+use std::time::Duration;
+
+use everstep_transport::protocol::{CoordinatorId, Message, RequestId};
+use everstep_transport::time::Time;
+
+use super::{Effect, Seat};
+use crate::core::LinkId;
+use crate::raft::ReplicaId;
+
+/// How long it may take: some round trips, and what the other lacks of the log.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An operator waits for it.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    asked_by: LinkId,
+    id: RequestId,
+    to: ReplicaId,
+    began: Time,
+}
+
+impl Seat {
+    /// An operator asks for another leader, or for this one.
+    pub(super) fn transfer(
+        &mut self,
+        now: Time,
+        asked_by: LinkId,
+        id: RequestId,
+        to: Option<CoordinatorId>,
+    ) {
+        let own = self.peers.own();
+        let answer = match to.map(ReplicaId) {
+            _ if self.transfer.is_some() => {
+                Err("another transfer is under way; wait for it".into())
+            }
+            Some(to) if to == own => Ok(()),
+            to => match self.begin_transfer(now, to) {
+                Ok(to) => {
+                    self.transfer = Some(Transfer { asked_by, id, to, began: now });
+                    return;
+                }
+                Err(reason) => Err(reason),
+            },
+        };
+        self.answer_transfer(asked_by, id, answer.err());
+    }
+
+    fn begin_transfer(&mut self, now: Time, to: Option<ReplicaId>) -> Result<ReplicaId, String> {
+        let heirs = self.heirs(now);
+        let to = match to {
+            None => heirs.first().copied().ok_or("no other coordinator with a vote is heard")?,
+            Some(to) if !self.replica.members().voters.contains(&to) => {
+                return Err(format!("coordinator {} has no vote, or is none of them", to.0));
+            }
+            Some(to) if !heirs.contains(&to) => {
+                return Err(format!("coordinator {} is not heard", to.0));
+            }
+            Some(to) => to,
+        };
+        self.replica.transfer(to).map_err(|refused| refused.to_string())?;
+        Ok(to)
+    }
+
+    /// Who could lead instead, whoever has most of the log first.
+    fn heirs(&self, now: Time) -> Vec<ReplicaId> {
+        let (own, voters) = (self.peers.own(), self.replica.members().voters.iter());
+        let is_heir = |id: &ReplicaId| *id != own && self.silent_since(now, *id).is_none();
+        let mut heirs: Vec<ReplicaId> = voters.copied().filter(is_heir).collect();
+        heirs.sort_by_key(|id| std::cmp::Reverse(self.replica.matched(*id)));
+        heirs
+    }
+
+    /// This coordinator ends: if it leads, another one should. Who cannot leaves all the same.
+    pub(super) fn hand_over(&mut self, now: Time) {
+        if self.leads.is_some() {
+            let _ = self.begin_transfer(now, None);
+        }
+    }
+
+    /// Somebody leads, perhaps whoever was to.
+    pub(super) fn transferred(&mut self, leader: Option<ReplicaId>) {
+        let Some(leader) = leader else { return };
+        if let Some(Transfer { asked_by, id, to, .. }) = self.transfer.take() {
+            let other = || format!("coordinator {} has come to lead instead", leader.0);
+            self.answer_transfer(asked_by, id, (leader != to).then(other));
+        }
+    }
+
+    /// What takes too long is given up.
+    pub(super) fn end_transfer(&mut self, now: Time) {
+        let is_over = |transfer: &mut Transfer| now.since(transfer.began) > PATIENCE;
+        if let Some(Transfer { asked_by, id, to, .. }) = self.transfer.take_if(is_over) {
+            let reason = format!("coordinator {} did not come to lead in time; ask again", to.0);
+            self.answer_transfer(asked_by, id, Some(reason));
+        }
+    }
+
+    fn answer_transfer(&mut self, to: LinkId, id: RequestId, refusal: Option<String>) {
+        let message = Message::Answer { id, refusal, run: None };
+        self.effects.push_back(Effect::Send { to, message });
+    }
+}
