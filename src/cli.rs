@@ -21,7 +21,7 @@ mod worker;
 pub use bench::{
     AllReduceFlags, Bench, ChurnFlags, FailoversFlags, JoinsFlags, KillsFlags, OverlapFlags,
 };
-pub use cluster::{AskFlags, ClusterFlags, Count};
+pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
 pub use coordinator::{
     AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RemoveFlags, TransferFlags,
 };
@@ -105,8 +105,8 @@ pub struct TrainFlags {
     #[command(flatten)]
     pub overrides: Overrides,
     /// How many coordinators to start: 1, or 3 or 5, which go on when one or two of them die
-    #[arg(long, value_name = "N", default_value_t = Count(1))]
-    pub coordinators: Count,
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub coordinators: u32,
     /// Where the run's files go [default: a new directory under `runs`]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,

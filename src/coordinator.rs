@@ -31,8 +31,8 @@ const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every reques
                      nothing is encrypted, so put what speaks TLS in front of it";
 
 pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
-    logging::start("info")?;
-    if flags.supervised {
+    logging::start_as("info", flags.daemon.log_format)?;
+    if flags.daemon.supervised {
         supervision::start()?;
     }
     let start = start(&flags)?;

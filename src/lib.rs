@@ -55,7 +55,15 @@ pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
 /// Every process of a cluster must run the same program. Prints data to stdout, everything else to
 /// stderr, and returns the exit code that [`Exit`] names, or 0.
 pub fn program(registry: Registry) -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments = std::env::args_os().collect();
+    let arguments = match config::complete(arguments, |name| std::env::var_os(name)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            output::say(Failure::from(error));
+            return Exit::Usage.into();
+        }
+    };
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version end here too, with 0. Nothing is left to do if stderr is closed.

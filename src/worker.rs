@@ -19,8 +19,8 @@ use crate::{announce, logging, supervision};
 pub(crate) use list::run as list;
 
 pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
-    logging::start("info")?;
-    if flags.supervised {
+    logging::start_as("info", flags.daemon.log_format)?;
+    if flags.daemon.supervised {
         supervision::start()?;
     }
     let named = flags.coordinators.join(",");

@@ -10,7 +10,7 @@ use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::demo::duration;
-use super::{AskFlags, HttpFlags};
+use super::{AskFlags, DaemonFlags, HttpFlags};
 
 /// `everstep coordinator`, with flags or with a task.
 #[derive(Clone, Debug)]
@@ -58,9 +58,9 @@ pub struct CoordinatorFlags {
     /// Its HTTP API.
     #[command(flatten)]
     pub http: HttpFlags,
-    /// End when the parent process does.
-    #[arg(long, hide = true)]
-    pub supervised: bool,
+    /// Its file and its log.
+    #[command(flatten)]
+    pub daemon: DaemonFlags,
 }
 
 /// What an operator does with the coordinators of a cluster.

@@ -8,7 +8,7 @@ use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use everstep_transport::protocol::Zone;
 
-use super::{AskFlags, ClusterFlags};
+use super::{AskFlags, ClusterFlags, DaemonFlags};
 
 /// `everstep worker`, with flags or with a task.
 #[derive(Clone, Debug)]
@@ -55,9 +55,9 @@ pub struct WorkerFlags {
     /// Compute first and send afterwards: measures what sending meanwhile saves.
     #[arg(long, hide = true)]
     pub no_overlap: bool,
-    /// End when the parent process does.
-    #[arg(long, hide = true)]
-    pub supervised: bool,
+    /// Its file and its log.
+    #[command(flatten)]
+    pub daemon: DaemonFlags,
 }
 
 /// What an operator does with a worker.

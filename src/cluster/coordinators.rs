@@ -187,8 +187,9 @@ impl Coordinators {
     async fn until_all_vote(&mut self, directory: &Directory) -> Result<(), ClusterError> {
         let began = Instant::now();
         loop {
-            self.watch(directory, Step(crate::operator::NEWEST), crate::operator::NEWEST).await?;
-            let voters = self.operator.coordinators().len();
+            let standing = async |operator: &mut Operator| operator.standing().await;
+            let there = self.ask(directory, standing).await?.coordinators;
+            let voters = there.iter().filter(|coordinator| coordinator.votes).count();
             if voters == self.seats.len() {
                 return Ok(());
             }

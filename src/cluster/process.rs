@@ -328,7 +328,7 @@ fn start(
 fn without_own_variables(command: &mut Command) {
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy();
-        if name.starts_with("EVERSTEP_") && name != "EVERSTEP_LOG" {
+        if name.starts_with("EVERSTEP_") && !name.starts_with("EVERSTEP_LOG") {
             command.env_remove(&variable);
         }
     }

@@ -10,13 +10,12 @@ use std::sync::Arc;
 
 use everstep_transport::protocol::outcome::WorkerView;
 use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Message, NodeName, Step, Term, WorkerId,
+    CoordinatorId, CoordinatorView, Message, NodeName, Question, Term, WorkerId,
 };
 use everstep_transport::quic::{Endpoint, Link};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::NEWEST;
 use super::call::{self, Heard, What};
 
 /// The coordinators.
@@ -216,9 +215,10 @@ impl Drop for Line {
     }
 }
 
-/// What changes nothing, and makes a coordinator say who all of them are.
+/// What makes a coordinator say who all of them are, and which of them leads. Its answer is that to
+/// no other question: that to a Watch would tell the end of a run without what came before.
 fn first_word() -> Message {
-    Message::Watch { run: None, step: Step(NEWEST), event: NEWEST }
+    Message::Ask(Question::Coordinators)
 }
 
 #[cfg(test)]
@@ -227,6 +227,11 @@ mod tests {
 
     fn told(revision: u64, term: u64, leader: Option<CoordinatorId>) -> Knowledge {
         Knowledge { revision, members: Vec::new(), term: Term(term), leader }
+    }
+
+    #[test]
+    fn the_first_word_s_answer_is_never_taken_for_what_is_new_of_a_run() {
+        assert!(!matches!(first_word(), Message::Watch { .. }));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod files;
 mod hash;
 mod learn;
 mod memory;
+mod operate;
 mod refusal;
 mod survive;
 mod world;
