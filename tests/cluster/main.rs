@@ -14,5 +14,6 @@ mod hash;
 mod learn;
 mod memory;
 mod refusal;
+mod several;
 mod survive;
 mod world;

@@ -40,6 +40,8 @@ struct World {
     removed: Vec<u64>,
     /// Who dies of the next snapshot that comes, and whether it has.
     struck: Option<u64>,
+    /// Who hears nothing of the log.
+    deaf: Option<u64>,
 }
 
 fn own(number: u64) -> Coordinator {
@@ -68,6 +70,7 @@ impl World {
             said: BTreeMap::new(),
             removed: Vec::new(),
             struck: None,
+            deaf: None,
         };
         world.start(1, own(1));
         world.pass(100);
@@ -234,6 +237,7 @@ impl World {
                 self.seats.remove(to);
                 self.struck = None;
             }
+            Some((Some(to), _)) if self.deaf == Some(*to) && is_raft(&message) => {}
             Some((Some(to), there)) => {
                 let arrives = Happening::Arrives(*to, Input::Message { from: *there, message });
                 self.later(WAY, arrives);
@@ -326,6 +330,10 @@ impl World {
     }
 }
 
+fn is_raft(message: &Message) -> bool {
+    matches!(message, Message::Raft(_))
+}
+
 fn is_snapshot(message: &Message) -> bool {
     match message {
         Message::Raft(bytes) => raft::Message::decode(bytes).is_ok_and(|it| it.is_snapshot()),
@@ -404,6 +412,18 @@ fn who_is_removed_is_told_and_the_others_go_on() {
     assert_eq!(world.removed.first(), Some(&ids[2]));
     world.kill(ids[2]);
     assert_eq!(world.wish(2, Wish::Cancel).map(|it| it.is_some()), Some(true), "there is no run");
+}
+
+/// What it says of itself was heard long ago, and the log has nothing for it any more.
+#[test]
+fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
+    let (mut world, ids) = World::of_three();
+    world.deaf = Some(ids[2]);
+    assert_eq!(world.wish(1, Wish::Remove(ids[2])), Some(None));
+    world.pass(1_000);
+    assert_eq!(world.voters(ids[0]), ids[..2]);
+    assert_eq!(world.removed.first(), Some(&ids[2]));
+    assert!(world.removed.iter().all(|id| *id == ids[2]));
 }
 
 /// Who leads may be removed, too.

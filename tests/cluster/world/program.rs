@@ -58,6 +58,19 @@ impl Program {
         String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
     }
 
+    /// The next line that it prints; none if it ends first.
+    pub fn line(&mut self) -> Option<String> {
+        let pipe = self.child.stdout.as_mut().expect("a pipe");
+        let bytes = pipe.bytes().map(|byte| byte.expect("a byte"));
+        let line: Vec<u8> = bytes.take_while(|byte| *byte != b'\n').collect();
+        (!line.is_empty()).then(|| String::from_utf8(line).expect("UTF-8"))
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
     /// Waits for its end.
     pub fn end(mut self) -> Ended {
         let status = until("the end of a program", || self.child.try_wait().expect("a child"));
