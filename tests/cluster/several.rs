@@ -35,12 +35,13 @@ impl<'w> Training<'w> {
         let run = config::read(Some(&world.config()), &flags, &builtin::registry()).expect("a run");
         let run = run.run;
         assert_eq!(council.wish(Wish::Submit(run.clone())), Ok(()));
-        let log = world.path("loads");
+        let (log, models) = (world.path("loads"), world.path("models"));
+        fs::create_dir(&models).expect("a folder");
         let worker = |environment: &[(&str, &str)]| {
             let token = format!("@{}", show(&council.members[0].dir.join("join.token")));
-            let (addresses, dir) = (council.addresses(), world.path("workers"));
+            let addresses = council.addresses();
             let arguments = ["worker", "--coordinators", &addresses, "--join", &token];
-            let mut command = world.command(&[&arguments[..], &["--dir", show(&dir)]].concat());
+            let mut command = world.command(&[&arguments[..], &["--dir", show(&models)]].concat());
             command.envs(environment.iter().copied());
             Program::start(command)
         };
@@ -100,10 +101,16 @@ fn every_coordinator_is_replaced_while_workers_train() {
         let (dir, address) = (old.dir.clone(), old.address);
         let ended = old.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        assert!(ended.stderr.contains("the coordinator was removed: the others go on"), "{ended:?}");
+        assert!(
+            ended.stderr.contains("the coordinator was removed: the others go on"),
+            "{ended:?}"
+        );
         // Started again, it is told so again.
         let again = Program::start(council.again(&dir, address)).end();
-        assert!(again.stderr.contains("the coordinator was removed: the others go on"), "{again:?}");
+        assert!(
+            again.stderr.contains("the coordinator was removed: the others go on"),
+            "{again:?}"
+        );
         council.leader(3);
         training.until_it_goes_on();
     }
@@ -190,7 +197,10 @@ fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() 
     let mut words = String::new();
     full.stderr.take().expect("a pipe").read_to_string(&mut words).expect("text");
     assert_eq!(ended.code(), Some(1), "{words}");
-    assert!(words.contains(show(&dir)) && words.contains("if the disk is full, make room"), "{words}");
+    assert!(
+        words.contains(show(&dir)) && words.contains("if the disk is full, make room"),
+        "{words}"
+    );
     assert!(!words.contains("panicked"), "{words}");
     // When there is room again it goes on where it was.
     let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
@@ -204,7 +214,11 @@ fn a_directory_on_a_full_disk_is_no_cluster_and_may_be_one_when_there_is_room() 
     let dir = world.path("full");
     let found = || world.command(&["coordinator", "--dir", show(&dir), "--bootstrap"]);
     let mut full = Command::new("sh");
-    full.args(["-c", r#"trap '' XFSZ; ulimit -f 0; exec "$0" "$@""#, env!("CARGO_BIN_EXE_everstep")]);
+    full.args([
+        "-c",
+        r#"trap '' XFSZ; ulimit -f 0; exec "$0" "$@""#,
+        env!("CARGO_BIN_EXE_everstep"),
+    ]);
     let ended = full.args(found().get_args()).output().expect("it runs");
     let words = String::from_utf8_lossy(&ended.stderr);
     assert!(matches!(ended.status.code(), Some(1 | 2)), "{words}");

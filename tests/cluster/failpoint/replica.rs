@@ -169,7 +169,8 @@ impl Scene {
         let id = self.council.members[2].id();
         assert_eq!(self.council.wish(Wish::Remove(id)), Ok(()));
         until(self.point, || {
-            let told = self.council.members[2].program.said().contains("the coordinator was removed");
+            let told =
+                self.council.members[2].program.said().contains("the coordinator was removed");
             if !told {
                 self.restart_ended();
             }
@@ -232,9 +233,9 @@ impl While {
 #[test]
 fn i9_a_replica_may_die_at_any_point_and_comes_back_with_all_that_was_agreed() {
     let world = World::new();
-    let rows = DEATHS.iter().flat_map(|(happening, points)| {
-        points.iter().map(move |point| (*happening, *point))
-    });
+    let rows = DEATHS
+        .iter()
+        .flat_map(|(happening, points)| points.iter().map(move |point| (*happening, *point)));
     let rows = Mutex::new(rows.enumerate());
     let next = || rows.lock().expect("no panic").next();
     let folder = world.path("scenes");

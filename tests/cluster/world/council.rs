@@ -142,7 +142,10 @@ impl Council {
         let leader = self.leader(voters);
         until("all know the same", || {
             let known = self.members[leader].history()?;
-            self.members.iter().all(|member| member.history().as_ref() == Some(&known)).then_some(())
+            self.members
+                .iter()
+                .all(|member| member.history().as_ref() == Some(&known))
+                .then_some(())
         });
     }
 }
@@ -222,7 +225,9 @@ impl Member {
 
     fn wish(&self, id: RequestId, wish: &Wish) -> Option<Result<(), String>> {
         self.ask(Message::Request { id, wish: wish.clone() }, |message| match message {
-            Message::Answer { id: of, refusal } if of == id => Some(Some(refusal.map_or(Ok(()), Err))),
+            Message::Answer { id: of, refusal } if of == id => {
+                Some(Some(refusal.map_or(Ok(()), Err)))
+            }
             Message::Coordinators { leader, members, .. } => {
                 let own = members.iter().find(|view| view.address == self.address);
                 (own.is_none_or(|own| leader != Some(own.id))).then_some(None)
@@ -231,9 +236,10 @@ impl Member {
         })
     }
 
-    /// What an operator who watches is told, if it answers.
+    /// What an operator is told who has seen every line, if it answers.
     fn watch(&self) -> Option<Update> {
-        self.ask(Message::Watch { step: Step(0), event: 0 }, |message| match message {
+        let watch = Message::Watch { step: Step(u64::MAX), event: 0 };
+        self.ask(watch, |message| match message {
             Message::Update(update) => Some(Some(update)),
             _ => None,
         })
