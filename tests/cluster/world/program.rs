@@ -1,7 +1,7 @@
 //! Programs that run: what they print, what they leave, and the processes of a cluster.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -58,12 +58,12 @@ impl Program {
         String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
     }
 
-    /// The next line that it prints; none if it ends first.
+    /// The first line that it prints; none if it ends before.
     pub fn line(&mut self) -> Option<String> {
         let pipe = self.child.stdout.as_mut().expect("a pipe");
-        let bytes = pipe.bytes().map(|byte| byte.expect("a byte"));
-        let line: Vec<u8> = bytes.take_while(|byte| *byte != b'\n').collect();
-        (!line.is_empty()).then(|| String::from_utf8(line).expect("UTF-8"))
+        // Nobody reads what it may print later.
+        let line = BufReader::new(pipe).lines().next()?;
+        Some(line.expect("UTF-8"))
     }
 
     /// Whether it has ended.
