@@ -1,4 +1,4 @@
-//! Several coordinators, each a process that may die, be replaced, or have no room left on its disk,
+//! Several coordinators, each a process that may die, be replaced, or have no room on its disk,
 //! while real workers train.
 
 use std::fs;

@@ -5,8 +5,8 @@
 //! goes into the seat and what comes out of it; those of one among several are in `among.rs`. What
 //! happens at them, and how a test says so, `everstep_failpoint` knows.
 //!
-//! `appended` and `written` points are passed on the log's thread, all others on the actor's: what delays it
-//! there delays all that is said. Only the feature `failpoints` builds this.
+//! `appended` and `written` points are passed on the log's thread, all others on the actor's: what
+//! delays it there delays all that is said. Only the feature `failpoints` builds this.
 
 mod among;
 
