@@ -42,6 +42,8 @@ struct World {
     struck: Option<u64>,
     /// Who hears nothing of the log.
     deaf: Option<u64>,
+    /// The newest snapshot that one sent to another.
+    snapshot: Option<Message>,
 }
 
 fn own(number: u64) -> Coordinator {
@@ -71,6 +73,7 @@ impl World {
             removed: Vec::new(),
             struck: None,
             deaf: None,
+            snapshot: None,
         };
         world.start(1, own(1));
         world.pass(100);
@@ -232,6 +235,9 @@ impl World {
     }
 
     fn carry(&mut self, from: LinkId, message: Message) {
+        if is_snapshot(&message) {
+            self.snapshot = Some(message.clone());
+        }
         match self.links.get(&from) {
             Some((Some(to), _)) if self.struck == Some(*to) && is_snapshot(&message) => {
                 self.seats.remove(to);
@@ -459,6 +465,17 @@ fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
     before.into_iter().for_each(|link| world.cut(link));
     world.pass(1_000);
     assert_eq!(world.voters(1), [1, id]);
+}
+
+/// Whoever sent it would wait for ever.
+#[test]
+fn a_snapshot_from_one_that_is_not_known_costs_it_the_link() {
+    let (mut world, ids) = World::of_three();
+    let snapshot = world.snapshot.clone().expect("those who join are sent one");
+    let link = world.connect(ids[2], identity(Role::Coordinator, "coordinator-99"));
+    world.say(link, snapshot);
+    world.pass(10);
+    assert!(!world.links.contains_key(&link));
 }
 
 /// It knows none of them, and the log that it lacks is gone.
