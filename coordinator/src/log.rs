@@ -90,8 +90,8 @@ impl Log {
         Ok((Self { path: path.to_path_buf(), store }, kept))
     }
 
-    /// Starts to write. `report` is called, on the writing thread, with batches that are durable, in
-    /// order, or once with the error after which nothing more is written.
+    /// Starts to write. `report` is called, on the writing thread, with batches that are durable,
+    /// in order, or once with the error after which nothing more is written.
     ///
     /// # Panics
     /// If the system cannot start a thread.

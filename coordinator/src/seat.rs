@@ -14,7 +14,7 @@ mod peers;
 mod standing;
 mod transfer;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use everstep_transport::identity::{Identity, Refusal, TokenId};
@@ -37,6 +37,9 @@ use crate::state::{Command, Coordinator, Entry, SnapshotError};
 pub const TICK: Duration = raft::LAN_TICK;
 /// How often a coordinator says where it is, until the log says the same.
 const INTRODUCTION: Duration = Duration::from_millis(500);
+
+/// The first ticket of a read of the seat's own: above all that the core gives.
+const FIRST_DOUBT: u64 = 1 << 63;
 
 /// Who a coordinator is.
 #[derive(Clone, Debug)]
@@ -197,6 +200,10 @@ pub struct Seat {
     introduced: Option<Time>,
     /// The history up to the snapshot that the disk holds, until that is installed.
     past: Option<Vec<Frame>>,
+    /// Who may have been removed, by the ticket of a read that will tell.
+    doubts: BTreeMap<u64, LinkId>,
+    /// How many doubts there have been.
+    doubts_before: u64,
     effects: VecDeque<Effect>,
 }
 
@@ -260,6 +267,8 @@ impl Seat {
             core_ticked: now,
             introduced: None,
             past: Some(history),
+            doubts: BTreeMap::new(),
+            doubts_before: 0,
             effects: VecDeque::new(),
         })
     }
@@ -347,10 +356,7 @@ impl Seat {
             }
             Message::Removed if coordinator => self.effects.push_back(Effect::Removed),
             Message::Join { id: Some(id), .. } if coordinator && self.was_removed(id) => {
-                // Until the log does without it, its vote may be needed.
-                if self.leads.is_some() && !self.replica.members().contain(ReplicaId(id)) {
-                    self.effects.push_back(Effect::Send { to: from, message: Message::Removed });
-                }
+                self.doubt(from);
             }
             Message::Joined { .. } if coordinator => {} // what it says is in the log, too
             message => self.core.handle(now, core::Input::Message { from, message }),
@@ -373,10 +379,31 @@ impl Seat {
             // Who sends one waits for an answer as long as the link lasts; what else is said comes
             // again by itself, when it is known who says it.
             (None, Ok(message)) if message.is_snapshot() => "it is not known here yet".into(),
-            (None, Ok(_)) => return,
+            (None, Ok(_)) => return self.doubt(from),
             (_, Err(error)) => error.to_string(),
         };
         self.effects.push_back(Effect::Close { to: from, reason });
+    }
+
+    /// Whoever is at the other end may have been removed, and not know. But this one may not know
+    /// either that it leads no longer, and that the other has joined since: it asks.
+    fn doubt(&mut self, link: LinkId) {
+        if self.leads.is_some() && !self.doubts.values().any(|other| *other == link) {
+            let ticket = FIRST_DOUBT + self.doubts_before;
+            self.doubts_before += 1;
+            self.doubts.insert(ticket, link);
+            self.replica.read(ticket);
+        }
+    }
+
+    /// A doubt is over: all that was agreed when it arose is applied here, or nobody knows.
+    fn settle_doubt(&mut self, ticket: u64, is_certain: bool) {
+        let Some(link) = self.doubts.remove(&ticket) else { return };
+        // Until the log does without it, its vote may be needed.
+        let known = self.peers.id_of(self.replica.members(), link);
+        if is_certain && known.is_none() && self.peers.is_coordinator(link) {
+            self.effects.push_back(Effect::Send { to: link, message: Message::Removed });
+        }
     }
 
     /// A coordinator says where it is to every other that it meets.

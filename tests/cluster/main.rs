@@ -15,5 +15,6 @@ mod learn;
 mod memory;
 mod operate;
 mod refusal;
+mod several;
 mod survive;
 mod world;

@@ -16,7 +16,8 @@ struct ByHand {
 
 /// A daemon that listens, and where.
 fn listening(mut program: Program) -> (Program, String) {
-    let line: Value = serde_json::from_str(&program.line()).expect("a line of JSON");
+    let line: Value =
+        serde_json::from_str(&program.line().expect("a line")).expect("a line of JSON");
     let address = line["address"].as_str().expect("an address").to_string();
     (program, address)
 }

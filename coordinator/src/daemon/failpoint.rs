@@ -5,8 +5,8 @@
 //! goes into the seat and what comes out of it; those of one among several are in `among.rs`. What
 //! happens at them, and how a test says so, `everstep_failpoint` knows.
 //!
-//! `appended` and `written` points are passed on the log's thread, all others on the actor's: what delays it
-//! there delays all that is said. Only the feature `failpoints` builds this.
+//! `appended` and `written` points are passed on the log's thread, all others on the actor's: what
+//! delays it there delays all that is said. Only the feature `failpoints` builds this.
 
 mod among;
 
@@ -20,6 +20,7 @@ pub use everstep_failpoint::FailpointError;
 
 pub use self::among::AMONG;
 use self::among::{anothers, of_batch, of_raft};
+use super::files::reach;
 use crate::raft::{self, Batch};
 use crate::seat::{self, Effect, Input};
 use crate::state::Command;
@@ -124,8 +125,9 @@ impl Passing {
     pub(super) fn written(&mut self, batch: &Batch) {
         let first = batch.entries.first().map_or(u64::MAX, |entry| entry.place.index);
         self.0.retain(|(index, _)| *index < first);
-        let installed = find("snapshot", "installed").filter(|_| anothers(batch));
-        self.0.extend(installed.map(|point| (batch.base.index, point)));
+        let snapshot = batch.snapshot.as_ref().filter(|_| anothers(batch));
+        let reached = snapshot.and_then(|snapshot| reach(snapshot).ok());
+        self.0.extend(reached.zip(find("snapshot", "installed")));
         let points = |entry: &raft::Entry| Some((entry.place.index, of_entry("applied", entry)?));
         self.0.extend(batch.entries.iter().filter_map(points));
         let applied = batch.entries.last().zip(find("batch", "applied"));

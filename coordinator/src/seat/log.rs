@@ -5,7 +5,7 @@ use everstep_transport::time::Time;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::{Effect, Seat, SeatError};
+use super::{Effect, FIRST_DOUBT, Seat, SeatError};
 use crate::core;
 use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
 use crate::state::{Entry, State};
@@ -55,6 +55,12 @@ impl Seat {
                 self.core.handle(now, core::Input::Deposed);
                 let leader = leader.map(|id| id.0);
                 self.core.handle(now, core::Input::Leader { term, leader });
+            }
+            raft::Effect::Read { ticket, .. } if ticket >= FIRST_DOUBT => {
+                self.settle_doubt(ticket, true);
+            }
+            raft::Effect::ReadLost { ticket } if ticket >= FIRST_DOUBT => {
+                self.settle_doubt(ticket, false);
             }
             raft::Effect::Read { ticket, .. } => {
                 self.core.handle(now, core::Input::Confirmed { ticket });

@@ -40,6 +40,10 @@ struct World {
     removed: Vec<u64>,
     /// Who dies of the next snapshot that comes, and whether it has.
     struck: Option<u64>,
+    /// Who hears nothing of the log.
+    deaf: Option<u64>,
+    /// The newest snapshot that one sent to another.
+    snapshot: Option<Message>,
 }
 
 fn own(number: u64) -> Coordinator {
@@ -68,6 +72,8 @@ impl World {
             said: BTreeMap::new(),
             removed: Vec::new(),
             struck: None,
+            deaf: None,
+            snapshot: None,
         };
         world.start(1, own(1));
         world.pass(100);
@@ -235,11 +241,15 @@ impl World {
     }
 
     fn carry(&mut self, from: LinkId, message: Message) {
+        if is_snapshot(&message) {
+            self.snapshot = Some(message.clone());
+        }
         match self.links.get(&from) {
             Some((Some(to), _)) if self.struck == Some(*to) && is_snapshot(&message) => {
                 self.seats.remove(to);
                 self.struck = None;
             }
+            Some((Some(to), _)) if self.deaf == Some(*to) && is_raft(&message) => {}
             Some((Some(to), there)) => {
                 let arrives = Happening::Arrives(*to, Input::Message { from: *there, message });
                 self.later(WAY, arrives);
@@ -330,6 +340,10 @@ impl World {
             known
         });
     }
+}
+
+fn is_raft(message: &Message) -> bool {
+    matches!(message, Message::Raft(_))
 }
 
 fn is_snapshot(message: &Message) -> bool {
@@ -429,6 +443,18 @@ fn of_two_either_can_be_removed() {
     }
 }
 
+/// What it says of itself was heard long ago, and the log has nothing for it any more.
+#[test]
+fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
+    let (mut world, ids) = World::of_three();
+    world.deaf = Some(ids[2]);
+    assert_eq!(world.wish(1, Wish::Remove(ids[2])), Some(None));
+    world.pass(1_000);
+    assert_eq!(world.voters(ids[0]), ids[..2]);
+    assert_eq!(world.removed.first(), Some(&ids[2]));
+    assert!(world.removed.iter().all(|id| *id == ids[2]));
+}
+
 /// Who leads may be removed, too.
 #[test]
 fn every_coordinator_can_be_replaced_one_by_one() {
@@ -462,6 +488,17 @@ fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
     before.into_iter().for_each(|link| world.cut(link));
     world.pass(1_000);
     assert_eq!(world.voters(1), [1, id]);
+}
+
+/// Whoever sent it would wait for ever.
+#[test]
+fn a_snapshot_from_one_that_is_not_known_costs_it_the_link() {
+    let (mut world, ids) = World::of_three();
+    let snapshot = world.snapshot.clone().expect("those who join are sent one");
+    let link = world.connect(ids[2], identity(Role::Coordinator, "coordinator-99"));
+    world.say(link, snapshot);
+    world.pass(10);
+    assert!(!world.links.contains_key(&link));
 }
 
 /// It knows none of them, and the log that it lacks is gone.

@@ -1,4 +1,4 @@
-//! What was acknowledged survives: the death of all coordinators at once, and that of a minority for
+//! What was acknowledged survives the death of all coordinators at once, and that of a minority for
 //! good (I9).
 
 use std::time::Duration;

@@ -53,20 +53,25 @@ impl Program {
         pipe.write_all(keys.as_bytes()).expect("it reads");
     }
 
-    /// The next line that it prints.
-    pub fn line(&mut self) -> String {
+    /// The next line that it prints; none if it ends before.
+    pub fn line(&mut self) -> Option<String> {
         let pipe = self.child.stdout.as_mut().expect("a pipe");
         let mut line = Vec::new();
         let mut byte = [0];
         while byte != *b"\n" && pipe.read(&mut byte).expect("it prints") == 1 {
             line.extend(byte);
         }
-        String::from_utf8(line).expect("UTF-8")
+        (!line.is_empty()).then(|| String::from_utf8(line).expect("UTF-8"))
     }
 
     /// What it has said on stderr so far.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
     }
 
     /// Waits for its end.
