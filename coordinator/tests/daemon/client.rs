@@ -19,9 +19,29 @@ pub struct Response {
 }
 
 impl Response {
+    /// None if it is not whole.
+    fn parse(answer: &str) -> Option<Self> {
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        let headers = head.to_ascii_lowercase();
+        let length = headers.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let whole = length.is_none_or(|length| length.parse() == Ok(body.len()));
+        whole.then(|| Self { status, headers, body: body.to_string() })
+    }
+
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
+}
+
+/// Reads what is at a path of a coordinator that may be killed meanwhile.
+pub async fn try_look(api: SocketAddr, path: &str) -> Option<Response> {
+    let text = format!("GET {path} HTTP/1.1\r\nconnection: close\r\nhost: {api}\r\n\r\n");
+    let mut stream = TcpStream::connect(api).await.ok()?;
+    stream.write_all(text.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Response::parse(&answer)
 }
 
 /// Reads what is at a path.
@@ -51,10 +71,7 @@ pub async fn ask(
     let text = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
     let answer = tokio::time::timeout(PATIENCE, exchange(api, text.as_bytes()));
     let answer = answer.await.expect("an answer in time");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let (status, headers) = (status.expect("a status"), head.to_ascii_lowercase());
-    Response { status, headers, body: body.to_string() }
+    Response::parse(&answer).expect("a head and a body")
 }
 
 /// What comes back for these bytes, until the connection ends.

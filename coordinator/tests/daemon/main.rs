@@ -3,6 +3,7 @@
 mod client;
 mod http;
 mod killed;
+mod linear;
 mod operator;
 mod refusal;
 mod restart;

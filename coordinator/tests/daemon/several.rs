@@ -4,21 +4,27 @@ use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, Ended, Options, Start, run};
 use everstep_transport::protocol::{Message, Step, Wish};
+use tokio::time::timeout;
 
-use crate::client::{look, send};
+use crate::client::{look, send, try_look};
 use crate::operator::Operator;
 use crate::support::{Cluster, Member, anywhere, lines};
 
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// For so long a coordinator that was stopped is waited for, before another one is looked at.
+const SOON: Duration = Duration::from_secs(1);
+
 /// Waits until somebody of these leads, and all of so many have a vote.
 pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
     let start = Instant::now();
     loop {
         for member in members {
-            let known = look(member.api, "/api/v1/coordinators?stale=true").await.json();
-            let all = known["coordinators"].as_array().expect("a list").clone();
+            let known =
+                timeout(SOON, try_look(member.api, "/api/v1/coordinators?stale=true")).await;
+            let Ok(Some(known)) = known else { continue };
+            let all = known.json()["coordinators"].as_array().cloned().unwrap_or_default();
             let own = all.iter().find(|it| it["address"] == member.address.to_string());
             let leads = own.is_some_and(|own| own["leader"] == true && !own["term"].is_null());
             if leads && all.iter().filter(|it| it["voter"] == true).count() == voters {

@@ -147,8 +147,7 @@ impl Member {
 
     /// SIGTERM; waits until it has ended, and returns how.
     pub fn dismissed(self) -> String {
-        let told = Command::new("kill").arg(self.process.child.id().to_string()).status();
-        assert!(told.expect("the program is there").success());
+        self.signal("TERM");
         self.process.end()
     }
 
@@ -163,6 +162,13 @@ impl Member {
         let all = known["coordinators"].as_array().expect("a list");
         let own = all.iter().find(|it| it["address"] == self.address.to_string());
         own.and_then(|own| own["id"].as_u64()).unwrap_or_else(|| panic!("unknown: {known}"))
+    }
+
+    /// Sends its process a signal, by its name.
+    pub fn signal(&self, name: &str) {
+        let command = format!("kill -{name} {}", self.process.child.id());
+        let sent = Command::new("sh").args(["-c", &command]).status().expect("a shell");
+        assert!(sent.success(), "{command}");
     }
 
     /// A file of the coordinator.
