@@ -192,9 +192,9 @@ async fn attend(
     let arbiter = Arbiter::new();
     let (count, backlog) = watch::channel(0);
     let (missing, wanted) = watch::channel(Vec::new());
-    let own = outfit.id;
+    let (own, at) = (outfit.id, endpoint.clone());
     let coordinator = Coordinator::start_in_arbiter(&arbiter.handle(), move |context| {
-        Coordinator::new(outfit, count, missing, context.address())
+        Coordinator::new(outfit, at, count, missing, context.address())
     });
     let links = endpoint.local_address();
     let served = async {

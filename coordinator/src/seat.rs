@@ -333,6 +333,15 @@ impl Seat {
         self.leader
     }
 
+    /// The names of coordinators that were removed, and without which the log goes on: until it
+    /// does, a vote of theirs may be needed.
+    pub fn shut_out(&self) -> Vec<NodeName> {
+        let members = self.replica.members();
+        let gone = self.core.state().removed().into_iter();
+        let gone = gone.filter(|view| !members.contain(ReplicaId(view.id)));
+        gone.map(|view| view.name).collect()
+    }
+
     /// Coordinators to which there is no link.
     pub fn to_dial(&self) -> Vec<CoordinatorView> {
         self.peers.missing(self.replica.members())

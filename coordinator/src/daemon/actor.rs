@@ -4,12 +4,13 @@ mod carry;
 mod outfit;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
 use everstep_transport::protocol::{self, CoordinatorView, Keys, NodeName};
-use everstep_transport::quic::Link;
+use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -46,6 +47,11 @@ pub(super) struct Happening(pub(super) Input);
 #[rtype(result = "Result<bool, CoordinatorError>")]
 pub(super) struct Tick;
 
+/// Another coordinator has no links with this one: it was removed.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct Expelled;
+
 /// It is to stop. Answers whether it may: if it led, another one does, or there is none.
 #[derive(Message)]
 #[rtype(result = "bool")]
@@ -63,6 +69,9 @@ type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), R
 /// The actor.
 pub(crate) struct Coordinator {
     seat: Seat,
+    endpoint: Arc<Endpoint>,
+    /// The removed coordinators with which it has no links.
+    shut_out: Vec<NodeName>,
     links: BTreeMap<LinkId, Link>,
     /// Time zero.
     start: Instant,
@@ -101,6 +110,7 @@ pub(crate) struct Coordinator {
 impl Coordinator {
     pub(super) fn new(
         outfit: Outfit,
+        endpoint: Arc<Endpoint>,
         backlog: watch::Sender<usize>,
         missing: watch::Sender<Vec<CoordinatorView>>,
         address: Addr<Coordinator>,
@@ -120,6 +130,8 @@ impl Coordinator {
         });
         Self {
             seat,
+            endpoint,
+            shut_out: Vec::new(),
             links: BTreeMap::new(),
             start,
             writer,
@@ -275,6 +287,14 @@ impl Handler<Tick> for Coordinator {
                 Err(failure)
             }
         }
+    }
+}
+
+impl Handler<Expelled> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, Expelled: Expelled, _: &mut Self::Context) {
+        self.removed = true;
     }
 }
 

@@ -11,7 +11,7 @@ use everstep_transport::identity::Role;
 use everstep_transport::quic::Link;
 use tokio::sync::watch;
 
-use super::actor::{Arrival, Coordinator, Happening};
+use super::actor::{Arrival, Coordinator, Expelled, Happening};
 use crate::core::LinkId;
 use crate::seat::Input;
 
@@ -47,12 +47,20 @@ impl Desk {
         }
     }
 
+    /// A coordinator has no links with this one any more.
+    pub(super) fn expelled(&self) {
+        self.coordinator.do_send(Expelled);
+    }
+
     async fn listen_to(mut self, id: LinkId, link: Link) {
         let waits = link.identity().role != Role::Coordinator;
         loop {
             let (input, over) = match link.receive().await {
                 Ok(message) => (Input::Message { from: id, message }, false),
                 Err(error) => {
+                    if error.is_expulsion() && !waits {
+                        self.expelled();
+                    }
                     let (gone, reason) = (error.is_gone(), error.to_string());
                     (Input::Disconnected { link: id, gone, reason }, true)
                 }

@@ -57,7 +57,7 @@ pub(super) async fn attend(
                 continue;
             }
             callee.is_called = true;
-            calls.spawn(call(endpoint.clone(), view, callee.limit));
+            calls.spawn(call(endpoint.clone(), desk.clone(), view, callee.limit));
         }
         tokio::select! {
             changed = missing.changed() => if changed.is_err() { return },
@@ -76,6 +76,7 @@ pub(super) async fn attend(
 
 async fn call(
     endpoint: Arc<Endpoint>,
+    desk: Desk,
     view: CoordinatorView,
     limit: Duration,
 ) -> (CoordinatorView, Option<Link>) {
@@ -83,6 +84,9 @@ async fn call(
     let called = timeout(limit, endpoint.connect(view.address, &Expected::Node(identity))).await;
     let silent = Err(ConnectError::NoAnswer { address: view.address });
     let link = called.unwrap_or(silent).inspect_err(|error| {
+        if error.is_expulsion() {
+            desk.expelled();
+        }
         tracing::debug!(coordinator = view.id, %error, "it is called again");
     });
     (view, link.ok())

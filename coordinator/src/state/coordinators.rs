@@ -14,6 +14,9 @@ use crate::raft::MAX_MEMBERS;
 /// The id of the coordinator that founded the cluster.
 pub const FOUNDER: CoordinatorId = 1;
 
+/// So many that were removed are remembered.
+const REMOVED: usize = 1_000;
+
 /// Who they are.
 pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
 
@@ -23,8 +26,9 @@ impl State {
         views(&self.coordinators)
     }
 
-    /// Those that were removed last, by id. That one of them is no voter any more, the log may
-    /// still have to agree on, perhaps with its help.
+    /// The coordinators that were removed, by id: the newest thousand. Their certificates do not
+    /// live for long. That one of them is no voter any more, the log may still have to agree on,
+    /// perhaps with its help.
     pub fn removed(&self) -> Vec<CoordinatorView> {
         views(&self.removed)
     }
@@ -110,7 +114,7 @@ impl State {
             return Err(format!("coordinator {id} is the last; stop it instead"));
         }
         self.removed.extend(self.coordinators.remove_entry(&id));
-        if self.removed.len() > MAX_MEMBERS {
+        if self.removed.len() > REMOVED {
             self.removed.pop_first();
         }
         self.revision = self.applied;

@@ -235,9 +235,9 @@ async fn i9_what_clients_see_while_leaders_are_killed_and_stopped_is_one_story()
     });
     let client = |number| Client::new(number, &credentials, &places, &record);
     let mut clients: Vec<_> = (1..=3).map(|number| tokio::spawn(client(number).write())).collect();
-    clients.extend((4..=7).map(|number| tokio::spawn(client(number).read())));
+    clients.extend((4..=9).map(|number| tokio::spawn(client(number).read())));
 
-    for round in 0..6 {
+    for round in 0..9 {
         record.progresses(20).await;
         let place = leading(&members).await;
         if round % 3 == 2 {

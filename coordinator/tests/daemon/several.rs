@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, Ended, Options, Start, run};
-use everstep_transport::protocol::{Message, Step, Wish};
+use everstep_transport::identity::{Authority, Identity, Role};
+use everstep_transport::protocol::{Message, NodeName, Step, Wish};
+use everstep_transport::quic::{Endpoint, Expected, Settings};
 use tokio::time::timeout;
 
 use crate::client::{look, send, try_look};
@@ -171,6 +173,48 @@ async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
     let again = tokio::task::spawn_blocking(|| run(again, |_| ()));
     let ended = again.await.expect("no panic").expect("it is told so again");
     assert_eq!(ended, Ended::Removed);
+}
+
+/// Its certificate is good for a day, and counts for nothing.
+#[tokio::test]
+async fn a_coordinator_that_was_removed_is_shut_out_at_once_and_ends() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, third) = (first.joined_by(), first.joined_by());
+    let leading = leader(&[&first, &second, &third], 3).await.api;
+    assert_eq!(leading, first.api);
+    let known = look(first.api, "/api/v1/coordinators").await.json();
+    let all = known["coordinators"].as_array().expect("a list");
+    let view = all.iter().find(|it| it["address"] == third.address.to_string()).expect("listed");
+    let name = NodeName::parse(view["name"].as_str().expect("text")).expect("a name");
+    let authority = Authority::load(&first.path("authority")).expect("the cluster's");
+    let day = Duration::from_secs(86_400);
+    let identity = |name| Identity { role: Role::Coordinator, name };
+    let credentials = authority.issue(&identity(name), day).expect("issued");
+    let settings = Settings::for_address(first.address.ip());
+    let endpoint = Endpoint::bind(anywhere(), &credentials, settings, None).expect("bound");
+    let anyone = Expected::Role(Role::Coordinator);
+    let link = endpoint.connect(first.address, &anyone).await.expect("it is one of them");
+
+    let token = std::fs::read_to_string(first.path("api.token")).expect("a token");
+    let path = format!("/api/v1/coordinators/{}/remove", view["id"]);
+    let removed = send(first.api, &path, &token, "").await;
+    assert_eq!(removed.status, 202, "{removed:?}");
+    let gone = tokio::task::spawn_blocking(|| third.ended()).await;
+    assert_eq!(gone.expect("no panic"), "Removed");
+    let ended = timeout(PATIENCE, link.closed()).await.expect("it is closed");
+    assert!(ended.is_expulsion(), "{ended}");
+    leader(&[&first, &second], 2).await;
+    for member in [&first, &second] {
+        let start = Instant::now();
+        loop {
+            match endpoint.connect(member.address, &anyone).await {
+                Err(error) if error.is_expulsion() => break,
+                // One that follows may learn of it a moment later.
+                other => assert!(start.elapsed() < PATIENCE, "{:?}", other.err()),
+            }
+        }
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use quinn::{ConnectionError, VarInt};
 
+use super::roster::NOT_LISTED;
 use crate::identity::Identity;
 
 /// This link is of no more use to its closer, who lives on.
@@ -82,6 +83,11 @@ impl LinkError {
     /// what a living peer behind a bad network looks like.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
+    }
+
+    /// Whether the peer says that this node is not in its roster.
+    pub fn is_expulsion(&self) -> bool {
+        matches!(self, Self::Closed { reason } if reason == NOT_LISTED)
     }
 }
 
@@ -186,6 +192,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether the peer says that this node is not in its roster.
+    pub fn is_expulsion(&self) -> bool {
+        matches!(self, Self::NotAdmitted { reason, .. } if reason == NOT_LISTED)
+    }
+
     /// Says in the user's words why a handshake for `protocol` failed.
     pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
         let code = match &error {

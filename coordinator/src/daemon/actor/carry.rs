@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::identity::Role;
+use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{self, Frame, News};
 use everstep_transport::quic::{Encoded, LinkError};
@@ -35,6 +35,14 @@ impl Coordinator {
         #[cfg(feature = "failpoints")]
         self.passing.applied(state.index());
         self.petitions.look(state.run().filter(|_| *state.outcome() == Outcome::Running));
+        let shut_out = self.seat.shut_out();
+        if shut_out != self.shut_out {
+            self.shut_out.clone_from(&shut_out);
+            let is_out = move |node: &Identity| {
+                node.role == Role::Coordinator && shut_out.contains(&node.name)
+            };
+            self.endpoint.admit_only(move |node| !is_out(node));
+        }
         let revision = state.revision();
         if revision > self.book.content().revision {
             let members = state.coordinators();
