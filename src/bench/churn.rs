@@ -173,6 +173,11 @@ impl Churn {
         }
     }
 
+    /// Whether the run is complete.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// The run that is trained.
     pub(super) fn spec(&self) -> &RunSpec {
         &self.run

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::{MetricsLine, WorkerId};
+use everstep_transport::protocol::{MetricsLine, RunSpec, WorkerId};
 use everstep_worker::registry::Registry;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -49,26 +49,14 @@ const REST: Duration = Duration::from_secs(5);
 const SETTLED: u64 = 3;
 
 pub(super) fn run(flags: &FailoversFlags, registry: &Registry) -> Result<(), Failure> {
-    let steps = flags.steps.map_or_else(|| steps(flags, registry), Ok)?;
-    let options = Options {
-        coordinators: flags.replicas,
-        respawn: flags.with_worker,
-        ..Options::new(flags.churn.workers)
-    };
-    let outcome = churn::run_for(steps, &flags.churn, registry, options, async |churn| {
-        let mut failovers = Vec::new();
-        while (failovers.len() as u32) < flags.kills {
-            failovers.push(fail_over(flags, churn).await?);
-            churn.say(failovers.len() as u32, flags.kills, "failovers");
+    let mut steps = flags.steps.map_or_else(|| steps(flags, registry), Ok)?;
+    let (mut run, mut outcome) = loop {
+        if let Some(outcome) = measure(steps, flags, registry)? {
+            break outcome;
         }
-        let report = churn.finish().await?;
-        let (progress, run) = (churn.progress(), churn.spec().clone());
-        let step_ms = churn::step_ms(progress);
-        let gaps = failovers.iter().map(|failover| gap(&progress.lines, failover, step_ms));
-        let (gaps, calm) = (Times::new(gaps), churn::calm(progress));
-        Ok((run, Outcome { failovers, gaps, calm, step_ms, report, undisturbed: String::new() }))
-    });
-    let (mut run, mut outcome) = outcome?;
+        steps *= 2;
+        output::say(format_args!("the run was over too soon; again, with {steps} steps"));
+    };
     output::say("now the same run undisturbed, to compare");
     let folder = scratch::folder()?;
     let resolved = resolved(flags, registry)?;
@@ -77,6 +65,36 @@ pub(super) fn run(flags: &FailoversFlags, registry: &Registry) -> Result<(), Fai
     outcome.undisturbed = report.state_hash;
     print(flags, &outcome)?;
     outcome.must_be_unnoticed(flags)
+}
+
+/// The failovers of a run of so many steps; none if it was over before all of them.
+fn measure(
+    steps: u64,
+    flags: &FailoversFlags,
+    registry: &Registry,
+) -> Result<Option<(RunSpec, Outcome)>, Failure> {
+    let options = Options {
+        coordinators: flags.replicas,
+        respawn: flags.with_worker,
+        ..Options::new(flags.churn.workers)
+    };
+    churn::run_for(steps, &flags.churn, registry, options, async |churn| {
+        let mut failovers = Vec::new();
+        while (failovers.len() as u32) < flags.kills {
+            match fail_over(flags, churn).await {
+                Ok(failover) => failovers.push(failover),
+                Err(_) if churn.is_over() => return Ok(None),
+                Err(failure) => return Err(failure),
+            }
+            churn.say(failovers.len() as u32, flags.kills, "failovers");
+        }
+        let report = churn.finish().await?;
+        let (progress, run) = (churn.progress(), churn.spec().clone());
+        let step_ms = churn::step_ms(progress);
+        let gaps = failovers.iter().map(|failover| gap(&progress.lines, failover, step_ms));
+        let (gaps, calm, undisturbed) = (Times::new(gaps), churn::calm(progress), String::new());
+        Ok(Some((run, Outcome { failovers, gaps, calm, step_ms, report, undisturbed })))
+    })
 }
 
 fn resolved(flags: &FailoversFlags, registry: &Registry) -> Result<config::Resolved, Failure> {

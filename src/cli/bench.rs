@@ -108,7 +108,8 @@ pub struct FailoversFlags {
     /// Kill a worker at the same moment; another one is started
     #[arg(long, env = "EVERSTEP_WITH_WORKER", value_parser = BoolishValueParser::new())]
     pub with_worker: bool,
-    /// How many steps the run has [default: as many as take so long, measured first]
+    /// How many steps the run has [default: as many as take so long, measured first];
+    /// twice as many if it is over too soon
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,

@@ -49,7 +49,7 @@ impl Coordinators {
         count: u32,
     ) -> Result<Self, ClusterError> {
         let (home, first) = Seat::start(directory, &daemons, 1, Origin::Bootstrap)?;
-        let founder = Seat::of(1, home, first.listening().await?);
+        let founder = Seat::of(1, count, home, first.listening().await?);
         let token = founder.home().join("coordinator.token");
         let join = Origin::Join { token: &token, founder: founder.address() };
         let joining: Result<Vec<_>, _> = (2..=count)
@@ -57,7 +57,7 @@ impl Coordinators {
             .collect();
         let mut seats = vec![founder];
         for ((home, starting), number) in joining?.into_iter().zip(2..) {
-            seats.push(Seat::of(number, home, starting.listening().await?));
+            seats.push(Seat::of(number, count, home, starting.listening().await?));
         }
         let addresses: Vec<_> = seats.iter().map(Seat::address).collect();
         let operator = Operator::new(&seats[0].home().join(CREDENTIALS), &addresses)?;

@@ -20,6 +20,8 @@ pub(in crate::cluster) struct Seat {
     stage: Stage,
     /// When it ended, or did not start, lately.
     breaks: Vec<Instant>,
+    /// So many within [`CRISIS`] are too many.
+    most_breaks: usize,
     restarts: u32,
 }
 
@@ -32,7 +34,8 @@ enum Stage {
     Removed,
 }
 
-/// This many breaks within [`CRISIS`] are too many.
+/// This many breaks within [`CRISIS`] are too many for one that is alone. Where others lead
+/// meanwhile there is more patience: as much more as there are coordinators.
 const BREAKS: usize = 5;
 /// See [`BREAKS`].
 const CRISIS: Duration = Duration::from_secs(10);
@@ -53,11 +56,12 @@ impl Seat {
         Ok((home, starting))
     }
 
-    /// One whose process listens.
-    pub(super) fn of(number: u32, home: PathBuf, process: Process) -> Self {
+    /// One of `count`, whose process listens.
+    pub(super) fn of(number: u32, count: u32, home: PathBuf, process: Process) -> Self {
         let (address, api) = (process.address(), process.api().map(str::to_string));
         let (stage, breaks, restarts) = (Stage::Runs(process), Vec::new(), 0);
-        Self { number, home, address, api, stage, breaks, restarts }
+        let most_breaks = BREAKS * count as usize;
+        Self { number, home, address, api, stage, breaks, most_breaks, restarts }
     }
 
     /// Looks after the process. `is_member` is whether the cluster still has this coordinator.
@@ -162,7 +166,7 @@ impl Seat {
     fn count_break(&mut self, why: impl FnOnce() -> ClusterError) -> Result<(), ClusterError> {
         self.breaks.retain(|at| at.elapsed() < CRISIS);
         self.breaks.push(Instant::now());
-        if self.breaks.len() < BREAKS { Ok(()) } else { Err(why()) }
+        if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why()) }
     }
 }
 
