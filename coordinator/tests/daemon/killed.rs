@@ -57,7 +57,8 @@ impl Room {
     async fn wish(&mut self) {
         let token = self.unanswered.take().unwrap_or_else(|| JoinToken::create(&self.authority));
         self.unanswered = Some(token.clone());
-        let terms = Terms { uses: Some(3), ..Terms::unlimited(Role::Worker) };
+        // Their uses go through the log as well; one that was left undecided may be spent.
+        let terms = Terms { uses: Some(1_000), ..Terms::unlimited(Role::Worker) };
         let wish = Wish::CreateToken(token.accepted(terms));
         self.operator.wish(&self.members, wish).await.expect("it is accepted");
         self.acknowledged.extend(self.unanswered.take());

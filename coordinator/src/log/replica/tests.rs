@@ -345,6 +345,18 @@ fn another_owner_is_refused_in_words() {
 }
 
 #[test]
+fn a_file_of_another_version_is_refused_in_words() {
+    let mut room = Room::new();
+    let mut newer = room.open();
+    newer.header.schema += 1;
+    newer.persist(&[room.append(0, 3)]).expect("written");
+    drop(newer);
+    let opened = ReplicaStore::open(room.disk.clone(), OWNER).map(drop);
+    let words = opened.expect_err("it is a newer one's").to_string();
+    assert!(words.starts_with("it was written by another version of Everstep ("), "{words}");
+}
+
+#[test]
 fn a_file_of_another_kind_is_refused_in_words() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("other.redb");
