@@ -45,7 +45,7 @@ pub enum Fault {
         /// When somebody starts all of them again.
         restart: Option<Duration>,
     },
-    /// A new worker comes, or somebody who is to be a coordinator, if there is none on this machine.
+    /// A new worker comes, or somebody who is to be a coordinator, if there is none there.
     Join {
         /// The machine.
         node: Node,

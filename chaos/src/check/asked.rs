@@ -2,8 +2,8 @@
 //! it, happens once, at one moment between question and answer.
 //!
 //! A token is there or not: a register. It is made whether it was there or not; to revoke it is
-//! refused where it is not there, so the answer also tells what was there. A list tells it of all. What was asked and never
-//! answered may have happened at any moment since, or not.
+//! refused where it is not there, so the answer also tells what was there. A list tells it of all.
+//! What was asked and never answered may have happened at any moment since, or not.
 
 use std::collections::BTreeMap;
 

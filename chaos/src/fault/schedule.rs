@@ -228,17 +228,15 @@ impl Draw<'_> {
             (rates.joins, |draw| Fault::Join { node: draw.worker() }),
             (rates.drains, |draw| draw.drain()),
             (rates.coordinator_crashes, |draw| {
-                let restart = Some(draw.up_to(draw.rates.restart_within));
+                let restart = Some(draw.soon());
                 Fault::Crash { node: draw.coordinator(), restart }
             }),
             (rates.cluster_crashes, |draw| {
                 let side = (0..draw.coordinators as usize).map(Node::Coordinator).collect();
-                let restart = Some(draw.up_to(draw.rates.restart_within));
+                let restart = Some(draw.soon());
                 Fault::CrashTogether { side, restart }
             }),
-            (rates.proposing_crashes, |draw| Fault::CrashProposing {
-                restart: draw.up_to(draw.rates.restart_within),
-            }),
+            (rates.proposing_crashes, |draw| Fault::CrashProposing { restart: draw.soon() }),
             (rates.pauses, |draw| Fault::Pause { node: draw.node(), span: draw.interruption() }),
             (rates.disk_stalls, |draw| {
                 let node = draw.coordinator();
@@ -271,13 +269,13 @@ impl Draw<'_> {
             (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
             (rates.garbles, |draw| Fault::Garble { node: draw.worker() }),
             (rates.mistakes, |draw| Fault::Mistake { node: draw.worker() }),
-            (rates.coordinator_stops, |draw| {
-                let restart = draw.up_to(draw.rates.restart_within);
-                Fault::Stop { node: draw.coordinator(), restart }
+            (rates.coordinator_stops, |draw| Fault::Stop {
+                node: draw.coordinator(),
+                restart: draw.soon(),
             }),
-            (rates.coordinator_wipes, |draw| {
-                let restart = draw.up_to(draw.rates.restart_within);
-                Fault::Wipe { node: draw.coordinator(), restart }
+            (rates.coordinator_wipes, |draw| Fault::Wipe {
+                node: draw.coordinator(),
+                restart: draw.soon(),
             }),
             (rates.coordinator_removals, |draw| Fault::Remove { node: draw.coordinator() }),
             (rates.coordinator_joins, |draw| {
@@ -368,9 +366,14 @@ impl Draw<'_> {
         (self.up_to(self.rates.slowest), self.up_to(self.rates.slow_for))
     }
 
+    /// When a process is started again.
+    fn soon(&mut self) -> Duration {
+        self.up_to(self.rates.restart_within)
+    }
+
     fn restart(&mut self) -> Option<Duration> {
         let again = self.chance(self.rates.restarts);
-        again.then(|| self.up_to(self.rates.restart_within))
+        again.then(|| self.soon())
     }
 
     fn crash(&mut self, node: Node) -> Fault {

@@ -9,7 +9,6 @@ use everstep_coordinator::seat::Input;
 use everstep_transport::identity::{AcceptedToken, Identity, JoinToken, Role, Terms, TokenId};
 use everstep_transport::protocol::{Message, NodeName, Question, Reply, RequestId, Wish};
 
-use super::link::End;
 use super::types::Happening;
 use super::{Node, World};
 use crate::check::{Answer, Call, Observation, TOKENS, Violation};
@@ -68,7 +67,9 @@ impl World {
         if self.clients[client].attempt != attempt {
             return Ok(());
         }
-        self.give_up(client);
+        if let Some(link) = self.clients[client].lists.take() {
+            self.give_up(Node::Client(client), link);
+        }
         let call = match self.clients[client].question {
             Some(call) => call,
             None if self.clients[client].number == QUESTIONS => return Ok(()),
@@ -112,19 +113,6 @@ impl World {
         let any = self.random.below(self.coordinators.len() as u64) as usize;
         let leader = self.clients[client].leader.take();
         leader.filter(|_| self.random.below(4) > 0).unwrap_or(any)
-    }
-
-    /// The answer to a list has no number: what comes late on its link must not be taken for the
-    /// answer to another, so the link is given up.
-    fn give_up(&mut self, client: usize) {
-        let own = Node::Client(client);
-        let Some(link) = self.clients[client].lists.take() else { return };
-        if let Some(Node::Coordinator(place)) = self.links.peer(own, link)
-            && self.links.number(own, Node::Coordinator(place)) == Some(link)
-        {
-            self.close_link(own, Node::Coordinator(place), End::lost("no answer in time"));
-            self.seek(own, place, None);
-        }
     }
 
     /// A coordinator has told a client something.

@@ -256,7 +256,7 @@ fn storm() -> Rates {
 
 #[test]
 fn an_id_that_is_given_again_is_found() {
-    find(plant!(coordinator ReuseId), storm(), &[I1, I7, I8, I15]);
+    find(plant!(coordinator ReuseId), storm(), &[I1, I7, I8, I11, I15]);
 }
 
 #[test]
@@ -370,14 +370,6 @@ fn i9_a_file_that_nobody_syncs_is_found() {
 fn i13_a_history_that_nobody_syncs_is_found() {
     let prepare = Prepare { forgets_history: true, ..Prepare::default() };
     find(prepare, storm(), &[I13]);
-}
-
-/// A leader that was cut off tells of tokens as they were.
-#[test]
-fn i9_reads_that_nobody_confirms_are_found() {
-    let span = Duration::from_secs(2);
-    let alone = Rates { partitions: 20.0, longest: span, long: 1.0, ..Rates::none() };
-    find(plant!(replica ReadAtOnce), alone, &[I9]);
 }
 
 /// It begins a term and leads in it, crashes before that is on its disk, and begins it again.
