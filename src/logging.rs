@@ -9,7 +9,7 @@ use crate::failure::{Exit, Failure};
 
 const VARIABLE: &str = "EVERSTEP_LOG";
 
-/// Starts logging text at `level` and above, or as `EVERSTEP_LOG` says. To be called once a process.
+/// Starts logging text at `level` and above, or as `EVERSTEP_LOG` says: once a process.
 pub(crate) fn start(level: &str) -> Result<(), Failure> {
     start_as(level, LogFormat::Text)
 }
