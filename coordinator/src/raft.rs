@@ -398,8 +398,8 @@ impl Replica {
         self.history.values().next_back().expect("never empty")
     }
 
-    /// Up to which index a replica is known to have the log: who leads knows that of all members, any
-    /// other one of itself.
+    /// Up to which index a replica is known to have the log: who leads knows that of all members,
+    /// any other one of itself.
     pub fn matched(&self, id: ReplicaId) -> Option<u64> {
         let raft = &self.node.raft;
         match self.leads() {

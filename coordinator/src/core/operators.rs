@@ -1,4 +1,4 @@
-//! What operators ask for: a run, a worker's leave, another leader. What they read is in `reads.rs`.
+//! What operators ask for: a run, a worker's leave, another leader. What they read: `reads.rs`.
 //!
 //! A request with an id may be said again, here or to the next leader: it is carried out once, and
 //! answered every time. Who asks one that does not lead is told who does.

@@ -47,8 +47,8 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, words, next)
     }
 
-    /// Nobody has confirmed in time that this coordinator leads, or leads at all: so many of so many
-    /// that vote can be reached.
+    /// Nobody has confirmed in time that this coordinator leads, or leads at all: so many of so
+    /// many that vote can be reached.
     pub(super) fn unconfirmed(reached: usize, all: usize) -> Self {
         let majority = all / 2 + 1;
         let words = match reached < majority {

@@ -19,14 +19,18 @@ pub struct Response {
 }
 
 impl Response {
-    /// None if it is not whole.
+    /// None if that is no answer.
     fn parse(answer: &str) -> Option<Self> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
         let headers = head.to_ascii_lowercase();
-        let length = headers.lines().find_map(|line| line.strip_prefix("content-length: "));
-        let whole = length.is_none_or(|length| length.parse() == Ok(body.len()));
-        whole.then(|| Self { status, headers, body: body.to_string() })
+        Some(Self { status, headers, body: body.to_string() })
+    }
+
+    /// Whether all of it is there.
+    fn is_whole(&self) -> bool {
+        let length = self.headers.lines().find_map(|line| line.strip_prefix("content-length: "));
+        length.is_none_or(|length| length.parse() == Ok(self.body.len()))
     }
 
     pub fn json(&self) -> serde_json::Value {
@@ -41,7 +45,7 @@ pub async fn try_look(api: SocketAddr, path: &str) -> Option<Response> {
     stream.write_all(text.as_bytes()).await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
-    Response::parse(&answer)
+    Response::parse(&answer).filter(Response::is_whole)
 }
 
 /// Reads what is at a path.

@@ -333,3 +333,39 @@ async fn clients_that_are_many_and_slow_do_not_hold_up_heartbeats() {
     drop(idle);
     assert_eq!(look(api, "/livez").await.status, 200);
 }
+
+#[tokio::test]
+async fn tokens_are_made_told_and_revoked_and_runs_are_told_with_their_ends() {
+    let cluster = Cluster::start().await;
+    let (api, token) = (cluster.api, cluster.api_token());
+    let body = r#"{"role": "worker", "uses": 2, "ttl_s": 900}"#;
+    let made = send(api, "/api/v1/tokens", &token, body).await;
+    assert_eq!((made.status, &made.json()["uses_left"]), (201, &json!(2)), "{made:?}");
+    let made = made.json();
+    let (id, text) = (made["id"].as_str().expect("text"), made["token"].as_str().expect("text"));
+    assert!(text.starts_with(&format!("es1.{id}.")), "{text}");
+    let told = look(api, "/api/v1/tokens").await;
+    assert_eq!(told.json()["tokens"][0]["id"], id);
+    assert_eq!(told.json()["tokens"][0]["role"], "worker");
+    assert!(!told.body.contains(text), "the secret is told once");
+    let (path, bearer) = (format!("/api/v1/tokens/{id}"), format!("Bearer {}", token.trim()));
+    for status in [200, 409] {
+        let revoked = ask(api, "DELETE", &path, &[("authorization", &bearer)], "").await;
+        assert_eq!(revoked.status, status, "{revoked:?}");
+    }
+    assert_eq!(look(api, "/api/v1/tokens").await.json()["tokens"], json!([]));
+    for (path, body, status) in [
+        ("/api/v1/tokens", r#"{"role": "king"}"#, 400),
+        ("/api/v1/coordinators/transfer", r#"{"to": 1}"#, 200),
+        ("/api/v1/coordinators/transfer", "", 409),
+        ("/api/v1/coordinators/1/remove", "", 409),
+        ("/api/v1/coordinators/x/remove", "", 404),
+        ("/api/v1/run/cancel", "", 200),
+        ("/api/v1/run/cancel", "", 409),
+    ] {
+        let answer = send(api, path, &token, body).await;
+        assert_eq!(answer.status, status, "{path} {body}: {answer:?}");
+    }
+    let runs = look(api, "/api/v1/runs").await.json();
+    assert_eq!(runs["runs"][0]["status"], "failed: it was cancelled");
+}
