@@ -63,7 +63,7 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
-    /// Those that were removed last: they are shut out, but heard as long as the log counts on them.
+    /// Those that were removed last: shut out, but heard as long as the log counts on them.
     removed: Coordinators,
     /// The index of the newest entry that changed who they are, or where.
     revision: u64,
