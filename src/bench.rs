@@ -5,6 +5,7 @@
 
 mod all_reduce;
 mod churn;
+mod failovers;
 mod joins;
 mod kills;
 mod overlap;
@@ -29,6 +30,7 @@ pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
         Bench::AllReduce(flags) => all_reduce::run(flags),
         Bench::Overlap(flags) => overlap::run(flags, registry),
         Bench::Kills(flags) => kills::run(flags, registry),
+        Bench::Failovers(flags) => failovers::run(flags, registry),
         Bench::Joins(flags) => joins::run(flags, registry),
     }
 }

@@ -42,6 +42,10 @@ fn simulate(flags: &SimulateFlags) -> Result<(), Failure> {
     let simulation = Simulation::new(flags.workers, span, Rates::default()).map_err(|failure| {
         Failure::new(Exit::Failed, "the run fails without any fault").because(failure)
     })?;
+    let simulation = match flags.coordinators {
+        Some(coordinators) => simulation.coordinated(coordinators),
+        None => simulation,
+    };
     // Lines are written in the order of the seeds: one thread makes them.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = if trace.is_some() { 1 } else { cores };
@@ -180,7 +184,8 @@ impl Tally {
 
     fn print(&self) -> Result<(), Failure> {
         let Self { seeds, steps, completed, changes, events, digest, .. } = self;
-        let world::Tally { generations, lost, left, redone, rollbacks } = changes;
+        let world::Tally { generations, lost, left, redone, rollbacks, .. } = changes;
+        let world::Tally { installed, pages, joined, removed, stopped, .. } = changes;
         let (simulated, wall) = (self.simulated.as_secs_f64() / 60.0, self.wall.as_secs_f64());
         output::print(format_args!("simulated {seeds} seeds, {simulated:.0} virtual minutes"))?;
         for (kind, count) in &self.faults {
@@ -190,6 +195,8 @@ impl Tally {
             "  runs        {completed} complete with the same hash, none failed\n  \
              generations {generations}: {lost} members lost, {left} left, {redone} steps done \
              again, {rollbacks} rollbacks\n  \
+             members     {joined} coordinators joined, {removed} removed, {stopped} stopped; \
+             {installed} snapshots and {pages} pages of history sent\n  \
              steps       {steps} committed, {events} events\n  \
              longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
              from the last fault to the end\n  \
@@ -203,12 +210,16 @@ impl Tally {
     }
 
     fn json(&self, flags: &SimulateFlags, violation: Value) -> Value {
-        let world::Tally { generations, lost, left, redone, rollbacks } = self.changes;
+        let world::Tally { generations, lost, left, redone, rollbacks, .. } = self.changes;
+        let world::Tally { installed, pages, joined, removed, stopped, .. } = self.changes;
         json!({
             "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
             "minutes": flags.minutes, "virtual_seconds": self.simulated.as_secs_f64(),
             "faults": self.faults, "steps": self.steps, "runs_completed": self.completed,
             "generations": generations, "members_lost": lost, "members_left": left,
+            "coordinators_joined": joined, "coordinators_removed": removed,
+            "coordinators_stopped": stopped, "snapshots_sent": installed,
+            "history_pages_sent": pages,
             "steps_redone": redone, "rollbacks": rollbacks, "events": self.events,
             "longest_ms": self.longest.as_secs_f64() * 1e3,
             "longest_change_ms": self.longest_change.as_secs_f64() * 1e3,
@@ -232,9 +243,12 @@ fn conclude(flags: &SimulateFlags, simulation: &Simulation, tally: &Tally) -> Re
     output::say(format_args!("seed {seed} has failed; looking for the faults that it takes"));
     let faults = shrink(simulation, *seed, failure);
     let (workers, minutes) = (flags.workers, flags.minutes);
-    let again = format!(
+    let mut again = format!(
         "everstep chaos simulate --seeds 1 --from {seed} --workers {workers} --minutes {minutes}"
     );
+    if let Some(coordinators) = flags.coordinators {
+        again += &format!(" --coordinators {coordinators}");
+    }
     let invariant = failure.invariant().map(|invariant| format!("{invariant:?}"));
     if flags.json {
         let violation = json!({
@@ -306,7 +320,15 @@ mod tests {
     use super::*;
 
     fn flags() -> SimulateFlags {
-        SimulateFlags { seeds: 9, from: 3, workers: 1, minutes: 1, json: false, trace: None }
+        SimulateFlags {
+            seeds: 9,
+            from: 3,
+            workers: 1,
+            coordinators: None,
+            minutes: 1,
+            json: false,
+            trace: None,
+        }
     }
 
     fn broken(at: u64) -> Simulated {

@@ -4,20 +4,31 @@
 //! [`crate::config`], the others by their verb.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand};
 
 mod bench;
+mod cluster;
+mod coordinator;
 mod demo;
 mod http;
+mod run;
+mod token;
 mod worker;
 
-pub use bench::{AllReduceFlags, Bench, ChurnFlags, JoinsFlags, KillsFlags, OverlapFlags};
+pub use bench::{
+    AllReduceFlags, Bench, ChurnFlags, FailoversFlags, JoinsFlags, KillsFlags, OverlapFlags,
+};
+pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
+pub use coordinator::{
+    AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RemoveFlags, TransferFlags,
+};
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
+pub use run::{RunTask, SubmitFlags};
+pub use token::{CreateFlags, RevokeFlags, TokenTask};
 pub use worker::{DrainFlags, WorkerFlags, WorkerTask, WorkerVerb};
 
 /// Trains models on machines that come and go, and never loses a step.
@@ -49,16 +60,22 @@ pub enum Verb {
     /// coordinators; with neither it goes on in its directory, however it ended. A cluster that has
     /// three goes on when it loses one.
     ///
-    /// `everstep train` starts one of its own, and submits its run. To one that is started by hand
-    /// a run is submitted over its HTTP API, whose address the first line on stdout tells: POST the
-    /// run.json of another run to /api/v1/run, with the token in DIR/api.token.
-    Coordinator(CoordinatorFlags),
+    /// `everstep train` starts its own, and submits its run. To those that are started by hand a
+    /// run is submitted with `everstep run submit`, or over the HTTP API whose address the first
+    /// line on stdout tells.
+    Coordinator(CoordinatorVerb),
     /// Run a worker: it computes for a run, one that waits for workers or one under way
     ///
     /// `everstep train`, and a coordinator that is started by hand, write the token to
     /// DIR/join.token. SIGTERM lets a worker leave in good order: it ends with exit code 143 once
     /// the others need nothing more of it.
     Worker(WorkerVerb),
+    /// Give a cluster a run to train, and see how its runs do
+    #[command(subcommand)]
+    Run(RunTask),
+    /// Make and revoke the tokens with which nodes join a cluster
+    #[command(subcommand)]
+    Token(TokenTask),
     /// Continue a text with a model that was trained
     Generate(GenerateFlags),
     /// Measure this machine
@@ -87,7 +104,7 @@ pub struct TrainFlags {
     /// What wins over the configuration.
     #[command(flatten)]
     pub overrides: Overrides,
-    /// How many coordinators to start (this version: 1)
+    /// How many coordinators to start: 1, or 3 or 5, which go on when one or two of them die
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub coordinators: u32,
     /// Where the run's files go [default: a new directory under `runs`]
@@ -130,48 +147,6 @@ pub struct Overrides {
     /// How many workers hold each part of the optimizer's state [default: 2]
     #[arg(long, value_name = "N", env = "EVERSTEP_COPIES")]
     pub copies: Option<u32>,
-}
-
-/// The flags of `everstep coordinator`.
-#[derive(Args, Clone, Debug)]
-pub struct CoordinatorFlags {
-    /// Where its keys, its log and the join tokens are kept
-    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
-    pub dir: PathBuf,
-    /// The address that the others reach it at (UDP); port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
-    /// Found a new cluster in DIR
-    #[arg(long, env = "EVERSTEP_BOOTSTRAP", value_parser = BoolishValueParser::new())]
-    pub bootstrap: bool,
-    /// The cluster is there for one run: its workers are dismissed afterwards.
-    #[arg(long, hide = true, requires = "bootstrap")]
-    pub ephemeral: bool,
-    /// Become one of a cluster's coordinators: its token for coordinators, or @FILE to read it from
-    /// a file (another coordinator's DIR/coordinator.token)
-    #[arg(
-        long,
-        value_name = "TOKEN|@FILE",
-        requires = "coordinators",
-        conflicts_with = "bootstrap",
-        env = "EVERSTEP_JOIN",
-        hide_env_values = true
-    )]
-    pub join: Option<String>,
-    /// With --join: where coordinators of the cluster listen
-    #[arg(
-        long,
-        value_name = "HOST:PORT,...",
-        value_delimiter = ',',
-        env = "EVERSTEP_COORDINATORS"
-    )]
-    pub coordinators: Vec<String>,
-    /// Its HTTP API.
-    #[command(flatten)]
-    pub http: HttpFlags,
-    /// End when the parent process does.
-    #[arg(long, hide = true)]
-    pub supervised: bool,
 }
 
 /// The flags of `everstep generate`.
@@ -238,6 +213,11 @@ pub struct SimulateFlags {
     #[arg(long, value_name = "W", env = "EVERSTEP_WORKERS", default_value_t = 4,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
+    /// How many coordinators a cluster has, not counting those that join; by default 1 or 3, by the
+    /// seed
+    #[arg(long, value_name = "N", env = "EVERSTEP_COORDINATORS",
+        value_parser = clap::value_parser!(u32).range(1..=5))]
+    pub coordinators: Option<u32>,
     /// For how many virtual minutes things go wrong
     #[arg(long, value_name = "M", env = "EVERSTEP_MINUTES", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1440))]

@@ -1,19 +1,18 @@
-//! A local cluster of real processes: one coordinator and some workers on loopback, started,
-//! watched and ended by this process.
+//! A local cluster of real processes: coordinators and workers on loopback, started, watched and
+//! ended by this process.
 //!
 //! [`train`] does all of it for one run; a program that wants to act in between uses [`Cluster`].
 //! The processes are this same program with other verbs, so a program's own models and data sets
 //! are known to all of them. They end when this process does, however it ends; what happens when
-//! one of *them* ends, `workers.rs` and `coordinator.rs` say.
+//! one of *them* ends, `workers.rs` and `coordinators.rs` say.
 //!
-//! Nothing here takes part in training: this process learns what it tells from the coordinator.
+//! Nothing here takes part in training: this process learns what it tells from the coordinators.
 
-mod coordinator;
+mod coordinators;
 mod directory;
 mod error;
 mod join;
 mod naming;
-mod operator;
 mod process;
 mod progress;
 mod report;
@@ -30,12 +29,11 @@ use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 pub use directory::Directory;
 pub use error::ClusterError;
 pub(crate) use naming::Naming;
-pub(crate) use operator::Operator;
 pub use progress::Progress;
 pub(crate) use report::generations;
 pub use report::{LapseReport, Losses, Report, RollbackReport, WorkerReport};
 
-use coordinator::Coordinator;
+use coordinators::Coordinators;
 use process::{Daemons, Process};
 use progress::Lines;
 use workers::Workers;
@@ -45,6 +43,8 @@ use workers::Workers;
 pub struct Options {
     /// How many workers to start.
     pub workers: u32,
+    /// How many coordinators to start, at least one: of three, two go on without the third.
+    pub coordinators: u32,
     /// How long the run waits for workers that it needs: before it begins, and whenever too few
     /// take part.
     pub wait: Duration,
@@ -61,10 +61,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// `workers` workers, ten minutes for others to join, and no successors.
+    /// `workers` workers, one coordinator, ten minutes for others to join, and no successors.
     pub fn new(workers: u32) -> Self {
         Self {
             workers,
+            coordinators: 1,
             wait: Duration::from_secs(600),
             respawn: false,
             by_hand: false,
@@ -77,7 +78,7 @@ impl Options {
 /// A running cluster. Dropped, it kills its processes.
 pub struct Cluster {
     directory: Directory,
-    coordinator: Coordinator,
+    coordinators: Coordinators,
     workers: Workers,
     progress: Progress,
     /// `cluster.json` as it was last written.
@@ -89,11 +90,11 @@ pub struct Cluster {
     waits_since: Option<Instant>,
 }
 
-/// How often the coordinator is asked what is new.
+/// How often the coordinators are asked what is new.
 const POLL: Duration = Duration::from_millis(50);
 /// How long dismissed workers may take to end.
 const DISMISSAL: Duration = Duration::from_secs(5);
-/// How long a coordinator may take to say why a worker has ended.
+/// How long the coordinators may take to say why a worker has ended.
 const LAST_WORD: Duration = Duration::from_millis(300);
 
 /// Trains `run` on a local cluster whose files are in `directory`, and tells `watch` whenever
@@ -134,19 +135,20 @@ pub(crate) fn block_on<T, E: From<ClusterError>>(
 }
 
 impl Cluster {
-    /// Starts a coordinator and its workers; returns when all of them listen.
+    /// Starts coordinators and workers; returns when all of them listen.
     pub async fn start(directory: Directory, options: &Options) -> Result<Self, ClusterError> {
         let began = Instant::now();
         let program = options.program.clone().map_or_else(executable, Ok)?;
         let daemons = Daemons { program, by_hand: options.by_hand };
-        let coordinator = Coordinator::found(&directory, daemons.clone()).await?;
-        directory.copy_token(coordinator.home())?;
-        let address = coordinator.address();
-        let join = join::command(&daemons.program, &directory, address);
-        let workers = Workers::start(&directory, address, daemons, options).await?;
+        let count = options.coordinators;
+        let coordinators = Coordinators::found(&directory, daemons.clone(), count).await?;
+        directory.copy_token(coordinators.home())?;
+        let addresses = coordinators.addresses();
+        let join = join::command(&daemons.program, &directory, &addresses);
+        let workers = Workers::start(&directory, addresses, daemons, options).await?;
         let mut cluster = Self {
             directory,
-            coordinator,
+            coordinators,
             workers,
             progress: Progress { join, ..Progress::default() },
             view: String::new(),
@@ -181,18 +183,30 @@ impl Cluster {
         self.workers.living().iter().map(Process::naming)
     }
 
-    /// The process id of the coordinator.
-    pub fn coordinator_pid(&self) -> u32 {
-        self.coordinator.naming().pid
+    /// The process of the coordinator that leads, if that is known, and it lives.
+    pub fn leader_pid(&self) -> Option<u32> {
+        self.coordinators.leader_pid()
+    }
+
+    /// Whether all coordinators that were started here are there, and one is known to lead.
+    pub(crate) fn is_led(&self) -> bool {
+        self.coordinators.are_whole()
+    }
+
+    /// Returns when the coordinators have agreed on something that changes nothing.
+    pub(crate) async fn agree(&mut self) -> Result<(), ClusterError> {
+        self.coordinators.agree(&self.directory).await
     }
 
     /// Submits the run; it begins when its workers have registered.
+    ///
+    /// # Errors
+    /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
     pub async fn submit(&mut self, run: &RunSpec) -> Result<(), ClusterError> {
         self.directory.write_run(run)?;
         self.submitted = Some(run.clone());
         self.waits_since = Some(Instant::now());
-        self.coordinator.submit(run.clone());
-        Ok(())
+        self.coordinators.submit(&self.directory, run).await
     }
 
     /// Starts one more worker, with these variables in its environment; it joins the run when it is
@@ -204,9 +218,9 @@ impl Cluster {
     /// Asks a worker to leave in good order; returns once that is under way.
     ///
     /// # Errors
-    /// [`ClusterError::Failed`] with the coordinator's words if it refuses.
+    /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
     pub async fn drain(&mut self, worker: WorkerId) -> Result<(), ClusterError> {
-        self.coordinator.drain(worker).await
+        self.coordinators.drain(&self.directory, worker).await
     }
 
     /// What is known so far.
@@ -254,7 +268,7 @@ impl Cluster {
         while !self.workers.are_gone() && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        self.coordinator.dismiss().await;
+        self.coordinators.dismiss().await;
     }
 
     /// Looks after the workers' processes; returns the ends that nobody asked for.
@@ -262,7 +276,7 @@ impl Cluster {
         let known = self.workers.gone().len();
         let failures = self.workers.attend(&self.directory);
         for gone in &self.workers.gone()[known..] {
-            self.coordinator.exited(gone.naming.name.clone(), gone.how.clone());
+            self.coordinators.exited(gone.naming.name.clone(), gone.how.clone());
         }
         self.progress.respawned = self.workers.respawned();
         failures
@@ -273,7 +287,7 @@ impl Cluster {
         loop {
             let event = self.progress.events.last().map_or(0, |event| event.number);
             let step = self.progress.step();
-            let update = self.coordinator.watch(&self.directory, step, event).await?;
+            let update = self.coordinators.watch(&self.directory, step, event).await?;
             let (lines, events) = (update.lines.len(), update.events.len());
             let outcome = update.outcome.clone();
             self.take(update)?;
@@ -304,29 +318,23 @@ impl Cluster {
         }
     }
 
-    /// Tells a coordinator that was started again what the one before it may have missed.
+    /// Tells one that leads since lately what the one before it may have missed.
     fn remind(&mut self) {
-        let restarts = self.coordinator.restarts();
-        if std::mem::replace(&mut self.progress.coordinator_restarts, restarts) == restarts {
+        self.progress.coordinator_restarts = self.coordinators.restarts();
+        if !self.coordinators.has_changed() {
             return;
-        }
-        let begun = |kind: &EventKind| matches!(kind, EventKind::Submitted { .. });
-        if let Some(run) = &self.submitted
-            && !self.progress.events.iter().any(|event| begun(&event.kind))
-        {
-            self.coordinator.submit(run.clone());
         }
         for gone in self.workers.gone() {
             let over = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
             let mut views = self.progress.workers.iter();
             if views.any(|view| view.name == gone.naming.name && !over(view.state)) {
-                self.coordinator.exited(gone.naming.name.clone(), gone.how.clone());
+                self.coordinators.exited(gone.naming.name.clone(), gone.how.clone());
             }
         }
     }
 
     fn write_view(&mut self) -> Result<(), ClusterError> {
-        let view = view::text(&self.coordinator, &self.workers, &self.progress);
+        let view = view::text(&self.coordinators, &self.workers, &self.progress);
         if view != self.view {
             self.directory.write("cluster.json", view.as_bytes())?;
             self.view = view;

@@ -8,6 +8,7 @@
 //!
 //! This module does not know how a run is started, nor what is in the data.
 
+mod daemon;
 mod error;
 mod keys;
 mod value;
@@ -21,6 +22,7 @@ use everstep_transport::protocol::{Encoding, RunSpec};
 use everstep_worker::registry::Registry;
 
 use crate::cli::Overrides;
+pub use daemon::complete;
 use error::Places;
 pub use error::{ConfigError, Place};
 use keys::Keys;

@@ -4,20 +4,26 @@
 //! or cannot keep what it decides. Started again with the same directory and address, however it
 //! ended, it goes on with the run.
 
+mod add;
+mod remove;
+mod status;
+mod transfer;
+
 use std::net::SocketAddr;
 
 use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Ended, Options, Start};
 use everstep_coordinator::http::HttpError;
 use everstep_coordinator::log::{LogError, StoreError};
 
-use crate::cli::CoordinatorFlags;
+use crate::cli::{CoordinatorFlags, CoordinatorTask};
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision, worker};
 
 /// What to do about files that hold what has happened.
 const HISTORY: &str = "if the disk is full, make room and start it again: nothing that it has said \
-                       is lost; a damaged file cannot be mended: found a new cluster in another \
-                       directory; one of another version needs that version";
+                       is lost; a damaged file cannot be mended: if most of the coordinators live, \
+                       remove this one and let another join with an empty directory, else found a \
+                       new cluster; one of another version needs that version";
 
 /// What to do about an API that everyone could read.
 const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every request has to show: \
@@ -25,8 +31,8 @@ const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every reques
                      nothing is encrypted, so put what speaks TLS in front of it";
 
 pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
-    logging::start("info")?;
-    if flags.supervised {
+    logging::start_as("info", flags.daemon.log_format)?;
+    if flags.daemon.supervised {
         supervision::start()?;
     }
     let start = start(&flags)?;
@@ -48,6 +54,17 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
+    }
+}
+
+/// What an operator does with the coordinators of a cluster.
+pub(crate) fn operate(task: &CoordinatorTask) -> Result<(), Failure> {
+    logging::start("warn")?;
+    match task {
+        CoordinatorTask::Status(flags) => status::run(flags),
+        CoordinatorTask::TransferLeader(flags) => transfer::run(flags),
+        CoordinatorTask::Add(flags) => add::run(flags),
+        CoordinatorTask::Remove(flags) => remove::run(flags),
     }
 }
 
@@ -96,6 +113,8 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
             (Exit::Usage, "end the other coordinator, or name another directory")
         }
         CoordinatorError::Log(_)
+        | CoordinatorError::Authority { .. }
+        | CoordinatorError::Changed(_)
         | CoordinatorError::Journal(_)
         | CoordinatorError::Book(_)
         | CoordinatorError::Seat(_) => (Exit::Failed, HISTORY),

@@ -60,7 +60,11 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
 }
 
 /// How many steps take about so long: some are trained, undisturbed, to see.
-fn steps_within(duration: Duration, resolved: &Resolved, text: &RunText) -> Result<u64, Failure> {
+pub(crate) fn steps_within(
+    duration: Duration,
+    resolved: &Resolved,
+    text: &RunText,
+) -> Result<u64, Failure> {
     let folder = scratch::folder()?;
     let mut run = RunSpec { steps: MEASURED, ..resolved.run.clone() };
     run.data = text.listed_in(folder.path(), &run.data)?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 
-use cli::{Cli, Verb, WorkerTask, WorkerVerb};
+use cli::{Cli, CoordinatorVerb, Verb, WorkerTask, WorkerVerb};
 use failure::{Exit, Failure};
 
 mod bench;
@@ -27,11 +27,14 @@ mod dry_run;
 pub mod failure;
 pub mod generate;
 mod logging;
+mod operator;
 mod output;
 mod progress;
+mod run;
 mod scratch;
 mod supervision;
 mod text;
+mod token;
 mod train;
 mod worker;
 
@@ -52,7 +55,15 @@ pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
 /// Every process of a cluster must run the same program. Prints data to stdout, everything else to
 /// stderr, and returns the exit code that [`Exit`] names, or 0.
 pub fn program(registry: Registry) -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments = std::env::args_os().collect();
+    let arguments = match config::complete(arguments, |name| std::env::var_os(name)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            output::say(Failure::from(error));
+            return Exit::Usage.into();
+        }
+    };
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version end here too, with 0. Nothing is left to do if stderr is closed.
@@ -73,9 +84,13 @@ pub fn program(registry: Registry) -> ExitCode {
 fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
     match verb {
         Verb::Train(flags) => train::run(&flags, &registry),
-        Verb::Coordinator(flags) => coordinator::run(flags),
+        Verb::Coordinator(CoordinatorVerb::Run(flags)) => coordinator::run(flags),
+        Verb::Coordinator(CoordinatorVerb::Task(task)) => coordinator::operate(&task),
         Verb::Worker(WorkerVerb::Run(flags)) => worker::run(flags, registry),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Drain(flags))) => drain::run(&flags),
+        Verb::Worker(WorkerVerb::Task(WorkerTask::Ls(flags))) => worker::list(&flags),
+        Verb::Run(task) => run::run(&task, &registry),
+        Verb::Token(task) => token::run(&task),
         Verb::Generate(flags) => generate::run(&flags, &registry),
         Verb::Bench(bench) => bench::run(&bench, &registry),
         Verb::Chaos(chaos) => chaos::run(&chaos),
@@ -87,10 +102,4 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
 /// Tells a script where a daemon listens. If nobody reads that, the daemon goes on all the same.
 fn announce(line: &serde_json::Value) {
     let _ = writeln!(std::io::stdout(), "{line}");
-}
-
-/// Refuses what is agreed but not there yet.
-fn later(what: &str) -> Failure {
-    Failure::new(Exit::Usage, format!("{what} comes with a later version"))
-        .next("leave it out; `everstep --help` lists what there is")
 }

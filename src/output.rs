@@ -24,3 +24,26 @@ pub(crate) fn print(data: impl Display) -> Result<(), Failure> {
 pub(crate) fn say(commentary: impl Display) {
     let _ = writeln!(std::io::stderr(), "{commentary}");
 }
+
+/// Rows in columns, each as wide as it takes, for people.
+pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let rows = [["id", "name"], ["1", "a"], ["12345", ""]];
+        let rows = rows.map(|row| row.map(str::to_string));
+        assert_eq!(table(&rows), "id     name\n1      a\n12345");
+    }
+}

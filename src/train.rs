@@ -14,13 +14,11 @@ use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::generate::{self, continue_text, read_model};
 use crate::text::RunText;
-use crate::{dry_run, later, logging, output, progress, scratch};
+use crate::{dry_run, logging, output, progress, scratch};
 
 pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    if flags.coordinators != 1 {
-        return Err(later("--coordinators above 1").at("--coordinators"));
-    }
+    check_coordinators(flags.coordinators)?;
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
@@ -46,6 +44,18 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         Some(sample) => output::print(sample),
         None => Ok(()),
     }
+}
+
+/// Most of the coordinators have to agree: an even one more makes nothing safer.
+fn check_coordinators(count: u32) -> Result<(), Failure> {
+    if matches!(count, 1 | 3 | 5) {
+        return Ok(());
+    }
+    let what = format!("there cannot be {count} coordinators");
+    Err(Failure::new(Exit::Usage, what)
+        .at("--coordinators")
+        .because("it must be 1, 3 or 5: three go on without one, five without two")
+        .next("pass --coordinators 3"))
 }
 
 /// Looks at a run that has no directory yet: the default text is listed in a temporary one.
@@ -105,7 +115,8 @@ fn train(
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
-    let options = Options { wait, respawn: flags.respawn, ..Options::new(*workers) };
+    let (respawn, coordinators) = (flags.respawn, flags.coordinators);
+    let options = Options { wait, respawn, coordinators, ..Options::new(*workers) };
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     let mut report = report?;

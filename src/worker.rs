@@ -3,6 +3,8 @@
 //! Says its name and where it listens in one line of JSON on stdout, then logs on stderr until its
 //! run is over, or until it has left: after SIGTERM it hands over what only it holds.
 
+mod list;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +16,11 @@ use crate::cli::WorkerFlags;
 use crate::cluster::Directory;
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision};
+pub(crate) use list::run as list;
 
 pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
-    logging::start("info")?;
-    if flags.supervised {
+    logging::start_as("info", flags.daemon.log_format)?;
+    if flags.daemon.supervised {
         supervision::start()?;
     }
     let named = flags.coordinators.join(",");

@@ -69,6 +69,30 @@ fn kills_and_joins_have_their_figures_and_lose_nothing() {
     }
 }
 
+#[test]
+fn failovers_have_their_figures_and_nobody_notices() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("text.txt"), "the worker owns the shard\n".repeat(200))
+        .unwrap();
+    let config = "[model]\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n\
+                  [data]\npath = \"text.txt\"\n[batch]\ndata_shards = 4";
+    std::fs::write(folder.path().join("run.toml"), config).unwrap();
+    let flags = ["failovers", "--kills", "2", "--config", "run.toml", "--workers", "2"];
+    let result = bench(&folder, &flags);
+    assert_eq!((&result["failovers"], &result["coordinators"]), (&2.into(), &3.into()), "{result}");
+    assert_eq!((&result["hash_equal"], &result["generations"]), (&true.into(), &1.into()));
+    for nothing in ["steps_lost", "steps_redone"] {
+        assert_eq!(result[nothing], 0, "{nothing} in {result}");
+    }
+    for (time, rank) in ["back_ms", "gap_ms", "calm_ms"]
+        .map(|time| ["p50", "p99", "longest"].map(|r| (time, r)))
+        .concat()
+    {
+        assert!(result[time][rank].as_f64().is_some_and(f64::is_finite), "{time} in {result}");
+    }
+    assert_positive(&result["back_ms"], "p50");
+}
+
 /// Runs the benchmark in the folder, where it must leave nothing that it did not find there.
 fn bench(folder: &TempDir, flags: &[&str]) -> Value {
     let scratch = TempDir::new().unwrap();

@@ -7,10 +7,12 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod agreement;
+mod asked;
 mod bounds;
 mod commits;
 mod copies;
 mod holdings;
+mod invariant;
 pub mod linear;
 mod lines;
 mod parameters;
@@ -38,6 +40,7 @@ use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
 use agreement::Agreement;
+use asked::Asked;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
@@ -51,52 +54,10 @@ use resumes::Resumes;
 use samples::Samples;
 use sums::Sums;
 
+pub use asked::{Answer, Call, TOKENS};
+pub use invariant::Invariant;
 pub use pauses::SERVED;
 pub use stale::Standing;
-
-/// A promise of the design, by its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Invariant {
-    /// One generation record per number.
-    I1,
-    /// All who commit a step record the same norm, loss and decision.
-    I2,
-    /// Every copy of a parameter shard at one version has the same bits, those of the fault-free
-    /// run.
-    I3,
-    /// Every sample of the plan contributes to exactly one committed step.
-    I4,
-    /// Settled steps never go backwards, unless a rollback says so.
-    I5,
-    /// While an owner of every shard lives, no rollback happens.
-    I6,
-    /// Nothing of an older generation changes anything, nor of one that a promise has ended.
-    I7,
-    /// No heartbeating worker is evicted, and no run fails, without a fault that explains it.
-    I8,
-    /// What was agreed on stays, whoever leads.
-    I9,
-    /// Queues are bounded.
-    I10,
-    /// Once nothing goes wrong any more, the run goes on, and becomes complete, in a stated time.
-    I11,
-    /// Metrics and events are those of one history: each settled step once, in order.
-    I13,
-    /// Equal applied index means equal coordinator state.
-    I14,
-    /// Every member of a record had promised its number to its proposer.
-    I15,
-    /// Every listed owner can reach the resume version from its own state.
-    I16,
-    /// A record resumes at its predecessor's step or later, and no settled step is lost.
-    I17,
-    /// Each partial is added exactly once: where nothing is sent twice, nothing is refused.
-    I18,
-    /// All contributions to a step were computed from one history's version before it.
-    I19,
-    /// Each Pause that can be served ends in a record within a stated time.
-    I20,
-}
 
 /// An invariant did not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -164,6 +125,10 @@ pub enum Observation<'a> {
     Restored(WorkerId, Copy<'a>),
     /// A member computes with another's new version of a shard.
     Loaded(WorkerId, Copy<'a>),
+    /// An operator asks for something.
+    Asked(u64, Call),
+    /// It is answered.
+    Answered(u64, Answer),
     /// A watcher was told of an event.
     Told(&'a Event),
     /// A watcher was told a line.
@@ -242,6 +207,7 @@ pub struct Checks {
     samples: Samples,
     sums: Sums,
     lines: Lines,
+    asked: Asked,
 }
 
 impl Checks {
@@ -265,6 +231,7 @@ impl Checks {
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
             sums: Sums::default(),
             lines: Lines::default(),
+            asked: Asked::default(),
         }
     }
 
@@ -313,6 +280,11 @@ impl Checks {
             Observation::Committed(worker, commit) => self.committed(worker, commit),
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
+            Observation::Asked(client, call) => {
+                self.asked.asked(client, call);
+                Ok(())
+            }
+            Observation::Answered(client, answer) => self.asked.answered(client, answer),
             Observation::Told(event) => self.lines.told(event),
             Observation::Written(line) => self.lines.written(line, &self.commits),
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),
@@ -328,18 +300,18 @@ impl Checks {
                 self.copies.corrupted(worker);
                 Ok(())
             }
-            of_copies_or_the_log => {
-                self.agreed(of_copies_or_the_log).and_then(|()| self.held(of_copies_or_the_log))
-            }
+            of_copies_or_the_log => self
+                .agreed(now, of_copies_or_the_log)
+                .and_then(|()| self.held(of_copies_or_the_log)),
         };
         found.map_err(|found| violation(now, found))
     }
 
     /// What is seen of the coordinators' log.
-    fn agreed(&mut self, seen: Observation<'_>) -> Result<(), Found> {
+    fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
             Observation::Leads(life, term) => {
-                self.pauses.led_anew();
+                self.pauses.led_anew(now);
                 self.agreement.leads(life, term)
             }
             Observation::Applied(index, term, bytes) => self.agreement.applied(index, term, bytes),

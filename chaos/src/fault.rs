@@ -13,7 +13,7 @@ use everstep_worker::step::event::Lane;
 
 use crate::world::Node;
 
-pub use schedule::{Rates, SPARE_MACHINES, Schedule};
+pub use schedule::{Rates, SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
 
 /// The longest interruption of a process or a path that a cluster must bear without a loss: less
 /// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
@@ -45,9 +45,29 @@ pub enum Fault {
         /// When somebody starts all of them again.
         restart: Option<Duration>,
     },
-    /// A new worker comes, if there is none on this machine.
+    /// A new worker comes, or somebody who is to be a coordinator, if there is none there.
     Join {
         /// The machine.
+        node: Node,
+    },
+    /// A coordinator is asked to stop: if it leads, it hands that over first.
+    Stop {
+        /// Which.
+        node: Node,
+        /// When somebody starts it again.
+        restart: Duration,
+    },
+    /// A coordinator's disk is lost with its process, unless the cluster would be lost with it.
+    Wipe {
+        /// Whose.
+        node: Node,
+        /// When somebody starts it again, as nobody's coordinator: it asks to be one.
+        restart: Duration,
+    },
+    /// The operator does without a coordinator, if nothing is lost with it. Its machine, if it was
+    /// there at first, asks to be a coordinator again.
+    Remove {
+        /// Which.
         node: Node,
     },
     /// A worker is asked to leave.
@@ -196,7 +216,11 @@ impl Fault {
             Self::Crash { .. } => "crash of a coordinator",
             Self::CrashProposing { .. } => "crash in a proposal",
             Self::CrashTogether { .. } => "crash of several",
-            Self::Join { .. } => "join",
+            Self::Join { node: Node::Worker(_) } => "join",
+            Self::Join { .. } => "join of a coordinator",
+            Self::Stop { .. } => "stop of a coordinator",
+            Self::Wipe { .. } => "wiped disk",
+            Self::Remove { .. } => "removal of a coordinator",
             Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
             Self::Drain { by: Asker::Operator, .. } => "drain by the operator",
             Self::Pause { .. } => "pause",
@@ -238,6 +262,9 @@ impl Fault {
             }
             Self::Crash { node, .. }
             | Self::Join { node }
+            | Self::Stop { node, .. }
+            | Self::Wipe { node, .. }
+            | Self::Remove { node }
             | Self::Drain { node, .. }
             | Self::Pause { node, .. }
             | Self::Stall { node, .. }
@@ -284,6 +311,13 @@ impl fmt::Display for Fault {
                 write!(f, "{} crash at once, and are started again after {after:?}", all(side))
             }
             Self::Join { node } => write!(f, "{node} joins, if there is none"),
+            Self::Stop { node, restart } => {
+                write!(f, "{node} is asked to stop, and is started again {restart:?} later")
+            }
+            Self::Wipe { node, restart } => {
+                write!(f, "{node} crashes, its disk is lost, and it joins again after {restart:?}")
+            }
+            Self::Remove { node } => write!(f, "the operator does without {node}"),
             Self::Drain { node, by: Asker::Operator, .. } => {
                 write!(f, "the operator asks {node} to leave")
             }

@@ -12,6 +12,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod bench;
+mod client;
 mod clock;
 mod coordinator;
 mod course;
@@ -19,7 +20,9 @@ mod device;
 mod disk;
 mod endure;
 mod fault;
+mod journal;
 mod link;
+mod membership;
 mod operator;
 mod peer;
 mod queue;
@@ -42,8 +45,10 @@ use everstep_worker::registry::RegistryError;
 use everstep_worker::step::event::{Input, LinkId};
 
 use crate::check::{Checks, Invariant, Observation, Violation};
+use crate::fault::SPARE_COORDINATORS;
 use crate::random::Random;
 use crate::trace::Trace;
+use client::{CLIENTS, Client};
 use coordinator::Coordinator;
 use course::Course;
 use fault::{Armed, Pause};
@@ -74,6 +79,7 @@ pub struct World {
     coordinators: Vec<Coordinator>,
     reigns: Reigns,
     operator: Operator,
+    clients: Vec<Client>,
     workers: Vec<Worker>,
     /// The place of the newest process in each slot; none is as high as that of an empty one.
     slots: Vec<usize>,
@@ -123,6 +129,7 @@ impl World {
             coordinators: Vec::new(),
             reigns: Reigns::default(),
             operator: Operator::default(),
+            clients: Vec::new(),
             workers: Vec::new(),
             slots: Vec::new(),
             places: BTreeMap::new(),
@@ -229,14 +236,21 @@ impl World {
         (self.slots, self.paused, self.seeking) = Default::default();
         self.reigns = Reigns::default();
         self.course.begin_anew(self.now);
-        let (kept, all) = coordinator::founded(self.scenario.coordinators as usize);
-        let places = 0..all.len();
-        let new = |place| Coordinator::new(place, kept.clone());
-        self.coordinators = places.clone().map(new).collect();
+        let members = self.scenario.coordinators as usize;
+        self.coordinators = coordinator::machines(members, SPARE_COORDINATORS as usize);
         self.operator.wish(Wish::Submit(self.scenario.run.clone()));
-        for place in places {
-            self.start_coordinator(place)?;
+        for place in 0..self.coordinators.len() {
+            if place < members {
+                self.start_coordinator(place)?;
+            }
             self.queue.put(self.now, Happening::Connect(Node::Operator, place));
+            for client in 0..CLIENTS {
+                self.queue.put(self.now, Happening::Connect(Node::Client(client), place));
+            }
+        }
+        self.clients = vec![Client::default(); CLIENTS];
+        for client in 0..CLIENTS {
+            self.queue.put(self.now, Happening::Ask { client, attempt: 0 });
         }
         self.queue.put(self.now, Happening::Glance);
         for slot in 0..self.scenario.workers as usize {
@@ -271,6 +285,7 @@ impl World {
             Happening::Worker(place, input) => return self.feed(place, input),
             Happening::Device(place, build, done) => return self.heed(place, build, done),
             Happening::Watch(link) => self.watch(link),
+            Happening::Ask { client, attempt } => return self.ask(client, attempt),
             Happening::Operator(message) => self.tell_leader(*message),
             Happening::Header(stream) => return self.header(stream),
             Happening::Body(stream) => return self.body(stream),
@@ -282,6 +297,10 @@ impl World {
             Happening::Resume(node, until) => return self.resume(node, until),
             Happening::Reopen => self.review_all(),
             Happening::Restart(node) => return self.start_again(node),
+            Happening::Leave { place, since, restart } => {
+                return self.leave(place, since, restart);
+            }
+            Happening::Removed(place) => self.removed(place),
             Happening::Glance => return self.glance(),
             Happening::Calm => return self.calm_down(),
         }
@@ -305,11 +324,7 @@ impl World {
         let runs = |node: Node| self.is_alive(node) && !self.paused.contains_key(&node);
         let places = (0..self.workers.len()).filter(|place| !self.course.is_leaving(*place));
         let running = places.filter(|place| runs(Node::Worker(*place))).count();
-        let quorum = (0..self.coordinators.len()).filter(|place| {
-            let stalled = self.coordinators[*place].disk().stalled(self.now).is_some();
-            runs(Node::Coordinator(*place)) && !stalled
-        });
-        2 * quorum.count() > self.coordinators.len() && running >= wanted as usize
+        self.has_quorum() && running >= wanted as usize
     }
 
     // Messages.
@@ -331,6 +346,7 @@ impl World {
         self.note(format_args!("{to} hears {} of {from}", message.name()));
         match (from, to) {
             (_, Node::Operator) => self.told(from, message),
+            (_, Node::Client(client)) => self.told_client(client, from, message),
             (_, Node::Coordinator(place)) => {
                 if let Node::Worker(worker) = from {
                     self.course.heard(self.now, place, worker);
@@ -422,7 +438,7 @@ impl World {
 
     fn is_alive(&self, node: Node) -> bool {
         match node {
-            Node::Operator => true,
+            Node::Operator | Node::Client(_) => true,
             Node::Leader => false,
             Node::Coordinator(place) => {
                 self.coordinators.get(place).is_some_and(|known| !known.is_down())

@@ -3,42 +3,48 @@
 
 mod dice;
 
+use std::slice;
+
 use everstep_chaos::disk::{Disk, Faults, File};
-use everstep_coordinator::log::{Row, Store, StoreError};
+use everstep_coordinator::log::StoreError;
+use everstep_coordinator::log::replica::{Owner, ReplicaStore};
+use everstep_coordinator::raft::{Batch, Entry, HardState, Kept, Kind, Place, ReplicaId, Snapshot};
+use everstep_transport::protocol::Term;
 use redb::StorageBackend;
 
 use self::dice::Dice;
 
-const SCHEMA: u64 = 7;
+const OWNER: Owner = Owner { cluster: [7; 32], replica: ReplicaId(1) };
 
 /// A coordinator whose only work is to keep a log, and what its users were promised.
 struct Node {
     disk: Disk,
     dice: Dice,
-    /// What was acknowledged, by index.
-    acknowledged: Vec<Vec<u8>>,
+    /// What was acknowledged.
+    acknowledged: Kept,
     /// The batch that was under way when the node stopped.
-    attempted: Vec<Vec<u8>>,
-    /// The newest term that an opening returned.
-    term: u64,
+    attempted: Option<Batch>,
+    /// How many entries were acknowledged, those that have gone since as well.
+    entries: usize,
 }
 
 impl Node {
     fn new(seed: u64) -> Self {
-        let disk = Disk::new(seed, Faults::default());
-        Store::create(disk.open(), SCHEMA).expect("an honest disk");
-        let (acknowledged, attempted) = (Vec::new(), Vec::new());
-        Self { disk, dice: Dice::of(seed), acknowledged, attempted, term: 0 }
+        let (disk, acknowledged) =
+            (Disk::new(seed, Faults::default()), Kept::founded_by(ReplicaId(1)));
+        ReplicaStore::create(disk.open(), OWNER, &acknowledged).expect("an honest disk");
+        Self { disk, dice: Dice::of(seed), acknowledged, attempted: None, entries: 0 }
     }
 
-    /// Appends batches until something fails.
-    fn work(&mut self, batches: u64) -> Result<Store, StoreError> {
-        let (mut store, rows) = Store::open(self.disk.open(), SCHEMA)?;
-        self.recover(&store, rows);
+    /// Writes batches until something fails.
+    fn work(&mut self, batches: u64) -> Result<ReplicaStore, StoreError> {
+        let (mut store, found) = ReplicaStore::open(self.disk.open(), OWNER)?;
+        self.recover(found);
         for _ in 0..batches {
-            self.attempted = (0..1 + self.dice.below(4)).map(|_| self.entry()).collect();
-            store.append(&self.attempted)?;
-            self.acknowledged.append(&mut self.attempted);
+            let batch = self.batch();
+            self.attempted = Some(batch.clone());
+            store.persist(slice::from_ref(&batch))?;
+            self.acknowledge(&batch);
             if self.dice.below(2) == 0 {
                 store.confirm()?;
             }
@@ -46,24 +52,53 @@ impl Node {
         Ok(store)
     }
 
-    fn entry(&mut self) -> Vec<u8> {
-        let length = 1 << self.dice.below(14);
-        (0..length).map(|_| self.dice.below(256) as u8).collect()
+    fn acknowledge(&mut self, batch: &Batch) {
+        self.acknowledged.absorb(batch);
+        self.entries += batch.entries.len();
+        self.attempted = None;
+    }
+
+    /// Some entries, which may take the place of the last; a vote; now and then a snapshot, with
+    /// which some of the log goes.
+    fn batch(&mut self) -> Batch {
+        let Kept { hard_state, snapshot, base, entries } = &self.acknowledged;
+        let last = self.acknowledged.last();
+        let term = Term(hard_state.term.0 + self.dice.below(2));
+        let after = last.index - u64::from(last.index > hard_state.commit) * self.dice.below(2);
+        let (commit, vote) = (after, Some(ReplicaId(1 + self.dice.below(3))));
+        let place = Place { index: after, term: self.acknowledged.term(after).expect("there") };
+        let taken = (self.dice.below(4) == 0 && after > snapshot.place.index).then(|| Snapshot {
+            place,
+            members: snapshot.members.clone(),
+            bytes: bytes(&mut self.dice),
+        });
+        let dropped = entries.get(entries.len() / 2).filter(|it| it.place < place);
+        let base = dropped.filter(|_| taken.is_some()).map_or(*base, |entry| entry.place);
+        let count = 1 + self.dice.below(4);
+        let entry = |number| Entry {
+            place: Place { index: after + number, term },
+            kind: if self.dice.below(9) == 0 { Kind::Members } else { Kind::Command },
+            bytes: bytes(&mut self.dice),
+        };
+        let entries = (1..=count).map(entry).collect();
+        let hard_state = HardState { term, vote, commit };
+        Batch { number: 1, hard_state, snapshot: taken, base, entries }
     }
 
     /// Checks what is there against what was promised; what was only attempted may be there too.
-    fn recover(&mut self, store: &Store, rows: Vec<Row>) {
-        assert!(store.term().0 > self.term, "terms grow");
-        self.term = store.term().0;
-        assert_eq!(store.last(), rows.len() as u64);
-        assert!(rows.iter().zip(1..).all(|(row, index)| row.index == index));
-        assert!(rows.is_sorted_by_key(|row| row.term) && rows.iter().all(|r| r.term.0 < self.term));
-        let found: Vec<_> = rows.into_iter().map(|row| row.bytes).collect();
-        let with_attempt = [&self.acknowledged[..], &self.attempted].concat();
-        assert!(found == self.acknowledged || found == with_attempt, "{} found", found.len());
-        self.acknowledged = found;
-        self.attempted.clear();
+    fn recover(&mut self, found: Kept) {
+        if found != self.acknowledged {
+            let attempted = self.attempted.take().expect("what was not promised is not there");
+            self.acknowledge(&attempted);
+            assert!(found == self.acknowledged, "neither what was promised nor what was tried");
+        }
+        self.attempted = None;
     }
+}
+
+fn bytes(dice: &mut Dice) -> Vec<u8> {
+    let length = 1 << dice.below(14);
+    (0..length).map(|_| dice.below(256) as u8).collect()
 }
 
 /// Crashes again and again, at every write there is; then looks at what survived.
@@ -83,7 +118,7 @@ fn survive(seed: u64, faults: Faults, crashes: u32) -> Node {
 #[test]
 fn i9_every_acknowledged_entry_survives_every_crash_in_its_order() {
     let nodes = (0..30).map(|seed| survive(seed, Faults::of_an_honest_disk(), 20));
-    let entries: usize = nodes.map(|node| node.acknowledged.len()).sum();
+    let entries: usize = nodes.map(|node| node.entries).sum();
     println!("600 crashes, {entries} entries");
     assert!(entries > 1_000);
 }
@@ -118,29 +153,36 @@ fn a_killed_process_leaves_what_it_has_written() {
         node.work(0).expect("its file is taken over while it lives");
         drop(killed); // what it still does changes nothing
     }
-    assert!(node.acknowledged.len() >= 60);
+    assert!(node.entries >= 60);
 }
 
 /// Opens a copy of the file with one bit flipped, goes on, and opens it again: what is taken for
 /// sound once stays so.
-fn open_flipped(content: &[u8], bit: usize) -> Result<Vec<Vec<u8>>, StoreError> {
+fn open_flipped(content: &[u8], bit: usize) -> Result<Kept, StoreError> {
     let mut content = content.to_vec();
     content[bit / 8] ^= 1 << (bit % 8);
     let disk = Disk::new(0, Faults::default());
     let file = disk.open();
     file.set_len(content.len() as u64).expect("an honest disk");
     file.write(0, &content).expect("an honest disk");
-    let (mut store, rows) = Store::open(disk.open(), SCHEMA)?;
-    store.append(&[vec![1; 9_000]]).expect("an honest disk");
+    let (mut store, found) = ReplicaStore::open(disk.open(), OWNER)?;
+    let Place { index, term } = found.last();
+    let place = Place { index: index + 1, term };
+    let entry = Entry { place, kind: Kind::Command, bytes: vec![1; 9_000] };
+    let (hard_state, base) = (found.hard_state, found.base);
+    let batch = Batch { number: 1, hard_state, snapshot: None, base, entries: vec![entry] };
+    store.persist(slice::from_ref(&batch)).expect("an honest disk");
     drop(store);
-    let (_, again) = Store::open(disk.open(), SCHEMA).expect("a sound file");
-    assert_eq!(again[..rows.len()], rows, "bit {bit}");
-    Ok(rows.into_iter().map(|row| row.bytes).collect())
+    let (_, again) = ReplicaStore::open(disk.open(), OWNER).expect("a sound file");
+    let mut both = found.clone();
+    both.absorb(&batch);
+    assert!(again == both, "bit {bit}");
+    Ok(found)
 }
 
 /// Flips single bits all over the file, one at a time: in every byte of redb's own header, in every
 /// thirtieth that is not zero, in some that are. Returns how many were errors.
-fn flip_bits(content: &[u8], expected: &[Vec<u8>]) -> usize {
+fn flip_bits(content: &[u8], expected: &Kept) -> usize {
     let mut dice = Dice::of(1);
     let mut noticed = 0;
     for (place, &byte) in content.iter().enumerate() {
@@ -155,7 +197,7 @@ fn flip_bits(content: &[u8], expected: &[Vec<u8>]) -> usize {
         let bit = place * 8 + dice.below(8) as usize;
         match open_flipped(content, bit) {
             Err(_) => noticed += 1,
-            Ok(found) => assert_eq!(found, expected, "bit {bit}"),
+            Ok(found) => assert!(found == *expected, "bit {bit}"),
         }
     }
     noticed

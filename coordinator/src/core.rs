@@ -43,7 +43,7 @@ use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, Frame, Message, NodeName, RequestId, Step, Term, Wish, WorkerId,
+    CoordinatorId, Frame, Message, NodeName, RequestId, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -336,15 +336,14 @@ impl Core {
     fn applied(&mut self, now: Time, index: u64, term: Term, entry: Entry) {
         self.notice_later_term(now, term);
         let was_running = self.running();
+        let revision = self.state.revision();
         let verdict = self.state.apply(index, term, &entry);
         if !self.state.news().is_empty() {
             let news = self.state.news().to_vec();
             self.past.take(&news);
             self.effects.push_back(Effect::History(Frame { index, news }));
         }
-        let places = matches!(verdict, Verdict::Coordinator(_))
-            || matches!(entry.command, Command::Request { wish: Wish::Remove(_), .. });
-        if places {
+        if self.state.revision() != revision {
             self.tell_all();
         }
         if matches!(entry.command, Command::Lead) && self.reign == Reign::Elected(term) {

@@ -25,7 +25,7 @@ mod journal;
 mod looks;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,10 +39,11 @@ use tokio::time::MissedTickBehavior;
 pub(crate) use self::actor::Coordinator;
 use self::actor::{Leave, Outfit, Tick};
 pub(crate) use self::asked::{Ask, Known, Petition};
+use self::book::Book;
 pub use self::book::BookError;
 use self::desk::Desk;
 pub use self::error::CoordinatorError;
-use self::files::Cluster;
+use self::files::{BOOK_FILE, Cluster};
 pub use self::journal::JournalError;
 pub(crate) use self::looks::Look;
 use crate::http::{self, Api};
@@ -102,6 +103,15 @@ pub enum Ended {
     Stopped,
     /// The others go on without it.
     Removed,
+}
+
+/// Where the coordinators were when the one of this directory last heard of them.
+///
+/// # Errors
+/// [`BookError`]: it keeps no book, or a damaged one.
+pub fn addresses(dir: &Path) -> Result<Vec<SocketAddr>, BookError> {
+    let book = Book::load(&dir.join(BOOK_FILE))?;
+    Ok(book.content().members.iter().map(|view| view.address).collect())
 }
 
 /// Runs a coordinator until SIGTERM or SIGINT, until it is removed, or until its disk fails;

@@ -5,8 +5,9 @@
 //! coordinator as a plain state machine over both: messages in, messages and proposals out.
 //! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk. [`seat`]
 //! is one of several coordinators, as a plain state machine: a core and a replica of the log.
-//! [`daemon`] is the shell that gives the seat a clock, sockets and files. [`history`] sums up what
-//! happened, and [`http`] tells it to whoever asks.
+//! [`ledger`] says what a coordinator's file of the history has to hold. [`daemon`] is the shell
+//! that gives the seat a clock, sockets and files. [`history`] sums up what happened, and [`http`]
+//! tells it to whoever asks.
 //!
 //! It does not know how a step is computed: it reads neither tensors nor votes.
 
@@ -15,6 +16,7 @@ pub mod core;
 pub mod daemon;
 pub mod history;
 pub mod http;
+pub mod ledger;
 pub mod log;
 #[cfg(feature = "planted")]
 pub mod plant;

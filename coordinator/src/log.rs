@@ -7,8 +7,8 @@
 //! A thread of its own writes. An fsync takes milliseconds and, on a bad day, seconds; heartbeats
 //! are answered meanwhile. Batches that come while it writes go together into the next transaction.
 
+mod error;
 pub mod replica;
-mod store;
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use std::{io, iter};
 use everstep_transport::protocol::codec;
 use redb::backends::FileBackend;
 
+pub use self::error::StoreError;
 use self::replica::{Owner, ReplicaStore};
-pub use self::store::{Row, Store, StoreError};
 use crate::raft::{Batch, Kept};
 use crate::state::ArchivedEntry;
 
@@ -32,7 +32,7 @@ const MAX_BATCHES: usize = 1024;
 /// Why there is no log, or none any more: in no case is an operation to be tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The file could not be opened or made.
+    /// A file could not be opened, made, or made durable.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
@@ -48,6 +48,16 @@ pub enum LogError {
         /// Why.
         source: StoreError,
     },
+}
+
+/// The history's file, which is made durable before every batch with a snapshot: what it follows
+/// from goes with that.
+#[derive(Debug)]
+pub struct Beside {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The file.
+    pub file: File,
 }
 
 /// A log that is open.
@@ -80,27 +90,52 @@ impl Log {
         Ok((Self { path: path.to_path_buf(), store }, kept))
     }
 
-    /// Starts to write. `history` is made durable before every batch with a snapshot: what it
-    /// follows from goes with that. `report` is called, on the writing thread, with batches that
-    /// are durable, in order, or once with the error after which nothing more is written.
+    /// Starts to write. `report` is called, on the writing thread, with batches that are durable,
+    /// in order, or once with the error after which nothing more is written.
     ///
     /// # Panics
     /// If the system cannot start a thread.
     pub fn write(
         self,
-        history: File,
+        history: Beside,
         mut report: impl FnMut(Result<Vec<Batch>, LogError>) + Send + 'static,
     ) -> Writer {
         let (persist, batches) = mpsc::channel();
-        let Self { path, mut store } = self;
+        let mut log = self;
         let work = move || {
-            let written = write(&mut store, &history, &batches, |done| report(Ok(done)));
-            if let Err(source) = written {
-                report(Err(LogError::Store { path, source }));
+            if let Err(error) = log.take(&history, &batches, |done| report(Ok(done))) {
+                report(Err(error));
             }
         };
         let thread = thread::Builder::new().name("log".into()).spawn(work);
         Writer { persist: Some(persist), thread: Some(thread.expect("a thread can be started")) }
+    }
+
+    /// Writes batches until nobody can give any more.
+    fn take(
+        &mut self,
+        history: &Beside,
+        batches: &Receiver<Batch>,
+        mut report: impl FnMut(Vec<Batch>),
+    ) -> Result<(), LogError> {
+        let Self { path, store } = self;
+        while let Some(first) = next(store, batches).map_err(at(path))? {
+            let rest = batches.try_iter().take(MAX_BATCHES - 1);
+            let together: Vec<_> = iter::once(first).chain(rest).collect();
+            if together.iter().any(|batch| batch.snapshot.is_some()) {
+                history.make_durable()?;
+            }
+            store.persist(&together).map_err(at(path))?;
+            report(together);
+        }
+        Ok(())
+    }
+}
+
+impl Beside {
+    fn make_durable(&self) -> Result<(), LogError> {
+        let synced = self.file.sync_data();
+        synced.map_err(|source| LogError::File { path: self.path.clone(), source })
     }
 }
 
@@ -127,25 +162,6 @@ impl Drop for Writer {
             let _ = thread.join(); // it panics only where `report` does
         }
     }
-}
-
-/// Writes batches until nobody can give any more.
-fn write(
-    store: &mut ReplicaStore,
-    history: &File,
-    batches: &Receiver<Batch>,
-    mut report: impl FnMut(Vec<Batch>),
-) -> Result<(), StoreError> {
-    while let Some(first) = next(store, batches)? {
-        let rest = batches.try_iter().take(MAX_BATCHES - 1);
-        let together: Vec<_> = iter::once(first).chain(rest).collect();
-        if together.iter().any(|batch| batch.snapshot.is_some()) {
-            history.sync_data().map_err(|error| StoreError::Database(error.into()))?;
-        }
-        store.persist(&together)?;
-        report(together);
-    }
-    Ok(())
 }
 
 /// Waits for a batch, and makes good use of the time.

@@ -14,7 +14,7 @@ mod peers;
 mod standing;
 mod transfer;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use everstep_transport::identity::{Identity, Refusal, TokenId};
@@ -38,6 +38,9 @@ pub const TICK: Duration = raft::LAN_TICK;
 /// How often a coordinator says where it is, until the log says the same.
 const INTRODUCTION: Duration = Duration::from_millis(500);
 
+/// The first ticket of a read of the seat's own: above all that the core gives.
+const FIRST_DOUBT: u64 = 1 << 63;
+
 /// Who a coordinator is.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -47,6 +50,8 @@ pub struct Options {
     pub replica: raft::Options,
     /// The wall clock at time zero, milliseconds of Unix time: events are stamped with it.
     pub epoch_unix_ms: u64,
+    /// A snapshot is taken when so many entries are behind the one before.
+    pub snapshot_entries: u64,
     /// If it founds the cluster: whether that is there for one run.
     pub founds: Option<bool>,
     /// Who the coordinators were when it last heard of them, with the list's revision.
@@ -182,6 +187,7 @@ pub struct Seat {
     leader: Option<ReplicaId>,
     /// Proposals for which the log had no room.
     put_off: VecDeque<Vec<u8>>,
+    snapshot_entries: u64,
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
     peers: Peers,
@@ -194,6 +200,10 @@ pub struct Seat {
     introduced: Option<Time>,
     /// The history up to the snapshot that the disk holds, until that is installed.
     past: Option<Vec<Frame>>,
+    /// Who may have been removed, by the ticket of a read that will tell.
+    doubts: BTreeMap<u64, LinkId>,
+    /// How many doubts there have been.
+    doubts_before: u64,
     effects: VecDeque<Effect>,
 }
 
@@ -240,7 +250,7 @@ impl Seat {
         kept: Kept,
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
-        let Options { own, replica, epoch_unix_ms, founds, book } = options;
+        let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, book } = options;
         Ok(Self {
             own,
             founds,
@@ -250,12 +260,15 @@ impl Seat {
             leads: None,
             leader: None,
             put_off: VecDeque::new(),
+            snapshot_entries,
             since_snapshot: (0, 0),
             heard: Heard::default(),
             transfer: None,
             core_ticked: now,
             introduced: None,
             past: Some(history),
+            doubts: BTreeMap::new(),
+            doubts_before: 0,
             effects: VecDeque::new(),
         })
     }
@@ -272,7 +285,7 @@ impl Seat {
                 self.introduce_to(link, &identity);
             }
             Input::Disconnected { link, gone, reason } => {
-                if let Some(id) = self.peers.disconnected(self.core.state(), link) {
+                if let Some(id) = self.peers.disconnected(self.replica.members(), link) {
                     self.replica.link_lost(id);
                 }
                 self.core.handle(now, core::Input::Disconnected { link, gone, reason });
@@ -324,13 +337,14 @@ impl Seat {
     /// does, a vote of theirs may be needed.
     pub fn shut_out(&self) -> Vec<NodeName> {
         let members = self.replica.members();
-        let gone = self.core.state().removed().iter();
-        gone.filter(|(id, _)| !members.contain(ReplicaId(**id))).map(|it| it.1.clone()).collect()
+        let gone = self.core.state().removed().into_iter();
+        let gone = gone.filter(|view| !members.contain(ReplicaId(view.id)));
+        gone.map(|view| view.name).collect()
     }
 
     /// Coordinators to which there is no link.
     pub fn to_dial(&self) -> Vec<CoordinatorView> {
-        self.peers.missing(self.core.state())
+        self.peers.missing(self.replica.members())
     }
 }
 
@@ -347,14 +361,11 @@ impl Seat {
                 self.effects.push_back(Effect::Recalled(frames));
             }
             Message::Coordinators { revision, members, .. } if coordinator => {
-                self.peers.heard_of(revision, members);
+                self.peers.learn(revision, members, self.replica.members());
             }
             Message::Removed if coordinator => self.effects.push_back(Effect::Removed),
             Message::Join { id: Some(id), .. } if coordinator && self.was_removed(id) => {
-                // Until the log does without it, its vote may be needed.
-                if self.leads.is_some() && !self.replica.members().contain(ReplicaId(id)) {
-                    self.effects.push_back(Effect::Send { to: from, message: Message::Removed });
-                }
+                self.doubt(from);
             }
             Message::Joined { .. } if coordinator => {} // what it says is in the log, too
             message => self.core.handle(now, core::Input::Message { from, message }),
@@ -368,16 +379,39 @@ impl Seat {
 
     /// Who it is, its link has proved; under which id, the log says.
     fn hear_replica(&mut self, now: Time, from: LinkId, bytes: &[u8]) {
-        let Some(id) = self.peers.id_of(self.core.state(), from) else { return };
-        match raft::Message::decode(bytes) {
-            Ok(message) => {
+        let id = self.peers.id_of(self.replica.members(), from);
+        let reason = match (id, raft::Message::decode(bytes)) {
+            (Some(id), Ok(message)) => {
                 self.heard.hear(now, id);
-                self.replica.receive(id, &message);
+                return self.replica.receive(id, &message);
             }
-            Err(error) => {
-                let reason = error.to_string();
-                self.effects.push_back(Effect::Close { to: from, reason });
-            }
+            // Who sends one waits for an answer as long as the link lasts; what else is said comes
+            // again by itself, when it is known who says it.
+            (None, Ok(message)) if message.is_snapshot() => "it is not known here yet".into(),
+            (None, Ok(_)) => return self.doubt(from),
+            (_, Err(error)) => error.to_string(),
+        };
+        self.effects.push_back(Effect::Close { to: from, reason });
+    }
+
+    /// Whoever is at the other end may have been removed, and not know. But this one may not know
+    /// either that it leads no longer, and that the other has joined since: it asks.
+    fn doubt(&mut self, link: LinkId) {
+        if self.leads.is_some() && !self.doubts.values().any(|other| *other == link) {
+            let ticket = FIRST_DOUBT + self.doubts_before;
+            self.doubts_before += 1;
+            self.doubts.insert(ticket, link);
+            self.replica.read(ticket);
+        }
+    }
+
+    /// A doubt is over: all that was agreed when it arose is applied here, or nobody knows.
+    fn settle_doubt(&mut self, ticket: u64, is_certain: bool) {
+        let Some(link) = self.doubts.remove(&ticket) else { return };
+        // Until the log does without it, its vote may be needed.
+        let known = self.peers.id_of(self.replica.members(), link);
+        if is_certain && known.is_none() && self.peers.is_coordinator(link) {
+            self.effects.push_back(Effect::Send { to: link, message: Message::Removed });
         }
     }
 
@@ -448,7 +482,9 @@ impl Seat {
             self.introduced = Some(now);
             let entry = Entry { unix_ms: self.core.unix_ms(now), command };
             self.propose(encode(&entry));
-        } else if let Some(link) = self.leader.and_then(|id| self.peers.link_of(state, id)) {
+        } else if let Some(link) =
+            self.leader.and_then(|id| self.peers.link_of(self.replica.members(), id))
+        {
             self.introduced = Some(now);
             self.say_where(link);
         }

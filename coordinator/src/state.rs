@@ -63,8 +63,8 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
-    /// Those that were removed, the newest of them.
-    removed: BTreeMap<CoordinatorId, NodeName>,
+    /// Those that were removed last: shut out, but heard as long as the log counts on them.
+    removed: Coordinators,
     /// The index of the newest entry that changed who they are, or where.
     revision: u64,
     tokens: Tokens,
@@ -108,7 +108,7 @@ impl Default for State {
             applied: 0,
             ephemeral: true,
             coordinators: Coordinators::default(),
-            removed: BTreeMap::new(),
+            removed: Coordinators::default(),
             revision: 0,
             tokens: Tokens::default(),
             outcomes: Outcomes::default(),

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use everstep_kernels::random::Philox;
 use everstep_transport::protocol::outcome::{EventKind, WorkerState};
-use everstep_transport::protocol::{Generation, MetricsLine, WorkerId};
+use everstep_transport::protocol::{Generation, MetricsLine, RunSpec, WorkerId};
 use everstep_worker::registry::Registry;
 use serde_json::{Value, json};
 
 use super::{quantile, sorted};
 use crate::cli::{ChurnFlags, Overrides};
-use crate::cluster::{self, Cluster, Directory, Options, Progress, generations};
+use crate::cluster::{self, Cluster, Directory, Options, Progress, Report, generations};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
@@ -35,10 +35,25 @@ pub(super) struct Churn {
     random: Philox,
     drawn: u64,
     said_at: Instant,
+    run: RunSpec,
+    /// The run is complete.
+    is_over: bool,
 }
 
-/// Starts the cluster of `flags`, otherwise as in `options`, and does `work` with it.
+/// Starts the cluster of `flags`, otherwise as in `options`, which trains without an end, and does
+/// `work` with it.
 pub(super) fn run<T>(
+    flags: &ChurnFlags,
+    registry: &Registry,
+    options: Options,
+    work: impl AsyncFnOnce(&mut Churn) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    run_for(ENDLESS, flags, registry, options, work)
+}
+
+/// The same with a run of so many steps.
+pub(super) fn run_for<T>(
+    steps: u64,
     flags: &ChurnFlags,
     registry: &Registry,
     options: Options,
@@ -48,7 +63,7 @@ pub(super) fn run<T>(
     let overrides = Overrides {
         workers,
         start_workers: workers,
-        steps: Some(ENDLESS),
+        steps: Some(steps),
         seed: Some(flags.seed),
         ..Overrides::default()
     };
@@ -66,7 +81,9 @@ pub(super) fn run<T>(
         cluster.submit(&resolved.run).await?;
         let (random, said_at) = (Philox::new(flags.seed, CHURN, 0), Instant::now());
         let workers = flags.workers as usize;
-        let mut churn = Churn { cluster, workers, patience, random, drawn: 0, said_at };
+        let (run, is_over) = (resolved.run, false);
+        let mut churn =
+            Churn { cluster, workers, patience, random, drawn: 0, said_at, run, is_over };
         work(&mut churn).await
     })
 }
@@ -88,10 +105,30 @@ impl Churn {
         what: &str,
         mut look: impl FnMut(&Progress) -> Option<T>,
     ) -> Result<T, Failure> {
+        self.until_cluster(what, |cluster| look(cluster.progress())).await
+    }
+
+    /// Lets the cluster go on until all coordinators are there; returns the process of the one that
+    /// leads.
+    pub(super) async fn until_led(&mut self) -> Result<u32, Failure> {
+        let led = |cluster: &Cluster| cluster.leader_pid().filter(|_| cluster.is_led());
+        self.until_cluster("led", led).await
+    }
+
+    async fn until_cluster<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&Cluster) -> Option<T>,
+    ) -> Result<T, Failure> {
         let began = Instant::now();
         loop {
-            if let Some(found) = look(self.cluster.progress()) {
+            if let Some(found) = look(&self.cluster) {
                 return Ok(found);
+            }
+            if self.is_over {
+                return Err(Failure::new(Exit::Failed, "the run was over too soon")
+                    .because(format!("it was complete before it was {what}"))
+                    .next("pass more --steps"));
             }
             if began.elapsed() > self.patience {
                 let waited = format!("{what} after {} s", self.patience.as_secs());
@@ -99,8 +136,16 @@ impl Churn {
                     .because(format!("not {waited}"))
                     .next("give it a longer --wait, or fewer --workers"));
             }
-            self.cluster.advance().await?;
+            self.is_over = self.cluster.advance().await?;
         }
+    }
+
+    /// Lets the run become complete.
+    pub(super) async fn finish(&mut self) -> Result<Report, Failure> {
+        while !self.is_over {
+            self.is_over = self.cluster.advance().await?;
+        }
+        Ok(self.cluster.report(&self.run))
     }
 
     /// Lets the cluster go on until all are members, every shard has its owners and steps are
@@ -126,6 +171,16 @@ impl Churn {
             self.said_at = Instant::now();
             output::say(format_args!("{done} of {of} {what}"));
         }
+    }
+
+    /// Whether the run is complete.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The run that is trained.
+    pub(super) fn spec(&self) -> &RunSpec {
+        &self.run
     }
 
     /// Uniform in `[0, 1)`.
@@ -215,17 +270,19 @@ impl Times {
 
     /// The nearest ranks.
     pub(super) fn json(&self) -> Value {
-        let [p50, p95, longest] = self.ranks();
-        json!({ "p50": p50, "p95": p95, "longest": longest })
+        let [p50, p95, p99, longest] = self.ranks();
+        json!({ "p50": p50, "p95": p95, "p99": p99, "longest": longest })
     }
 
     /// The same in words.
     pub(super) fn words(&self) -> String {
-        let [p50, p95, longest] = self.ranks();
-        format!("p50 {p50:>6.1} ms   p95 {p95:>6.1} ms   longest {longest:>6.1} ms")
+        let [p50, p95, p99, longest] = self.ranks();
+        format!(
+            "p50 {p50:>6.1} ms   p95 {p95:>6.1} ms   p99 {p99:>6.1} ms   longest {longest:>6.1} ms"
+        )
     }
 
-    fn ranks(&self) -> [f64; 3] {
-        [0.5, 0.95, 1.0].map(|share| quantile(&self.0, share))
+    fn ranks(&self) -> [f64; 4] {
+        [0.5, 0.95, 0.99, 1.0].map(|share| quantile(&self.0, share))
     }
 }

@@ -1,9 +1,12 @@
 //! The command line of `everstep bench`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand};
+
+use super::demo::duration;
 
 /// What `everstep bench` measures.
 #[derive(Subcommand, Clone, Debug)]
@@ -14,6 +17,9 @@ pub enum Bench {
     Overlap(OverlapFlags),
     /// Kill random workers at random moments, and measure how long training stands still
     Kills(KillsFlags),
+    /// Kill the coordinator that leads, again and again, and measure how soon another one does and
+    /// whether training notices
+    Failovers(FailoversFlags),
     /// Let workers join and leave, and measure how long the others stand still
     Joins(JoinsFlags),
 }
@@ -80,6 +86,33 @@ pub struct KillsFlags {
     /// process has ended, so it is measured what the cluster notices by itself (Linux)
     #[arg(long, env = "EVERSTEP_BY_HAND", value_parser = BoolishValueParser::new())]
     pub by_hand: bool,
+    /// The cluster.
+    #[command(flatten)]
+    pub churn: ChurnFlags,
+}
+
+/// The flags of `everstep bench failovers`.
+#[derive(Args, Clone, Debug)]
+pub struct FailoversFlags {
+    /// How many leaders are killed, one after the other, and started again
+    #[arg(long, value_name = "N", env = "EVERSTEP_KILLS", default_value_t = 200,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub kills: u32,
+    /// How many coordinators there are
+    #[arg(long, value_name = "N", env = "EVERSTEP_REPLICAS", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(3..=5))]
+    pub replicas: u32,
+    /// Let the leader stand still for this long, as in 10s, instead of killing it
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_STOP", value_parser = duration)]
+    pub stop: Option<Duration>,
+    /// Kill a worker at the same moment; another one is started
+    #[arg(long, env = "EVERSTEP_WITH_WORKER", value_parser = BoolishValueParser::new())]
+    pub with_worker: bool,
+    /// How many steps the run has [default: as many as take so long, measured first];
+    /// twice as many if it is over too soon
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS",
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: Option<u64>,
     /// The cluster.
     #[command(flatten)]
     pub churn: ChurnFlags,

@@ -8,6 +8,8 @@ use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use everstep_transport::protocol::Zone;
 
+use super::{AskFlags, ClusterFlags, DaemonFlags};
+
 /// `everstep worker`, with flags or with a task.
 #[derive(Clone, Debug)]
 pub enum WorkerVerb {
@@ -53,9 +55,9 @@ pub struct WorkerFlags {
     /// Compute first and send afterwards: measures what sending meanwhile saves.
     #[arg(long, hide = true)]
     pub no_overlap: bool,
-    /// End when the parent process does.
-    #[arg(long, hide = true)]
-    pub supervised: bool,
+    /// Its file and its log.
+    #[command(flatten)]
+    pub daemon: DaemonFlags,
 }
 
 /// What an operator does with a worker.
@@ -63,6 +65,8 @@ pub struct WorkerFlags {
 pub enum WorkerTask {
     /// Let a worker leave its run in good order: what it holds is handed over first
     Drain(DrainFlags),
+    /// List the workers of a cluster
+    Ls(AskFlags),
 }
 
 /// The flags of `everstep worker drain`.
@@ -71,10 +75,10 @@ pub struct DrainFlags {
     /// The worker's id, as in the run's DIR/cluster.json
     #[arg(value_name = "ID")]
     pub worker: u64,
-    /// The run's directory [default: the newest under `runs`]
-    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
-    pub dir: Option<PathBuf>,
-    /// Return as soon as the coordinator has agreed, not when the worker has left
+    /// Where the cluster is.
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+    /// Return as soon as the coordinators have agreed, not when the worker has left
     #[arg(long, env = "EVERSTEP_NO_WAIT", value_parser = BoolishValueParser::new())]
     pub no_wait: bool,
     /// Print what was done as JSON

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::failure::{Exit, Failure};
+use crate::operator::OperatorError;
 
 /// Why a cluster did not train its run.
 #[derive(Debug, thiserror::Error)]
@@ -75,8 +76,8 @@ pub enum ClusterError {
         /// The command with which another would have joined.
         join: String,
     },
-    /// The coordinator cannot be reached, or does not answer.
-    #[error("the coordinator cannot be asked: {0}")]
+    /// The coordinators cannot be reached, or do not answer.
+    #[error("the coordinators cannot be asked: {0}")]
     Coordinator(String),
     /// The user pressed Ctrl-C.
     #[error("interrupted")]
@@ -98,6 +99,17 @@ impl ClusterError {
                 Self::Process { process, how, why: Some(reason.into()), log }
             }
             other => other,
+        }
+    }
+}
+
+impl From<OperatorError> for ClusterError {
+    fn from(error: OperatorError) -> Self {
+        match error {
+            OperatorError::Refused(reason) => Self::failed(None, &reason),
+            OperatorError::Unanswered(reason) | OperatorError::Unusable(reason) => {
+                Self::Coordinator(reason)
+            }
         }
     }
 }

@@ -5,15 +5,21 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::Directory;
+use super::process::joined;
 
 /// The command, ready to be pasted into another shell of this machine.
-pub(super) fn command(program: &Path, directory: &Directory, coordinator: SocketAddr) -> String {
+pub(super) fn command(
+    program: &Path,
+    directory: &Directory,
+    coordinators: &[SocketAddr],
+) -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = quoted(&callable(program, &path).to_string_lossy());
     let token = directory.path().join("join.token");
     let token = quoted(&format!("@{}", token.display()));
     let dir = quoted(&directory.path().display().to_string());
-    format!("{program} worker --coordinators {coordinator} --join {token} --dir {dir}")
+    let coordinators = joined(coordinators);
+    format!("{program} worker --coordinators {coordinators} --join {token} --dir {dir}")
 }
 
 /// The program's bare name where a shell with this `PATH` finds the program by it.

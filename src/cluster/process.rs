@@ -57,12 +57,45 @@ pub struct Daemons {
     pub by_hand: bool,
 }
 
+/// What starts a coordinator's process.
+pub struct CoordinatorStart<'a> {
+    /// Which coordinator of this launcher, from 1.
+    pub number: u32,
+    /// Where it keeps its files.
+    pub home: &'a Path,
+    /// What it begins with.
+    pub origin: Origin<'a>,
+    /// What all daemons have in common.
+    pub daemons: &'a Daemons,
+}
+
+/// What a coordinator begins with.
+#[derive(Clone, Debug)]
+pub enum Origin<'a> {
+    /// It founds a cluster, and listens anywhere.
+    Bootstrap,
+    /// It joins the cluster of the one that founded it, and listens anywhere.
+    Join {
+        /// The file that admits coordinators.
+        token: &'a Path,
+        /// Where the founder listens.
+        founder: SocketAddr,
+    },
+    /// It goes on with what is in its directory, where it listened before.
+    Again {
+        /// For links.
+        address: SocketAddr,
+        /// For HTTP, if it is to be there again.
+        api: Option<&'a str>,
+    },
+}
+
 /// What starts a worker's process.
 pub struct WorkerStart<'a> {
     /// Which worker of this launcher, from 1.
     pub number: u32,
-    /// The coordinator's address.
-    pub coordinator: SocketAddr,
+    /// The coordinators' addresses.
+    pub coordinators: &'a [SocketAddr],
     /// Overlap communication with compute.
     pub overlap: bool,
     /// What all daemons have in common.
@@ -96,46 +129,41 @@ impl Drop for Killed {
 /// The line that a daemon prints when it listens.
 #[derive(Deserialize)]
 struct Ready {
-    #[serde(default = "coordinator")]
-    name: String,
+    /// A worker's; a coordinator's is its label.
+    name: Option<String>,
     address: SocketAddr,
     /// A coordinator's HTTP API.
     api: Option<String>,
 }
 
-/// The one coordinator does not say its name.
-fn coordinator() -> String {
-    "coordinator-1".into()
-}
-
 /// How long a daemon may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a daemon may take to end when it is asked to.
-const FAREWELL: Duration = Duration::from_secs(2);
 /// The signal that cannot be caught.
 const KILL: i32 = 9;
 /// How much of a log's end is shown.
 const TAIL: u64 = 2048;
 
 impl Process {
-    /// Starts a coordinator in `home`: one that founds a cluster there and listens anywhere, or one
-    /// that goes on with that cluster where the one before it listened.
-    pub async fn coordinator(
+    /// Starts a coordinator.
+    pub fn coordinator(
         directory: &Directory,
-        daemons: &Daemons,
-        home: &Path,
-        before: Option<&Self>,
-    ) -> Result<Self, ClusterError> {
-        let mut command = daemons.command("coordinator");
-        command.arg("--dir").arg(home);
-        match before {
-            None => command.args(["--bootstrap", "--ephemeral"]),
-            Some(before) => command.args(["--listen", &before.address.to_string()]),
+        coordinator: &CoordinatorStart<'_>,
+    ) -> Result<Starting, ClusterError> {
+        let mut command = coordinator.daemons.command("coordinator");
+        command.arg("--dir").arg(coordinator.home);
+        match &coordinator.origin {
+            Origin::Bootstrap => command.args(["--bootstrap", "--ephemeral"]),
+            Origin::Join { token, founder } => {
+                command.arg("--join").arg(format!("@{}", token.display()));
+                command.args(["--coordinators", &founder.to_string()])
+            }
+            Origin::Again { address, api } => {
+                command.args(["--listen", &address.to_string()]);
+                let api = api.map(|api| api.trim_start_matches("http://"));
+                command.args(api.iter().flat_map(|api| ["--http", api]))
+            }
         };
-        if let Some(api) = before.and_then(|before| before.api.as_deref()) {
-            command.args(["--http", api.trim_start_matches("http://")]);
-        }
-        start(command, directory, "coordinator-1")?.listening().await
+        start(command, directory, &format!("coordinator-{}", coordinator.number))
     }
 
     /// Starts a worker.
@@ -144,7 +172,7 @@ impl Process {
         worker: &WorkerStart<'_>,
     ) -> Result<Starting, ClusterError> {
         let mut command = worker.daemons.command("worker");
-        command.args(["--coordinators", &worker.coordinator.to_string()]);
+        command.args(["--coordinators", &joined(worker.coordinators)]);
         command.arg("--join").arg(format!("@{}", directory.path().join("join.token").display()));
         command.arg("--dir").arg(directory.path());
         if !worker.overlap {
@@ -162,11 +190,6 @@ impl Process {
     /// Where its HTTP API is, if it has one.
     pub fn api(&self) -> Option<&str> {
         self.api.as_deref()
-    }
-
-    /// Its successor may answer over HTTP wherever it can.
-    pub fn forget_api(&mut self) {
-        self.api = None;
     }
 
     /// What it is called.
@@ -212,14 +235,10 @@ impl Process {
         self.child.kill();
     }
 
-    /// Asks it to end, and waits a moment, so that its log has its last lines.
-    pub async fn dismiss(mut self) {
+    /// Asks it to end.
+    pub fn terminate(&self) {
         // An error means that it has ended.
         let _ = kill_process(Pid::from_child(&self.child.0), Signal::TERM);
-        let deadline = Instant::now() + FAREWELL;
-        while self.is_alive() && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
     }
 }
 
@@ -243,7 +262,8 @@ impl Starting {
 
     fn ready(mut self, line: Option<&str>) -> Result<Process, ClusterError> {
         let ready = line.and_then(|line| serde_json::from_str::<Ready>(line).ok());
-        let named = ready.and_then(|ready| Some((NodeName::parse(&ready.name)?, ready)));
+        let name = |ready: &Ready| NodeName::parse(ready.name.as_ref().unwrap_or(&self.label));
+        let named = ready.and_then(|ready| Some((name(&ready)?, ready)));
         let Some((name, Ready { address, api, .. })) = named else { return Err(self.failure()) };
         let Self { child, label, log, began, .. } = self;
         let naming = Naming { label, pid: child.0.id(), name, id: None };
@@ -308,10 +328,16 @@ fn start(
 fn without_own_variables(command: &mut Command) {
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy();
-        if name.starts_with("EVERSTEP_") && name != "EVERSTEP_LOG" {
+        if name.starts_with("EVERSTEP_") && !name.starts_with("EVERSTEP_LOG") {
             command.env_remove(&variable);
         }
     }
+}
+
+/// Addresses as flags have them.
+pub fn joined(addresses: &[SocketAddr]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+    addresses.join(",")
 }
 
 fn describe(status: ExitStatus) -> String {

@@ -4,33 +4,36 @@
 //! the file. A worker that joined by hand has no process that is known here, nor has one that has
 //! ended.
 
+use everstep_transport::protocol::CoordinatorId;
 use everstep_transport::protocol::outcome::WorkerView;
 use serde_json::{Value, json};
 
 use super::Progress;
-use super::coordinator::Coordinator;
+use super::coordinators::{Coordinators, Seat};
 use super::naming::Naming;
 use super::process::Process;
 use super::workers::Workers;
 
 /// The text of the file.
-pub(super) fn text(coordinator: &Coordinator, workers: &Workers, progress: &Progress) -> String {
+pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Progress) -> String {
     let known = progress.workers.iter().map(|view| registered(view, workers));
     let is_known =
         |process: &&Process| progress.workers.iter().any(|v| v.name == process.naming().name);
     let starting = workers.living().iter().filter(|p| !is_known(p)).map(starting);
     let listed: Vec<Value> = known.chain(starting).collect();
     let cluster = json!({
-        "coordinators": [{
-            "id": 1, "pid": coordinator.naming().pid, "address": coordinator.address(),
-            "api": coordinator.api(), "leader": true,
-        }],
+        "coordinators": coordinators.listed().map(coordinator).collect::<Vec<_>>(),
         "workers": listed,
         "under_protected": progress.protection.open(),
         "unreachable": progress.unreachable,
         "waiting": progress.waiting,
     });
     format!("{cluster:#}\n")
+}
+
+fn coordinator((seat, id, leads): (&Seat, Option<CoordinatorId>, bool)) -> Value {
+    let (pid, address, api) = (seat.pid(), seat.address(), seat.api());
+    json!({ "id": id, "pid": pid, "address": address, "api": api, "leader": leads })
 }
 
 fn registered(view: &WorkerView, workers: &Workers) -> Value {

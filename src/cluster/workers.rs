@@ -31,7 +31,7 @@ pub(super) struct Workers {
 /// How workers are started.
 struct Settings {
     daemons: Daemons,
-    coordinator: SocketAddr,
+    coordinators: Vec<SocketAddr>,
     overlap: bool,
     respawn: bool,
 }
@@ -57,12 +57,12 @@ impl Workers {
     /// Starts the first workers; returns when all of them listen.
     pub(super) async fn start(
         directory: &Directory,
-        coordinator: SocketAddr,
+        coordinators: Vec<SocketAddr>,
         daemons: Daemons,
         options: &Options,
     ) -> Result<Self, ClusterError> {
         let settings =
-            Settings { daemons, coordinator, overlap: options.overlap, respawn: options.respawn };
+            Settings { daemons, coordinators, overlap: options.overlap, respawn: options.respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (started, respawned, young_deaths) = (0, 0, 0);
         let mut workers =
@@ -85,7 +85,7 @@ impl Workers {
         self.started += 1;
         let worker = WorkerStart {
             number: self.started,
-            coordinator: self.settings.coordinator,
+            coordinators: &self.settings.coordinators,
             overlap: self.settings.overlap,
             daemons: &self.settings.daemons,
             environment,

@@ -46,6 +46,12 @@ impl<'a> Keys<'a> {
         Ok(keys)
     }
 
+    /// Forgets sections that are somebody else's.
+    pub(super) fn leave_out(&mut self, sections: &[&str]) {
+        self.sections.retain(|name, _| !sections.contains(&&**name));
+        self.stated.retain(|key, _| !sections.contains(&section(key)));
+    }
+
     /// The value of `key` in the file.
     pub(super) fn read<T: Value>(&mut self, key: &'static str) -> Result<Option<T>, ConfigError> {
         self.known.insert(key);
@@ -154,11 +160,13 @@ fn line(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
 }
 
-fn section(key: &str) -> &str {
+/// The section of a key.
+pub(super) fn section(key: &str) -> &str {
     key.split_once('.').map_or("", |(section, _)| section)
 }
 
-fn name(key: &str) -> &str {
+/// A key's name within its section.
+pub(super) fn name(key: &str) -> &str {
     key.split_once('.').map_or(key, |(_, name)| name)
 }
 

@@ -71,6 +71,20 @@ impl Value for String {
     }
 }
 
+/// Text, or several, as a flag has them: with commas.
+pub(super) struct Words(pub(super) String);
+
+impl Value for Words {
+    const WHAT: &'static str = "text in quotes, or a list of such";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        let Some(list) = value.as_array() else { return String::from_toml(value).map(Self) };
+        let words: Option<Vec<_>> =
+            list.iter().map(|word| String::from_toml(word.get_ref())).collect();
+        words.map(|words| Self(words.join(",")))
+    }
+}
+
 /// A type whose values have names in the file.
 macro_rules! names {
     ($type:ident: $what:literal, $($name:literal => $variant:ident),+) => {

@@ -22,7 +22,7 @@ pub(crate) fn sentence(event: &EventKind) -> Option<String> {
             format!("went back from step {from} to step {to}: {reason}")
         }
         EventKind::Leading { term } if *term > Term(1) => {
-            "the coordinator was started again".into()
+            format!("a coordinator leads anew, in term {term}")
         }
         EventKind::Submitted { .. }
         | EventKind::Registered { .. }

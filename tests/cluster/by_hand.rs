@@ -48,7 +48,7 @@ fn a_benchmark_tells_nobody_of_what_it_started_by_hand_and_takes_it_along() {
     });
     let run = Launched { program, dir, report: PathBuf::new() };
     let cluster = run.until_step(3);
-    for node in cluster.workers.iter().chain([cluster.coordinator()]) {
+    for node in cluster.workers.iter().chain(&cluster.coordinators) {
         let line = fs::read_to_string(format!("/proc/{}/cmdline", node.pid.expect("its own")));
         let line = line.unwrap_or_default();
         assert!(!line.contains("supervised") && !line.contains("leash"), "{line}");

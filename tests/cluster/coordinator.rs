@@ -1,19 +1,18 @@
 //! The death of the coordinator costs training nothing.
 
-use crate::world::{Signal, World, until};
+use crate::world::{Cluster, Launched, Run, Signal, World, until};
 
 #[test]
 fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
     let world = World::new().with("run.steps", 400);
     let run = world.launch(&["--workers", "3"]);
     let before = run.until_step(3);
-    before.coordinator().signal(Signal::KILL);
-    let pid =
-        || Some(run.cluster()?.coordinator().pid).filter(|pid| *pid != before.coordinator().pid);
+    before.leader().signal(Signal::KILL);
+    let pid = || run.cluster()?.leader().pid.filter(|pid| Some(*pid) != before.leader().pid);
     until("another coordinator", pid);
     run.until_another_step();
     let after = run.until_whole(3);
-    assert_eq!(after.coordinator().address, before.coordinator().address);
+    assert_eq!(after.leader().address, before.leader().address);
     let run = run.complete();
     run.assert_survived(400);
     assert_eq!(run.hash(), world.undisturbed());
@@ -26,7 +25,7 @@ fn a_coordinator_and_a_worker_that_die_together_are_survived() {
     let world = World::new().with("run.steps", 400);
     let run = world.launch(&["--workers", "3", "--respawn"]);
     let cluster = run.until_step(3);
-    cluster.coordinator().signal(Signal::KILL);
+    cluster.leader().signal(Signal::KILL);
     cluster.workers[0].signal(Signal::KILL);
     until("the loss", || (run.count("lost") == 1).then_some(()));
     run.until_whole(3);
@@ -41,7 +40,7 @@ fn a_coordinator_that_does_not_answer_is_started_again() {
     let world = World::new().with("run.steps", 400);
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_step(3);
-    cluster.coordinator().signal(Signal::STOP);
+    cluster.leader().signal(Signal::STOP);
     let run = run.complete();
     run.assert_survived(400);
     assert_eq!(run.report["coordinator_restarts"], 1);
@@ -52,10 +51,106 @@ fn a_coordinator_killed_before_the_run_begins_still_begins_it() {
     let world = World::new().with("run.start_workers", 3);
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_workers(2, "waiting");
-    cluster.coordinator().signal(Signal::KILL);
+    cluster.leader().signal(Signal::KILL);
     let third = world.join(&run);
     let run = run.complete();
     assert_eq!(third.end().code, Some(0));
     run.assert_survived(12);
     assert_eq!(run.report["workers"].as_array().unwrap().len(), 3);
+}
+
+/// Three coordinators, of which any one may be missing.
+fn three(world: &World, flags: &[&str]) -> Launched {
+    world.launch(&[&["--coordinators", "3", "--workers", "3"], flags].concat())
+}
+
+/// Waits until another coordinator leads than in `before`.
+fn until_another_leads(run: &Launched, before: &Cluster) -> Cluster {
+    until("another leader", || {
+        let now = run.cluster()?;
+        let led = before.leader().id;
+        let another = now.coordinators.iter().any(|c| c.leader && c.id != led && c.pid.is_some());
+        another.then_some(now)
+    })
+}
+
+/// The events are those of one history: numbered without a gap, and one for each election.
+fn assert_told(run: &Run, elections: usize) {
+    let events = run.lines("events.jsonl");
+    let numbers: Vec<_> = events.iter().map(|event| event["number"].as_u64()).collect();
+    assert_eq!(numbers, (1..=events.len() as u64).map(Some).collect::<Vec<_>>());
+    let led: Vec<_> = events.iter().filter(|event| event["event"] == "leading").collect();
+    assert!(led.len() >= elections, "{led:?}");
+}
+
+#[test]
+fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
+    let world = World::new().with("run.steps", 400);
+    let run = three(&world, &[]);
+    let before = run.until_step(3);
+    assert_eq!(before.coordinators.len(), 3);
+    before.leader().signal(Signal::KILL);
+    until_another_leads(&run, &before);
+    run.until_another_step();
+    let run = run.complete();
+    run.assert_survived(400);
+    assert_told(&run, 2);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!(run.report["steps_redone"], 0);
+    assert_eq!(run.report["coordinator_restarts"], 1);
+    assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "nobody was lost");
+}
+
+#[test]
+fn three_coordinators_go_on_while_the_leader_stands_still() {
+    let world = World::new().with("run.steps", 600);
+    let run = three(&world, &[]);
+    let before = run.until_step(3);
+    before.leader().signal(Signal::STOP);
+    until_another_leads(&run, &before);
+    run.until_another_step();
+    before.leader().signal(Signal::CONT);
+    run.until_another_step();
+    let run = run.complete();
+    run.assert_survived(600);
+    assert_told(&run, 2);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!(run.report["steps_redone"], 0);
+    assert_eq!(run.report["coordinator_restarts"], 0, "it lives");
+    assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "nobody was lost");
+}
+
+#[test]
+fn the_leader_of_three_and_a_worker_that_die_together_are_survived() {
+    let world = World::new().with("run.steps", 400);
+    let run = three(&world, &["--respawn"]);
+    let cluster = run.until_step(3);
+    cluster.leader().signal(Signal::KILL);
+    cluster.workers[0].signal(Signal::KILL);
+    until("the loss", || (run.count("lost") == 1).then_some(()));
+    run.until_whole(3);
+    let run = run.complete();
+    run.assert_survived(400);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!(run.generations("lost").len(), 1);
+}
+
+#[test]
+fn three_coordinators_that_die_together_are_started_again() {
+    let world = World::new().with("run.steps", 400);
+    let run = three(&world, &[]);
+    let cluster = run.until_step(3);
+    cluster.coordinators.iter().for_each(|coordinator| coordinator.signal(Signal::KILL));
+    until("the others", || {
+        let now = run.cluster()?;
+        let mut pairs = now.coordinators.iter().zip(&cluster.coordinators);
+        pairs.all(|(now, then)| now.pid.is_some() && now.pid != then.pid).then_some(())
+    });
+    run.until_another_step();
+    let run = run.complete();
+    run.assert_survived(400);
+    assert_told(&run, 2);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!(run.report["coordinator_restarts"], 3);
+    assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "nobody was lost");
 }

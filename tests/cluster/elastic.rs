@@ -48,7 +48,7 @@ fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
 fn a_run_whose_model_nobody_can_write_is_complete_and_fails_all_the_same() {
     let world = World::new().with("run.steps", 400).with("run.start_workers", 2);
     let run = world.launch(&["--workers", "1"]);
-    let address = run.until_workers(1, "waiting").coordinator().address.to_string();
+    let address = run.until_workers(1, "waiting").addresses();
     // The token alone does not say where the run's directory is.
     let token = fs::read_to_string(run.dir.join("join.token")).expect("a token");
     let guest = ["worker", "--coordinators", &address, "--join", token.trim()];
@@ -180,7 +180,9 @@ fn a_drain_that_cannot_be_says_why() {
     run.program.signal(Signal::INT);
     let dir = show(&run.dir).to_string();
     let _ = run.program.end();
-    for (dir, words) in [(&*dir, "the coordinator cannot be reached"), ("/nowhere", "/nowhere")] {
+    for (dir, words) in
+        [(&*dir, "no coordinator answers: tried 127.0.0.1:"), ("/nowhere", "/nowhere")]
+    {
         let ended = world.start(&["worker", "drain", "3", "--dir", dir]).end();
         assert!(ended.block().contains(words), "{words}: {ended:?}");
     }

@@ -4,6 +4,7 @@
 //! those that have some are the victims.
 
 mod coordinator;
+mod replica;
 mod worker;
 
 use std::fs::{self, Permissions};

@@ -13,6 +13,8 @@ mod files;
 mod hash;
 mod learn;
 mod memory;
+mod operate;
 mod refusal;
+mod several;
 mod survive;
 mod world;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use everstep_worker::builtin;
 use everstep_worker::daemon::{self, Options};
 
-use crate::world::{Ended, Launched, World, show, until};
+use crate::world::{Council, Ended, Launched, Member, World, show, until};
 
 /// The program refused its input: exit code 2, and these words in one block.
 fn assert_refused(ended: &Ended, words: &str) {
@@ -43,7 +43,7 @@ fn a_flag_that_cannot_be_is_refused() {
         (&["--workers", "0"][..], "--workers"),
         (&["--copies", "0"], "--copies"),
         (&["--steps", "0"], "--steps"),
-        (&["--coordinators", "3"], "--coordinators above 1 comes with a later version"),
+        (&["--coordinators", "2"], "it must be 1, 3 or 5"),
     ] {
         assert_refused(&World::new().launch(flags).program.end(), words);
     }
@@ -148,7 +148,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         builtin::registry().build_model(&run).map_err(|error| error.to_string())
     });
     let options = Options {
-        coordinators: vec![run.cluster().expect("a cluster").coordinator().address],
+        coordinators: vec![run.cluster().expect("a cluster").leader().address],
         token: fs::read_to_string(run.dir.join("join.token")).unwrap().trim().into(),
         listen: "127.0.0.1:0".parse().unwrap(),
         zone: None,
@@ -187,4 +187,36 @@ fn a_worker_with_the_token_of_another_cluster_is_refused() {
     let second = world.join(&run);
     run.complete();
     assert_eq!(second.end().code, Some(0));
+}
+
+#[test]
+fn a_coordinator_that_cannot_begin_says_what_to_do() {
+    let world = World::new();
+    let council = Council::found(&world.path("coordinators"), 1, &[]);
+    let theirs = Council::found(&world.path("others"), 1, &[]);
+    let (there, address) = (&council.members[0], council.addresses());
+    let begin = |dir: &str, flags: &[&str]| {
+        let (dir, words) = (world.path(dir), ["coordinator", "--dir"]);
+        world.start(&[&words[..], &[show(&dir)], flags].concat()).end()
+    };
+    let token = |member: &Member, name: &str| format!("@{}", show(&member.dir.join(name)));
+    let [ours, workers] = ["coordinator.token", "join.token"].map(|name| token(there, name));
+    let foreign = token(&theirs.members[0], "coordinator.token");
+    let join = |token| ["--join", token, "--coordinators", &address];
+    let founded = "coordinators/coordinator-1";
+    for (dir, flags, code, words, next) in [
+        ("new", &[][..], 2, "nothing to start from", "or found a cluster, or join one"),
+        (founded, &["--bootstrap"], 2, "there is a cluster in", "name an empty directory"),
+        (founded, &join(&ours), 2, "there is a cluster in", "name an empty directory"),
+        (founded, &[], 2, "another process has it open", "end the other coordinator"),
+        ("new", &join("es1.a.b"), 2, "3 parts instead of 4", "coordinator.token"),
+        ("new", &join(&workers), 1, "with the role worker, not coordinator", "the token"),
+        ("new", &join(&foreign), 1, "belongs to another cluster", "the token"),
+    ] {
+        let refused = begin(dir, flags);
+        assert_eq!(refused.code, Some(code), "{flags:?}: {refused:?}");
+        assert!(refused.block().contains(words), "{flags:?}: {refused:?}");
+        assert!(refused.block().contains(next), "{flags:?}: {refused:?}");
+        assert!(!world.path("new").join("authority").exists(), "{flags:?} leaves nothing behind");
+    }
 }

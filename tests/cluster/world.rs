@@ -4,6 +4,7 @@
 //! is a lost one. Nothing is waited for by the clock alone: what must happen is looked for until it
 //! has happened.
 
+mod council;
 mod program;
 mod run;
 
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-pub use program::{Ended, Launched, Node, Program, SOON, Signal};
+pub use council::{Council, Member};
+pub use program::{Cluster, Ended, Launched, Node, Program, SOON, Signal};
 pub use run::Run;
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -80,17 +82,9 @@ impl World {
         Program::start(self.command(arguments))
     }
 
-    /// What starts the program in the folder, with nothing of the caller's configuration in its
-    /// environment.
+    /// What starts the program in the folder.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("EVERSTEP_") {
-                command.env_remove(name);
-            }
-        }
-        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        command
+        command(self.folder.path(), arguments)
     }
 
     /// A worker that a user starts in another shell.
@@ -100,7 +94,7 @@ impl World {
 
     /// The same, with these flags.
     pub fn join_with(&self, run: &Launched, flags: &[&str]) -> Program {
-        let address = run.cluster().expect("a cluster").coordinator().address.to_string();
+        let address = run.cluster().expect("a cluster").addresses();
         let token = format!("@{}", show(&run.dir.join("join.token")));
         let ours = ["worker", "--coordinators", &address, "--join", &token];
         self.start(&[&ours[..], flags].concat())
@@ -152,6 +146,19 @@ impl World {
         }
         self.write("run.toml", &config)
     }
+}
+
+/// What starts the program in a folder, with nothing of the caller's configuration in its
+/// environment.
+fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("EVERSTEP_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).current_dir(folder).stdin(Stdio::null());
+    command
 }
 
 /// A path as an argument.

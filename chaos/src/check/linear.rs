@@ -31,6 +31,9 @@ pub struct Operation<K, V> {
 pub enum Action<V> {
     /// It holds this from then on.
     Write(V),
+    /// It held the one then, and holds the other from then on: where it was not answered, nobody
+    /// knows what it held, and it is a [`Action::Write`].
+    Swap(V, V),
     /// It held this then. One that was not answered has seen nothing, and is to be left out.
     Read(V),
 }
@@ -96,11 +99,16 @@ impl<'h, K, V: Clone + Ord> Story<'h, K, V> {
             if !(0..told.len()).any(is_missing) {
                 return true;
             }
-            if !self.dead_ends.insert((told.clone(), holds)) {
+            if !self.dead_ends.insert((told.clone(), holds.clone())) {
                 continue;
             }
             for at in self.next(&told) {
-                if let Action::Write(value) = &self.operations[at].action {
+                let value = match &self.operations[at].action {
+                    Action::Write(value) => Some(value),
+                    Action::Swap(held, value) if *held == holds => Some(value),
+                    Action::Swap(..) | Action::Read(_) => None,
+                };
+                if let Some(value) = value {
                     let mut told = told.clone();
                     told[at] = true;
                     open.push((told, value.clone()));
@@ -115,7 +123,7 @@ impl<'h, K, V: Clone + Ord> Story<'h, K, V> {
         loop {
             let fits = |at: &usize| match &self.operations[*at].action {
                 Action::Read(value) => value == holds,
-                Action::Write(_) => false,
+                Action::Write(_) | Action::Swap(..) => false,
             };
             let reads: Vec<usize> = self.next(told).filter(fits).collect();
             if reads.is_empty() {
@@ -158,6 +166,14 @@ mod tests {
     fn what_one_after_the_other_saw_is_a_story() {
         assert!(holds(&[]));
         assert!(holds(&[read(0, 0, 1), write(1, 2, 3), read(1, 4, 5), write(2, 6, 7)]));
+    }
+
+    #[test]
+    fn one_of_two_may_take_what_is_there() {
+        let take = |at| Operation { action: Action::Swap(1, 0), ..write(0, at, at + 9) };
+        assert!(holds(&[write(1, 0, 1), take(2)]));
+        assert!(!holds(&[write(1, 0, 1), take(2), take(3)]));
+        assert!(holds(&[write(1, 0, 1), take(2), take(3), lost(write(1, 4, 5))]));
     }
 
     #[test]

@@ -42,11 +42,10 @@ impl Pauses {
         self.heard |= self.open.is_some_and(|(open, _)| number >= open);
     }
 
-    /// Another leader knows of a Pause by those who have promised it.
-    pub(super) fn led_anew(&mut self) {
-        if !self.heard {
-            self.open = None;
-        }
+    /// Another leader knows of a Pause by those who have promised it. It has heard nobody yet, so
+    /// silence counts for it from now on.
+    pub(super) fn led_anew(&mut self, now: Time) {
+        self.open = self.open.filter(|_| self.heard).map(|(number, _)| (number, now));
     }
 
     pub(super) fn recorded(&mut self, now: Time, number: Generation) {

@@ -607,6 +607,23 @@ fn a_pause_that_nobody_has_heard_is_void_when_another_leads() {
     }
 }
 
+/// Seed 242 of three coordinators: the only copies of some shards may live on, and each of three
+/// leaders has to listen for them anew.
+#[test]
+fn i20_silence_counts_anew_for_a_leader_that_follows() {
+    let mut checks = fresh(None);
+    let at = |seconds| Time(0) + Duration::from_secs(seconds);
+    checks.observe(at(0), Observation::Paused(Generation(1))).expect("a Pause");
+    let promised = Observation::Promised(WorkerId(1), Term(1), Generation(1));
+    checks.observe(at(1), promised).expect("it is heard");
+    for (life, seconds) in [(2, 9), (3, 18), (4, 27)] {
+        let (leads, term) = ((life as usize, life), Term(life));
+        checks.observe(at(seconds), Observation::Leads(leads, term)).expect("a leader");
+        checks.observe(at(seconds + 9), Observation::Passes(true)).expect("there is time");
+    }
+    assert!(checks.observe(at(46), Observation::Passes(true)).is_err());
+}
+
 #[test]
 fn a_violation_says_what_when_and_which() {
     let seen = Observation::Refused(format_args!("a piece"));

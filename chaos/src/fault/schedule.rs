@@ -29,6 +29,14 @@ pub struct Rates {
     pub cluster_crashes: f64,
     /// Coordinators that crash in the middle of a change.
     pub proposing_crashes: f64,
+    /// Coordinators that are asked to stop, and are started again.
+    pub coordinator_stops: f64,
+    /// Coordinators whose disks are lost.
+    pub coordinator_wipes: f64,
+    /// Coordinators that the operator does without.
+    pub coordinator_removals: f64,
+    /// Machines that become coordinators besides those that are.
+    pub coordinator_joins: f64,
     /// Coordinators whose disks write nothing for a while.
     pub disk_stalls: f64,
     /// The share of crashed processes that are started again.
@@ -83,6 +91,10 @@ impl Default for Rates {
             coordinator_crashes: 1.5,
             cluster_crashes: 0.3,
             proposing_crashes: 0.5,
+            coordinator_stops: 1.0,
+            coordinator_wipes: 1.0,
+            coordinator_removals: 0.7,
+            coordinator_joins: 0.7,
             disk_stalls: 1.0,
             restarts: 0.5,
             restart_within: Duration::from_secs(4),
@@ -118,6 +130,10 @@ impl Rates {
             coordinator_crashes: 0.0,
             cluster_crashes: 0.0,
             proposing_crashes: 0.0,
+            coordinator_stops: 0.0,
+            coordinator_wipes: 0.0,
+            coordinator_removals: 0.0,
+            coordinator_joins: 0.0,
             disconnects: 0.0,
             flips: 0.0,
             garbles: 0.0,
@@ -146,6 +162,9 @@ impl Rates {
 
 /// Machines besides those on which workers are at first: who comes later may be there.
 pub const SPARE_MACHINES: u32 = 2;
+
+/// Machines on which a coordinator may be besides those that have one at first.
+pub const SPARE_COORDINATORS: u32 = 1;
 
 /// Faults, each with its time, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -195,7 +214,7 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    fn kinds(&self) -> [(f64, Make); 21] {
+    fn kinds(&self) -> [(f64, Make); 25] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
@@ -209,17 +228,15 @@ impl Draw<'_> {
             (rates.joins, |draw| Fault::Join { node: draw.worker() }),
             (rates.drains, |draw| draw.drain()),
             (rates.coordinator_crashes, |draw| {
-                let restart = Some(draw.up_to(draw.rates.restart_within));
+                let restart = Some(draw.soon());
                 Fault::Crash { node: draw.coordinator(), restart }
             }),
             (rates.cluster_crashes, |draw| {
                 let side = (0..draw.coordinators as usize).map(Node::Coordinator).collect();
-                let restart = Some(draw.up_to(draw.rates.restart_within));
+                let restart = Some(draw.soon());
                 Fault::CrashTogether { side, restart }
             }),
-            (rates.proposing_crashes, |draw| Fault::CrashProposing {
-                restart: draw.up_to(draw.rates.restart_within),
-            }),
+            (rates.proposing_crashes, |draw| Fault::CrashProposing { restart: draw.soon() }),
             (rates.pauses, |draw| Fault::Pause { node: draw.node(), span: draw.interruption() }),
             (rates.disk_stalls, |draw| {
                 let node = draw.coordinator();
@@ -252,6 +269,19 @@ impl Draw<'_> {
             (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
             (rates.garbles, |draw| Fault::Garble { node: draw.worker() }),
             (rates.mistakes, |draw| Fault::Mistake { node: draw.worker() }),
+            (rates.coordinator_stops, |draw| Fault::Stop {
+                node: draw.coordinator(),
+                restart: draw.soon(),
+            }),
+            (rates.coordinator_wipes, |draw| Fault::Wipe {
+                node: draw.coordinator(),
+                restart: draw.soon(),
+            }),
+            (rates.coordinator_removals, |draw| Fault::Remove { node: draw.coordinator() }),
+            (rates.coordinator_joins, |draw| {
+                let spare = draw.coordinators + draw.random.below(u64::from(SPARE_COORDINATORS));
+                Fault::Join { node: Node::Coordinator(spare as usize) }
+            }),
         ]
     }
 
@@ -336,9 +366,14 @@ impl Draw<'_> {
         (self.up_to(self.rates.slowest), self.up_to(self.rates.slow_for))
     }
 
+    /// When a process is started again.
+    fn soon(&mut self) -> Duration {
+        self.up_to(self.rates.restart_within)
+    }
+
     fn restart(&mut self) -> Option<Duration> {
         let again = self.chance(self.rates.restarts);
-        again.then(|| self.up_to(self.rates.restart_within))
+        again.then(|| self.soon())
     }
 
     fn crash(&mut self, node: Node) -> Fault {
@@ -392,7 +427,7 @@ mod tests {
         let rates = Rates { mistakes: 1.0, ..Rates::default() };
         let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &rates);
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 21);
+        assert_eq!(kinds.len(), 25);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The coordinators in the world: each a seat, with a clock and a disk of its own.
 //!
 //! They begin as members of one cluster, with the same on their disks. A process that is started
-//! again has what was durable.
+//! again has what was durable; one that is none of the cluster's coordinators asks to be one first
+//! (`membership.rs`).
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -14,11 +15,12 @@ use everstep_coordinator::raft::{
 use everstep_coordinator::seat::{Effect, Input, Options, Seat, TICK};
 use everstep_coordinator::state::{self, Command, Entry, State};
 use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::{CoordinatorView, Message, NodeName, Term};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Message, NodeName, Term};
 use everstep_transport::time::Time;
 
 use super::clock::Clock;
 use super::disk::Disk;
+use super::journal::{Journal, Lacking};
 use super::link::End;
 use super::types::Happening;
 use super::{Node, UNIX_MS_AT_ZERO, World};
@@ -28,8 +30,9 @@ use crate::random::Random;
 /// One coordinator.
 pub struct Coordinator {
     place: usize,
-    /// None while there is no process.
-    seat: Option<Seat>,
+    pub(super) directory: Directory,
+    process: Process,
+    pub(super) lacking: Lacking,
     clock: Clock,
     disk: Disk,
     /// Since when it listens, and when it last heard each worker's process, by its clock.
@@ -43,23 +46,48 @@ pub struct Coordinator {
     startable: Time,
 }
 
+/// What is in a coordinator's directory, beside log and history: who it is. Durable at once.
+#[derive(Clone, Debug, Default)]
+pub struct Directory {
+    /// Its id among the cluster's coordinators, if it is one of them.
+    pub id: Option<CoordinatorId>,
+    /// How many directories there were before on this machine.
+    pub incarnation: u64,
+    /// Who the coordinators were when it last heard of them, with the list's revision.
+    pub book: (u64, Vec<CoordinatorView>),
+}
+
+/// What runs on a coordinator's machine.
+pub enum Process {
+    /// Nothing.
+    Down,
+    /// Somebody who is no coordinator yet, and asked to be one then.
+    Asks(Option<Time>),
+    /// A coordinator.
+    Sits(Box<Seat>),
+}
+
 /// A worker that a coordinator has not heard for so long, by its own clock, may be taken for dead
 /// with all that it holds: the time that the design states.
 const GIVEN_UP: Duration = Duration::from_secs(10);
 /// A new process takes at least this long to be there. Others have noticed by then that the one
 /// before is gone: it cannot tell them that it does not know their links.
 const START: Duration = Duration::from_millis(150);
+/// A snapshot is taken when so many entries are behind the one before: a few times in every run.
+const SNAPSHOT_ENTRIES: u64 = 16;
 /// So many entries before a snapshot stay.
-const KEEP: u64 = 100;
+const KEEP: u64 = 6;
 
 impl Coordinator {
-    /// The coordinator at a place, which does not run yet, with the disk that all begin with.
-    pub fn new(place: usize, kept: Kept) -> Self {
+    /// The coordinator at a place, which does not run yet, with this on its disk.
+    pub fn new(place: usize, directory: Directory, disk: Disk) -> Self {
         Self {
             place,
-            seat: None,
+            directory,
+            process: Process::Down,
+            lacking: Lacking::default(),
             clock: Clock::new(Time(0), 1000),
-            disk: Disk::new(kept),
+            disk,
             awake: Time(0),
             heard: BTreeMap::new(),
             leads: None,
@@ -70,7 +98,27 @@ impl Coordinator {
 
     /// Whether its process has crashed.
     pub fn is_down(&self) -> bool {
-        self.seat.is_none()
+        matches!(self.process, Process::Down)
+    }
+
+    /// Its process, if that is a coordinator's.
+    pub fn seat(&self) -> Option<&Seat> {
+        if let Process::Sits(seat) = &self.process { Some(seat) } else { None }
+    }
+
+    /// Its process, if that is a coordinator's.
+    pub fn seat_mut(&mut self) -> Option<&mut Seat> {
+        if let Process::Sits(seat) = &mut self.process { Some(seat) } else { None }
+    }
+
+    /// What runs there.
+    pub fn process_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Up to where it has applied the log.
+    pub fn applied(&self) -> u64 {
+        self.seat().map_or(0, |seat| seat.core().state().index())
     }
 
     /// If it has crashed: when a process can be there again.
@@ -126,17 +174,23 @@ impl Coordinator {
 
     /// The process is gone.
     pub fn crash(&mut self, now: Time, random: &mut Random) {
-        (self.seat, self.leads) = (None, None);
+        (self.process, self.leads) = (Process::Down, None);
         self.startable = now + START;
         self.disk.crash(random);
     }
+
+    /// As it tells of itself.
+    pub fn own(&self) -> state::Coordinator {
+        own(self.place, self.directory.incarnation)
+    }
 }
 
-/// As it tells of itself.
-fn own(place: usize) -> state::Coordinator {
-    let id = place as u8 + 1;
-    let address = (Ipv4Addr::new(10, 0, 1, id), 4000).into();
-    state::Coordinator { name: name(place), incarnation: id.into(), address, api: None }
+/// As the coordinator at a place tells of itself, in a directory after so many others.
+fn own(place: usize, before: u64) -> state::Coordinator {
+    let machine = place as u8 + 1;
+    let address = (Ipv4Addr::new(10, 0, 1, machine), 4000).into();
+    let incarnation = u64::from(machine) + (before << 8);
+    state::Coordinator { name: name(place), incarnation, address, api: None }
 }
 
 /// The name of the coordinator at a place.
@@ -153,7 +207,7 @@ fn identity(place: usize) -> Identity {
 pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
     let mut state = State::default();
     for place in 0..coordinators {
-        let coordinator = own(place);
+        let coordinator = own(place, 0);
         let command = match place {
             0 => Command::Found { ephemeral: true, founder: coordinator },
             _ => Command::Coordinator { id: None, coordinator },
@@ -177,40 +231,70 @@ pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
     (kept, all)
 }
 
+/// The machines of coordinators: those who begin as members, and some on which nothing runs.
+pub fn machines(members: usize, spare: usize) -> Vec<Coordinator> {
+    let (kept, all) = founded(members);
+    let of_member = |(place, view): (usize, &CoordinatorView)| {
+        let directory = Directory { id: Some(view.id), ..Directory::default() };
+        let journal = Journal::begun(kept.base.index);
+        Coordinator::new(place, directory, Disk::new(kept.clone(), journal))
+    };
+    let empty = |place| {
+        let disk = Disk::new(Kept::default(), Journal::default());
+        Coordinator::new(place, Directory::default(), disk)
+    };
+    let members = all.iter().enumerate().map(of_member);
+    members.chain((all.len()..all.len() + spare).map(empty)).collect()
+}
+
 // Processes.
 impl World {
     /// A process with what is on the disk.
     pub(super) fn start_coordinator(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         let permille = self.drifts.get(&node).copied().unwrap_or(1000);
-        let now = self.now;
-        let id = ReplicaId(place as u64 + 1);
-        let options = Options {
-            own: own(place),
-            replica: raft::Options::new(id, self.scenario.seed, Profile::Lan, KEEP),
-            epoch_unix_ms: UNIX_MS_AT_ZERO + now.0 / 1_000_000,
-            founds: None,
-            book: (0, Vec::new()),
+        let process = match self.coordinators[place].directory.id {
+            Some(id) => {
+                self.judge_journal(place)?;
+                Process::Sits(Box::new(self.seat(place, ReplicaId(id))))
+            }
+            None => Process::Asks(None),
         };
+        let now = self.now;
         let coordinator = &mut self.coordinators[place];
-        let kept = coordinator.disk.kept();
-        // No run is so long that a snapshot is taken: the log has the whole history.
-        let seat = (self.scenario.prepare.coordinator)(Time(0), options, kept, Vec::new());
+        let wanted = coordinator.disk.journal().ledger().wanted();
+        coordinator.lacking = Lacking { asked: None, restores: wanted.map(|_| 0) };
         coordinator.lives += 1;
-        coordinator.seat = Some(seat.expect("what is on the disk is sound"));
+        coordinator.process = process;
         coordinator.clock = Clock::new(now, permille);
         (coordinator.awake, coordinator.heard) = (Time(0), BTreeMap::new());
         self.course.awake(now, place);
         self.queue.put(now, Happening::CoordinatorTick(place));
         self.follow(place, 0)?;
-        for other in place + 1..self.coordinators.len() {
-            self.seek(node, other, None);
+        for other in (0..self.coordinators.len()).filter(|other| *other != place) {
+            self.seek(Node::Coordinator(place.min(other)), place.max(other), None);
         }
         Ok(())
     }
 
+    /// A coordinator as its disk has it.
+    fn seat(&self, place: usize, id: ReplicaId) -> Seat {
+        let coordinator = &self.coordinators[place];
+        let options = Options {
+            own: coordinator.own(),
+            replica: raft::Options::new(id, self.scenario.seed, Profile::Lan, KEEP),
+            epoch_unix_ms: UNIX_MS_AT_ZERO + self.now.0 / 1_000_000,
+            snapshot_entries: SNAPSHOT_ENTRIES,
+            founds: None,
+            book: coordinator.directory.book.clone(),
+        };
+        let (kept, history) = (coordinator.disk.kept(), coordinator.disk.journal().frames());
+        let seat = (self.scenario.prepare.coordinator)(Time(0), options, kept, history);
+        seat.expect("what is on the disk is sound")
+    }
+
     /// The process of a coordinator is gone.
-    pub(super) fn crash_coordinator(&mut self, place: usize) {
+    pub(super) fn end_coordinator(&mut self, place: usize) {
         let Self { coordinators, random, queue, now, .. } = self;
         coordinators[place].crash(*now, random);
         queue.retain(|to_come| to_come.owner() != Some(Node::Coordinator(place)));
@@ -234,7 +318,10 @@ impl World {
     pub(super) fn tick_coordinator(&mut self, place: usize) -> Result<(), Violation> {
         let next = self.now + self.coordinators[place].clock.true_time(TICK);
         self.queue.put(next, Happening::CoordinatorTick(place));
-        self.coordinate(place, Input::Tick)
+        self.petition(place);
+        self.coordinate(place, Input::Tick)?;
+        self.seek_history(place);
+        Ok(())
     }
 
     /// A batch should be durable by now.
@@ -259,7 +346,11 @@ impl World {
     /// wants done.
     pub(super) fn coordinate(&mut self, place: usize, input: Input) -> Result<(), Violation> {
         let coordinator = &mut self.coordinators[place];
-        let Some(seat) = &mut coordinator.seat else { return Ok(()) };
+        let seat = match &mut coordinator.process {
+            Process::Down => return Ok(()),
+            Process::Asks(_) => return self.answered_petition(place, input),
+            Process::Sits(seat) => seat,
+        };
         let before = seat.core().state().index();
         let now = coordinator.clock.read(self.now);
         seat.handle(now, input).unwrap_or_else(|error| panic!("coordinator {place}: {error}"));
@@ -268,7 +359,7 @@ impl World {
 
     /// A coordinator had applied the log up to `before`, and has taken an input.
     fn follow(&mut self, place: usize, before: u64) -> Result<(), Violation> {
-        let Some(seat) = &self.coordinators[place].seat else { return Ok(()) };
+        let Some(seat) = self.coordinators[place].seat() else { return Ok(()) };
         let (after, leads) = (seat.core().state().index(), seat.leads());
         if self.coordinators[place].leads != leads {
             self.coordinators[place].leads = leads;
@@ -277,10 +368,12 @@ impl World {
         if after > before {
             self.witness_log(place, before, after)?;
         }
-        let next = |world: &mut Self| world.coordinators[place].seat.as_mut()?.poll_effect();
+        let next = |world: &mut Self| world.coordinators[place].seat_mut()?.poll_effect();
         while let Some(effect) = next(self) {
             self.bring_about(place, effect)?;
         }
+        self.restore_history(place);
+        self.keep_book(place);
         Ok(())
     }
 
@@ -290,7 +383,7 @@ impl World {
             let Some(entry) = self.coordinators[place].disk.entry(index).cloned() else { continue };
             self.witness_entry_of_log(place, &entry)?;
         }
-        let seat = self.coordinators[place].seat.as_ref();
+        let seat = self.coordinators[place].seat();
         let state = seat.map(|seat| seat.core().state().encode()).unwrap_or_default();
         self.observe(Observation::Stands(after, &state))
     }
@@ -303,6 +396,10 @@ impl World {
             }
             Effect::Persist(batch) => {
                 self.witness_proposals(place, &batch.entries)?;
+                self.prepare_journal(place, &batch);
+                if self.scenario.prepare.forgets_history {
+                    self.coordinators[place].disk.journal_mut().neglect();
+                }
                 let (number, takes) = (batch.number, self.random.delay());
                 let durable = self.coordinators[place].disk.write(self.now, takes, batch);
                 self.queue.put(durable, Happening::Durable(place));
@@ -311,7 +408,20 @@ impl World {
                 }
                 Ok(())
             }
-            Effect::History(frame) => self.witness_frame(place, &frame),
+            Effect::History(frame) => {
+                self.witness_frame(place, &frame)?;
+                self.coordinators[place].disk.journal_mut().take(frame);
+                Ok(())
+            }
+            Effect::Recall { to, from } => self.recall(place, to, from),
+            Effect::Recalled(frames) => {
+                self.recalled(place, frames);
+                Ok(())
+            }
+            Effect::Removed => {
+                self.later(Happening::Removed(place));
+                Ok(())
+            }
             Effect::Close { to, reason } => {
                 let own = Node::Coordinator(place);
                 let Some(peer) = self.links.peer(own, to.0) else { return Ok(()) };
@@ -322,18 +432,17 @@ impl World {
                 self.later(Happening::Coordinator(place, closed));
                 Ok(())
             }
-            // Nobody is admitted or removed, the log has the whole history, and nobody looks but on
-            // links.
-            Effect::Admitted { .. }
-            | Effect::Looked(_)
-            | Effect::Removed
-            | Effect::Recall { .. }
-            | Effect::Recalled(_) => Ok(()),
+            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
         }
     }
 
     /// Says something on a link of a coordinator, if that is still the newest with its peer.
-    fn tell(&mut self, place: usize, link: LinkId, message: Message) -> Result<(), Violation> {
+    pub(super) fn tell(
+        &mut self,
+        place: usize,
+        link: LinkId,
+        message: Message,
+    ) -> Result<(), Violation> {
         let own = Node::Coordinator(place);
         self.witness_word(place, &message)?;
         let Some(peer) = self.links.peer(own, link.0) else { return Ok(()) };
@@ -351,7 +460,7 @@ mod tests {
     #[test]
     fn i6_silence_counts_as_death_after_ten_seconds_of_the_listeners_own_clock() {
         let second = |number| Time(0) + Duration::from_secs(number);
-        let mut coordinator = Coordinator::new(0, founded(1).0);
+        let mut coordinator = machines(1, 0).remove(0);
         coordinator.clock_mut().drift(second(0), 900);
         coordinator.hears(second(10), 3);
         assert!(!coordinator.has_given_up(second(21), 3), "9.9 s by its clock");

@@ -85,6 +85,16 @@ pub struct Tally {
     pub redone: u64,
     /// Returns to an earlier step.
     pub rollbacks: u64,
+    /// Snapshots that were sent to a coordinator that lacked what they stand for.
+    pub installed: u64,
+    /// Pages of the history that a coordinator told another.
+    pub pages: u64,
+    /// Coordinators that were admitted.
+    pub joined: u64,
+    /// Coordinators that were removed.
+    pub removed: u64,
+    /// Coordinators that were asked to stop, and did.
+    pub stopped: u64,
 }
 
 impl AddAssign for Tally {
@@ -94,6 +104,11 @@ impl AddAssign for Tally {
         self.left += more.left;
         self.redone += more.redone;
         self.rollbacks += more.rollbacks;
+        self.installed += more.installed;
+        self.pages += more.pages;
+        self.joined += more.joined;
+        self.removed += more.removed;
+        self.stopped += more.stopped;
     }
 }
 
@@ -213,6 +228,7 @@ impl Course {
             left: change.left.len() as u64,
             redone: u64::from(change.redone),
             rollbacks: u64::from(change.rollback.is_some()),
+            ..Tally::default()
         };
     }
 }

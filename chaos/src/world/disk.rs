@@ -1,8 +1,8 @@
 //! A coordinator's disk: what is durable, and what is on its way there, batch by batch.
 //!
 //! A crash loses what is on its way, but for what was written in time: the first batches of it, any
-//! number of them, for a batch is written whole or not at all. A disk that stalls writes nothing
-//! for a while.
+//! number of them, for a batch is written whole or not at all. Before a batch with a snapshot the
+//! file of the history is made durable. A disk that stalls writes nothing for a while.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,12 +10,14 @@ use std::time::Duration;
 use everstep_coordinator::raft::{Batch, Entry, Kept};
 use everstep_transport::time::Time;
 
+use super::journal::Journal;
 use crate::random::Random;
 
 /// What survives a process, and what may.
 #[derive(Debug)]
 pub struct Disk {
     kept: Kept,
+    journal: Journal,
     under_way: VecDeque<Batch>,
     /// When the newest batch will be durable.
     last: Time,
@@ -24,13 +26,23 @@ pub struct Disk {
 
 impl Disk {
     /// A disk with this on it.
-    pub fn new(kept: Kept) -> Self {
-        Self { kept, under_way: VecDeque::new(), last: Time(0), stalled: Time(0) }
+    pub fn new(kept: Kept, journal: Journal) -> Self {
+        Self { kept, journal, under_way: VecDeque::new(), last: Time(0), stalled: Time(0) }
     }
 
     /// What a process finds that starts now.
     pub fn kept(&self) -> Kept {
         self.kept.clone()
+    }
+
+    /// The file of the history.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// The file of the history.
+    pub fn journal_mut(&mut self) -> &mut Journal {
+        &mut self.journal
     }
 
     /// A batch is to become durable; returns when it will be.
@@ -53,8 +65,17 @@ impl Disk {
     /// The next batch is durable; returns its number.
     pub fn written(&mut self) -> Option<u64> {
         let batch = self.under_way.pop_front()?;
+        if batch.snapshot.is_some() {
+            self.journal.sync();
+        }
         self.kept.absorb(&batch);
         Some(batch.number)
+    }
+
+    /// Whatever is on its way arrives.
+    pub fn finish(&mut self) {
+        while self.written().is_some() {}
+        self.journal.sync();
     }
 
     /// The process is gone.
@@ -63,6 +84,7 @@ impl Disk {
             self.written();
         }
         self.under_way.clear();
+        self.journal.crash(random);
     }
 
     /// The entry at a place, as it was written last.
@@ -90,7 +112,7 @@ mod tests {
     fn a_crash_leaves_the_first_batches_and_never_a_later_one_without_them() {
         let mut found = [0; 4];
         for seed in 0..100 {
-            let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)));
+            let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)), Journal::default());
             for number in 2..5 {
                 disk.write(Time(0), Duration::from_millis(1), batch(number));
             }
@@ -103,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_stalls_writes_later_and_in_order() {
-        let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)));
+        let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)), Journal::default());
         let ms = |ms| Time(0) + Duration::from_millis(ms);
         disk.stall(ms(500));
         assert_eq!(disk.write(ms(1), Duration::from_millis(2), batch(2)), ms(500));

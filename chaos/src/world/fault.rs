@@ -81,6 +81,12 @@ impl World {
             Fault::CrashTogether { side, restart } => {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
+            Fault::Stop { node: Node::Coordinator(place), restart } => {
+                let leave = Happening::Leave { place: *place, since: None, restart: *restart };
+                self.later(leave);
+            }
+            Fault::Wipe { node, restart } => self.wipe(*node, *restart),
+            Fault::Remove { node } => self.remove(*node),
             Fault::Join { node } => return self.start_again(*node),
             Fault::Drain { node, by, grace } => self.drain(*node, *by, *grace),
             Fault::Pause { node, .. } => self.pause(*node, until),
@@ -117,7 +123,7 @@ impl World {
             Fault::Mistake { node: Node::Worker(slot) } => {
                 self.armed.mistakes.insert(*slot);
             }
-            Fault::Garble { .. } | Fault::Mistake { .. } => {}
+            Fault::Stop { .. } | Fault::Garble { .. } | Fault::Mistake { .. } => {}
         }
         Ok(())
     }
@@ -131,7 +137,10 @@ impl World {
         self.armed = Armed::default();
         self.review_all();
         let first = (0..self.scenario.workers as usize).map(Node::Worker);
-        let missing = first.chain((0..self.coordinators.len()).map(Node::Coordinator));
+        let members = self.scenario.coordinators as usize;
+        let known = (0..self.coordinators.len())
+            .filter(|place| *place < members || self.coordinators[*place].directory.id.is_some());
+        let missing: Vec<Node> = first.chain(known.map(Node::Coordinator)).collect();
         missing.into_iter().try_for_each(|node| self.start_again(node))
     }
 
@@ -150,14 +159,14 @@ impl World {
         slots.chain((0..self.coordinators.len()).map(Node::Coordinator)).collect()
     }
 
-    fn crash(&mut self, machine: Node, restart: Option<Duration>) {
+    pub(super) fn crash(&mut self, machine: Node, restart: Option<Duration>) {
         let node = self.process(machine);
         if self.is_alive(node) {
             self.paused.remove(&node);
             match node {
-                Node::Operator | Node::Leader => return,
+                Node::Operator | Node::Client(_) | Node::Leader => return,
                 Node::Worker(place) => self.end_worker(place, "it was killed"),
-                Node::Coordinator(place) => self.crash_coordinator(place),
+                Node::Coordinator(place) => self.end_coordinator(place),
             }
             self.cut_links(node);
         }
@@ -190,7 +199,7 @@ impl World {
                 self.forget_links(machine);
                 self.start_coordinator(place)
             }
-            Node::Operator | Node::Leader => Ok(()),
+            Node::Operator | Node::Client(_) | Node::Leader => Ok(()),
         }
     }
 
@@ -271,7 +280,7 @@ impl World {
                     worker.clock_mut().drift(now, permille);
                 }
             }
-            Node::Operator | Node::Leader => {}
+            Node::Operator | Node::Client(_) | Node::Leader => {}
         }
     }
 

@@ -252,7 +252,7 @@ impl World {
         self.review(peer, owner);
         let End { gone, reason } = end;
         match (owner, peer) {
-            (Node::Operator, Node::Coordinator(place)) => {
+            (Node::Operator | Node::Client(_), Node::Coordinator(place)) => {
                 self.seek(owner, place, None);
                 Ok(())
             }
@@ -321,7 +321,7 @@ impl World {
         match node {
             Node::Coordinator(place) => *self.coordinators[place].clock(),
             Node::Worker(place) => *self.workers[place].clock(),
-            Node::Operator | Node::Leader => Clock::new(Time(0), 1000),
+            Node::Operator | Node::Client(_) | Node::Leader => Clock::new(Time(0), 1000),
         }
     }
 

@@ -11,7 +11,9 @@ use everstep_coordinator::core::LinkId;
 use everstep_coordinator::seat::Input;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
-use everstep_transport::protocol::{Message, MetricsLine, NodeName, RequestId, Step, Term, Wish};
+use everstep_transport::protocol::{
+    Message, MetricsLine, NodeName, Question, RequestId, Step, Term, Wish,
+};
 
 use super::types::Happening;
 use super::{Node, World};
@@ -67,6 +69,11 @@ impl Operator {
         &self.lines
     }
 
+    /// Whether it wants to do without a coordinator.
+    pub fn wishes_a_removal(&self) -> bool {
+        self.wishes.iter().any(|(_, wish)| matches!(wish, Wish::Remove(_)))
+    }
+
     /// From now on it wishes this.
     pub fn wish(&mut self, wish: Wish) {
         self.wished += 1;
@@ -84,8 +91,8 @@ impl World {
         self.coordinate(place, Input::Connected { link, identity })
     }
 
-    /// Asks what is new on this link, and says what it wishes. Who is asked for the first time says
-    /// who leads; what is new, only that one is believed.
+    /// Asks whoever leads what is new, on this link, and says what it wishes; anybody else, who
+    /// leads.
     pub(super) fn watch(&mut self, link: u64) {
         let own = Node::Operator;
         let Some(peer) = self.links.peer(own, link) else { return };
@@ -93,12 +100,13 @@ impl World {
         if !usable || self.operator.asked == Some(link) {
             return;
         }
-        if self.operator.leader.1.map(Node::Coordinator) == Some(peer) {
-            self.operator.asked = Some(link);
-            if let Some((number, wish)) = self.operator.wishes.front().cloned() {
-                let id = RequestId { client: CLIENT, number };
-                self.say(own, peer, Message::Request { id, wish });
-            }
+        if self.operator.leader.1.map(Node::Coordinator) != Some(peer) {
+            return self.say(own, peer, Message::Ask(Question::Coordinators));
+        }
+        self.operator.asked = Some(link);
+        if let Some((number, wish)) = self.operator.wishes.front().cloned() {
+            let id = RequestId { client: CLIENT, number };
+            self.say(own, peer, Message::Request { id, wish });
         }
         let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
         let event = self.operator.event;
@@ -116,7 +124,8 @@ impl World {
     pub(super) fn told(&mut self, from: Node, message: Message) -> Result<(), Violation> {
         match message {
             Message::Coordinators { term, leader, .. } => {
-                self.led_by(term, leader.map(|id| id as usize - 1));
+                let leader = leader.and_then(|id| self.place_of(id));
+                self.led_by(term, leader);
                 Ok(())
             }
             Message::Update(update) => {
@@ -137,9 +146,11 @@ impl World {
             return;
         }
         self.operator.leader = (term, leader);
-        // What it asked in an earlier reign, also of the same one, nobody answers any more.
+        // Who leads anew has forgotten what it was asked before.
         if let Some(place) = leader.filter(|_| leader != before || term > known) {
-            self.operator.asked = None;
+            if let Some(asked) = self.operator.asked.take() {
+                self.give_up(Node::Operator, asked);
+            }
             if let Some(link) = self.links.number(Node::Operator, Node::Coordinator(place)) {
                 self.queue.put(self.now, Happening::Watch(link));
             }

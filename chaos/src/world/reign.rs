@@ -17,6 +17,8 @@ use crate::fault::Fault;
 /// What was seen of the leaders of one cluster.
 #[derive(Debug, Default)]
 pub struct Reigns {
+    /// The newest term in which anybody has led.
+    newest: Term,
     /// The members that were gone in truth, or unheard by the proposer for too long, when a
     /// generation was proposed. Who turns up later does so too late.
     grounds: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
@@ -37,19 +39,22 @@ impl World {
             return Ok(());
         };
         self.note(format_args!("coordinator {place} leads in term {term}"));
+        self.reigns.newest = self.reigns.newest.max(term);
         self.coordinators[place].awakes(self.now);
         self.course.awake(self.now, place);
         let life = self.coordinators[place].lives();
         self.observe(Observation::Leads((place, life), term))
     }
 
-    /// A coordinator has entries to write; its own, if it leads in their term.
+    /// A coordinator has entries to write; its own, if it leads in their term. What one proposes
+    /// that was replaced and does not know it, nobody agrees on any more, and it may be wrong.
     pub(super) fn witness_proposals(
         &mut self,
         place: usize,
         entries: &[raft::Entry],
     ) -> Result<(), Violation> {
-        let leads = self.coordinators[place].leads();
+        let newest = self.reigns.newest;
+        let leads = self.coordinators[place].leads().filter(|term| *term == newest);
         for entry in entries.iter().filter(|entry| Some(entry.place.term) == leads) {
             let term = entry.place.term;
             let change = match decode(entry).map(|entry| entry.command) {

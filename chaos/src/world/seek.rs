@@ -1,8 +1,9 @@
-//! How somebody reaches a coordinator, the first time and again. Workers and the operator have a
+//! How somebody reaches a coordinator, the first time and again. Workers and operators have a
 //! link to each of them; of two coordinators the one with the lower number calls.
 
 use std::time::Duration;
 
+use super::link::End;
 use super::types::Happening;
 use super::{Node, World};
 use crate::check::Violation;
@@ -17,6 +18,18 @@ impl World {
         let wait = wait.unwrap_or(SOON);
         self.seeking.insert((node, place), wait);
         self.queue.put(self.now + wait, Happening::Connect(node, place));
+    }
+
+    /// An operator gives a link up on which an answer may come that has no number: what comes late
+    /// must not be taken for the answer to another question.
+    pub(super) fn give_up(&mut self, operator: Node, link: u64) {
+        let Some(peer) = self.links.peer(operator, link) else { return };
+        if let Node::Coordinator(place) = peer
+            && self.links.number(operator, peer) == Some(link)
+        {
+            self.close_link(operator, peer, End::lost("no answer in time"));
+            self.seek(operator, place, None);
+        }
     }
 
     /// Reaches a coordinator, or tries again.
@@ -38,6 +51,7 @@ impl World {
         match node {
             Node::Worker(worker) => self.connect_worker(worker, place),
             Node::Coordinator(other) => self.connect_coordinators(other, place),
+            Node::Client(client) => self.connect_client(client, place),
             _ => self.connect_operator(place),
         }
     }

@@ -49,12 +49,20 @@ pub struct Prepare {
     pub coordinator: fn(Time, seat::Options, Kept, Vec<Frame>) -> Result<Seat, SeatError>,
     /// A coordinator is told that a batch is durable when it has only been written.
     pub skips_fsync: bool,
+    /// A coordinator does not make its history durable before a snapshot takes its entries' place.
+    pub forgets_history: bool,
 }
 
 impl Default for Prepare {
     /// Nothing.
     fn default() -> Self {
-        Self { worker: |_| {}, device: |_| {}, coordinator: Seat::new, skips_fsync: false }
+        Self {
+            worker: |_| {},
+            device: |_| {},
+            coordinator: Seat::new,
+            skips_fsync: false,
+            forgets_history: false,
+        }
     }
 }
 
@@ -67,6 +75,8 @@ pub enum Node {
     Leader,
     /// Who submits the run and watches it.
     Operator,
+    /// Another operator, of some: it asks for tokens.
+    Client(usize),
     /// A worker, by its place among the processes; its rank is the coordinator's to say. The first
     /// processes of the slots `0..workers` have the same places; one that is started again has a
     /// new one. Faults name slots: machines.
@@ -80,6 +90,7 @@ impl Node {
             Self::Coordinator(place) => u64::MAX - place as u64,
             Self::Leader => u64::MAX - u64::from(u32::MAX),
             Self::Operator => 0,
+            Self::Client(number) => u64::MAX / 2 + number as u64,
             Self::Worker(place) => place as u64 + 1,
         }
     }
@@ -91,6 +102,7 @@ impl fmt::Display for Node {
             Self::Coordinator(place) => write!(f, "coordinator {place}"),
             Self::Leader => f.write_str("the leader"),
             Self::Operator => f.write_str("operator"),
+            Self::Client(number) => write!(f, "client {number}"),
             Self::Worker(place) => write!(f, "worker {place}"),
         }
     }
@@ -236,6 +248,13 @@ pub enum Happening {
         /// When this was to be looked at, unless something has changed.
         due: Time,
     },
+    /// A client asks for something, unless it has an answer since.
+    Ask {
+        /// Which.
+        client: usize,
+        /// Its attempts so far.
+        attempt: u64,
+    },
     /// The operator has something to say to the coordinator that leads.
     Operator(Box<Message>),
     /// Something goes wrong.
@@ -244,6 +263,17 @@ pub enum Happening {
     Resume(Node, Time),
     /// Roads are open again.
     Reopen,
+    /// A coordinator is to stop; since when, if it was told.
+    Leave {
+        /// Its place.
+        place: usize,
+        /// Since when it knows.
+        since: Option<Time>,
+        /// How much later than it has stopped it is started again.
+        restart: Duration,
+    },
+    /// A coordinator has learned that the others go on without it.
+    Removed(usize),
     /// A crashed node is started again.
     Restart(Node),
     /// The checkers are told that time passes.
@@ -288,9 +318,11 @@ impl Happening {
             Self::Connect(node, _) => Some(*node),
             Self::Deliver(_, to, _) => Some(*to),
             Self::Stray(stray) => Some(stray.ends().1),
-            Self::Coordinator(place, _) | Self::Durable(place) | Self::CoordinatorTick(place) => {
-                Some(Node::Coordinator(*place))
-            }
+            Self::Coordinator(place, _)
+            | Self::Durable(place)
+            | Self::Leave { place, .. }
+            | Self::Removed(place)
+            | Self::CoordinatorTick(place) => Some(Node::Coordinator(*place)),
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
             Self::Idle { owner, .. } => Some(*owner),
             _ => None,
@@ -331,8 +363,11 @@ impl Happening {
             Self::Dial { place, to, .. } => [18, *place as u64, to.0],
             Self::Overdue { place, to, .. } => [18, *place as u64, !to.0],
             Self::Durable(place) => [19, *place as u64, 0],
+            Self::Leave { place, .. } => [19, *place as u64, 1],
+            Self::Removed(place) => [19, *place as u64, 2],
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
             Self::Operator(_) => [6, 0, 1],
+            Self::Ask { client, .. } => [6, *client as u64, 3],
             Self::Glance => [6, 0, 2],
         }
     }

@@ -2,6 +2,7 @@
 
 mod honest;
 mod meddled;
+mod members;
 mod planted;
 mod regressions;
 mod simulated;

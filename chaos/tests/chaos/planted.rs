@@ -256,7 +256,7 @@ fn storm() -> Rates {
 
 #[test]
 fn an_id_that_is_given_again_is_found() {
-    find(plant!(coordinator ReuseId), storm(), &[I1, I7, I8, I15]);
+    find(plant!(coordinator ReuseId), storm(), &[I1, I7, I8, I11, I15]);
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn i8_a_leader_that_evicts_without_asking_whether_it_leads_is_found() {
 
 #[test]
 fn i8_a_leader_that_answers_itself_whether_it_leads_is_found() {
-    find_in(3, plant!(replica ReadAtOnce), a_leader_that_was_replaced(), &[I8]);
+    find_in(3, plant!(replica ReadAtOnce), a_leader_that_was_replaced(), &[I8, I9]);
 }
 
 /// One coordinator hears nothing, another one's disk stands still, and both others crash: what the
@@ -363,6 +363,13 @@ fn i9_answers_before_the_disk_has_them_are_found() {
 fn i9_a_file_that_nobody_syncs_is_found() {
     let prepare = Prepare { skips_fsync: true, ..Prepare::default() };
     find_in(3, prepare, a_majority_without_its_disk(), &[I1, I9, I11]);
+}
+
+/// The log begins behind what the history does not tell.
+#[test]
+fn i13_a_history_that_nobody_syncs_is_found() {
+    let prepare = Prepare { forgets_history: true, ..Prepare::default() };
+    find(prepare, storm(), &[I13]);
 }
 
 /// It begins a term and leads in it, crashes before that is on its disk, and begins it again.

@@ -196,6 +196,8 @@ impl Coordinator {
             self.links.get(&from).is_some_and(|link| link.identity().role == Role::Coordinator);
         let asks = matches!(message, protocol::Message::FetchKeys) && of_coordinator;
         if asks {
+            #[cfg(feature = "failpoints")]
+            ["fetch_keys.receive", "keys.send"].into_iter().for_each(failpoint::on_stage);
             self.send(from, protocol::Message::Keys(self.keys.clone()));
         }
         asks

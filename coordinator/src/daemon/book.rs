@@ -16,7 +16,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::files::replace;
 
 /// The first bytes; the last of them is the version.
-const MAGIC: [u8; 8] = *b"esbook_\x01";
+const MAGIC: [u8; 8] = *b"esbook_\x02";
 /// [`MAGIC`], the vocabulary's layout, the digest of the rest.
 const HEAD: usize = 16 + 32;
 
@@ -31,6 +31,9 @@ pub(super) struct Content {
     pub(super) id: Option<CoordinatorId>,
     /// If it founds the cluster: whether that is there for one run.
     pub(super) founds: Option<bool>,
+    /// Digests of the authority and of the tokens for workers and for coordinators: what is in
+    /// their files cannot be told to be damaged, or another cluster's, by itself.
+    pub(super) seals: [[u8; 32]; 3],
     /// The list's revision.
     pub(super) revision: u64,
     /// All coordinators.
@@ -137,7 +140,8 @@ mod tests {
         let name = NodeName::parse("coordinator-1").expect("a valid name");
         let address = ([127, 0, 0, 1], 4).into();
         let members = vec![CoordinatorView { id: 1, name: name.clone(), address, api: None }];
-        Content { name, incarnation: 3, id: None, founds: Some(true), revision: 2, members }
+        let (founds, seals) = (Some(true), [[7; 32]; 3]);
+        Content { name, incarnation: 3, id: None, founds, seals, revision: 2, members }
     }
 
     #[test]

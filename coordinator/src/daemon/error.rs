@@ -41,6 +41,17 @@ pub enum CoordinatorError {
         /// Why.
         source: std::io::Error,
     },
+    /// The certificate authority could not be read.
+    #[error("{}: {source}", dir.display())]
+    Authority {
+        /// Where it is.
+        dir: PathBuf,
+        /// Why.
+        source: IdentityError,
+    },
+    /// A file is not the one that was made here.
+    #[error("{}: it is damaged, or another cluster's: it is not what was made here", .0.display())]
+    Changed(PathBuf),
     /// A file, or what was given for it, holds no token.
     #[error("{}: {problem}", path.display())]
     Token {

@@ -2,11 +2,13 @@
 //!
 //! There is one for every message that is taken or said, for every kind of entry on its way into
 //! the log, and for the journal, as far as one coordinator and one run come, derived here from what
-//! goes into the seat and what comes out of it. What happens at them, and how a test says so,
-//! `everstep_failpoint` knows.
+//! goes into the seat and what comes out of it; those of one among several are in `among.rs`. What
+//! happens at them, and how a test says so, `everstep_failpoint` knows.
 //!
-//! `appended` points are passed on the log's thread, all others on the actor's: what delays it
-//! there delays all that is said. Only the feature `failpoints` builds this.
+//! `appended` and `written` points are passed on the log's thread, all others on the actor's: what
+//! delays it there delays all that is said. Only the feature `failpoints` builds this.
+
+mod among;
 
 use std::collections::VecDeque;
 
@@ -16,6 +18,9 @@ use everstep_transport::protocol::{Frame, Message, News};
 
 pub use everstep_failpoint::FailpointError;
 
+pub use self::among::AMONG;
+use self::among::{anothers, of_batch, of_raft};
+use super::files::reach;
 use crate::raft::{self, Batch};
 use crate::seat::{self, Effect, Input};
 use crate::state::Command;
@@ -54,15 +59,14 @@ pub const POINTS: &[&str] = &[
     "finished.receive",
     "dismiss.send",
     // Operators.
-    "submit.receive",
+    "request.receive",
+    "answer.send",
     "watch.receive",
     "update.send",
     "exited.receive",
-    "drain.receive",
-    "accepted.send",
     // An entry is on its way to the disk: nothing of it is kept here.
     "propose.lead",
-    "propose.submit",
+    "propose.request",
     "propose.register",
     "propose.lose",
     "propose.drain",
@@ -71,7 +75,7 @@ pub const POINTS: &[&str] = &[
     "propose.end",
     // It is durable, and nobody knows.
     "appended.lead",
-    "appended.submit",
+    "appended.request",
     "appended.register",
     "appended.lose",
     "appended.drain",
@@ -80,7 +84,7 @@ pub const POINTS: &[&str] = &[
     "appended.end",
     // It is applied, and all that follows is done and said.
     "applied.lead",
-    "applied.submit",
+    "applied.request",
     "applied.register",
     "applied.lose",
     "applied.drain",
@@ -99,7 +103,7 @@ pub const POINTS: &[&str] = &[
 /// # Errors
 /// [`FailpointError`].
 pub fn arm() -> Result<(), FailpointError> {
-    everstep_failpoint::arm(POINTS)
+    everstep_failpoint::arm(&[POINTS, AMONG].concat())
 }
 
 /// What is passed when something is done.
@@ -121,8 +125,13 @@ impl Passing {
     pub(super) fn written(&mut self, batch: &Batch) {
         let first = batch.entries.first().map_or(u64::MAX, |entry| entry.place.index);
         self.0.retain(|(index, _)| *index < first);
+        let snapshot = batch.snapshot.as_ref().filter(|_| anothers(batch));
+        let reached = snapshot.and_then(|snapshot| reach(snapshot).ok());
+        self.0.extend(reached.zip(find("snapshot", "installed")));
         let points = |entry: &raft::Entry| Some((entry.place.index, of_entry("applied", entry)?));
         self.0.extend(batch.entries.iter().filter_map(points));
+        let applied = batch.entries.last().zip(find("batch", "applied"));
+        self.0.extend(applied.map(|(entry, point)| (entry.place.index, point)));
     }
 
     /// All up to this entry is applied, and all that follows from it is done and said.
@@ -153,6 +162,12 @@ pub(super) fn on_broadcast(message: &Message) {
 pub(super) fn on_appended(batches: &[Batch]) {
     let entries = batches.iter().flat_map(|batch| &batch.entries);
     entries.filter_map(|entry| of_entry("appended", entry)).for_each(pass);
+    batches.iter().flat_map(|batch| of_batch(batch, "written")).for_each(pass);
+}
+
+/// It has come this far, or says this by itself: a point that follows from no input or effect.
+pub(super) fn on_stage(point: &'static str) {
+    pass(point);
 }
 
 fn of_input(input: &Input) -> Option<&'static str> {
@@ -162,6 +177,7 @@ fn of_input(input: &Input) -> Option<&'static str> {
         Input::Message { message: Message::Heartbeat(heartbeat), .. } => {
             Some(of_heartbeat(heartbeat))
         }
+        Input::Message { message: Message::Raft(bytes), .. } => of_raft(bytes, "receive"),
         Input::Message { message, .. } => of_message(message, "receive"),
         _ => None,
     }
@@ -178,10 +194,15 @@ fn of_heartbeat(heartbeat: &Heartbeat) -> &'static str {
 
 fn of_effect(effect: &Effect) -> Vec<&'static str> {
     match effect {
+        Effect::Send { message: Message::Raft(bytes), .. } => {
+            of_raft(bytes, "send").into_iter().collect()
+        }
         Effect::Send { message, .. } => of_message(message, "send").into_iter().collect(),
         Effect::Persist(batch) => {
-            batch.entries.iter().filter_map(|entry| of_entry("propose", entry)).collect()
+            let entries = batch.entries.iter().filter_map(|entry| of_entry("propose", entry));
+            entries.chain(of_batch(batch, "write")).collect()
         }
+        Effect::Recall { .. } => find("history", "send").into_iter().collect(),
         Effect::History(frame) => of_news(frame, "record", "forget").into_iter().collect(),
         _ => Vec::new(),
     }
@@ -190,6 +211,7 @@ fn of_effect(effect: &Effect) -> Vec<&'static str> {
 fn of_done(effect: &Effect) -> Option<&'static str> {
     match effect {
         Effect::History(frame) => of_news(frame, "recorded", "forgotten"),
+        Effect::Recalled(_) => Some("filled"),
         _ => None,
     }
 }
@@ -212,14 +234,14 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
     let entry = seat::decode(&entry.bytes).ok()?; // those of Raft's own are none
     let kind = match &entry.command {
         Command::Lead => "lead",
-        Command::Submit(_) => "submit",
+        Command::Request { .. } => "request",
         Command::Register { .. } => "register",
         Command::Lose { .. } => "lose",
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
-        Command::Request { .. }
+        Command::Submit(_)
         | Command::Found { .. }
         | Command::Coordinator { .. }
         | Command::SpendToken { .. } => return None,
@@ -228,7 +250,8 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
 }
 
 fn find(first: &str, second: &str) -> Option<&'static str> {
-    POINTS.iter().copied().find(|point| point.split_once('.') == Some((first, second)))
+    let all = POINTS.iter().chain(AMONG).copied();
+    all.into_iter().find(|point| point.split_once('.') == Some((first, second)))
 }
 
 #[cfg(test)]
@@ -251,7 +274,7 @@ mod tests {
     fn entries() -> Vec<raft::Entry> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
-            Message::Submit(run) => Some(Command::Submit(run)),
+            Message::Request { id, wish } => Some(Command::Request { id, wish }),
             Message::Register(registration) => {
                 Some(Command::Register { run: 1, name: name.clone(), registration })
             }
@@ -317,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn every_failpoint_is_passed_by_something_and_nothing_passes_another() {
+    fn every_failpoint_of_one_alone_is_passed_by_something() {
         let mut passed = BTreeSet::new();
         passed.extend(inputs().iter().filter_map(of_input));
         for effect in effects() {
@@ -327,31 +350,38 @@ mod tests {
             passed.extend(of_entry("appended", &entry));
             passed.extend(of_entry("applied", &entry));
         }
-        assert_eq!(passed, POINTS.iter().copied().collect());
-        assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
+        let among: BTreeSet<_> = AMONG.iter().copied().collect();
+        let alone: BTreeSet<_> = POINTS.iter().copied().collect();
+        assert_eq!(passed.difference(&among).copied().collect::<BTreeSet<_>>(), alone);
+        assert_eq!(
+            alone.union(&among).count(),
+            POINTS.len() + AMONG.len(),
+            "a name is there twice"
+        );
     }
 
-    /// What is said only where there are several coordinators, several runs, or operators that
-    /// number what they ask for; and what workers say to each other.
+    /// What is said only where there are several runs; what workers say to each other; what
+    /// operators say only over HTTP, or when they look around; and what has points by what is in
+    /// it, or none of its own.
     const WITHOUT_A_POINT: [&str; 18] = [
         "released",
-        "coordinators",
-        "fetch_keys",
-        "keys",
-        "raft",
-        "removed",
-        "join",
-        "joined",
-        "fetch_history",
-        "history",
         "prepared",
         "commit",
         "go",
         "fetch_parameters",
         "fetch_state",
         "state",
-        "request",
-        "answer",
+        "coordinators",
+        "raft",
+        "submit",
+        "transfer",
+        "accepted",
+        "ask_coordinators",
+        "ask_tokens",
+        "ask_runs",
+        "told_coordinators",
+        "told_tokens",
+        "told_runs",
     ];
 
     #[test]

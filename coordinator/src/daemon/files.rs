@@ -19,6 +19,8 @@ use everstep_transport::protocol::{CoordinatorId, Frame, Keys, NodeName, Secret}
 
 use super::CoordinatorError;
 use super::book::{Book, Content};
+#[cfg(feature = "failpoints")]
+use super::failpoint;
 use super::journal::Journal;
 use crate::log::Log;
 use crate::log::replica::Owner;
@@ -30,9 +32,11 @@ const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
 const WORKER_TOKEN: &str = "join.token";
 const COORDINATOR_TOKEN: &str = "coordinator.token";
-const BOOK_FILE: &str = "coordinators";
+pub(super) const BOOK_FILE: &str = "coordinators";
 const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "history.log";
+/// There while the others are made.
+const UNFINISHED: &str = "unfinished";
 
 /// The authority's key lies beside the coordinator's and the operator's certificates: a short life
 /// of these would protect nothing, and shut the door of a long run.
@@ -56,27 +60,21 @@ pub(super) struct Past {
 }
 
 impl Cluster {
-    /// Makes a new cluster. Its token comes last: whoever sees it sees a whole directory.
+    /// Makes a new cluster.
     pub(super) fn create(dir: PathBuf, ephemeral: bool) -> Result<Self, CoordinatorError> {
         refuse_existing(&dir)?;
-        let authority = Arc::new(Authority::create()?);
-        create_dir(&dir.join(AUTHORITY_DIR))?;
-        authority.save(&dir.join(AUTHORITY_DIR))?;
+        let authority = Authority::create()?;
+        let [workers, coordinators] = [(); 2].map(|()| JoinToken::create(&authority));
         let content = Content {
             name: NodeName::parse("coordinator-1").expect("a valid name"),
             incarnation: draw(&dir)?,
             id: Some(FOUNDER),
             founds: Some(ephemeral),
+            seals: seals(&authority, &workers, &coordinators),
             revision: 0,
             members: Vec::new(),
         };
-        let book = Book::create(&dir.join(BOOK_FILE), content)?;
-        let (workers, coordinators) =
-            (JoinToken::create(&authority), JoinToken::create(&authority));
-        let cluster = Self { dir, authority, book, workers, coordinators };
-        cluster.begin(&Kept::founded_by(ReplicaId(FOUNDER)))?;
-        cluster.save_tokens()?;
-        Ok(cluster)
+        Self::lay_out(dir, authority, [workers, coordinators], content)
     }
 
     /// Makes the directory of a coordinator that will join a cluster whose keys it was given.
@@ -87,7 +85,7 @@ impl Cluster {
     ) -> Result<Self, CoordinatorError> {
         refuse_existing(&dir)?;
         let Keys { authority: Secret(key), workers, coordinators } = keys;
-        let authority = Arc::new(Authority::with_key(credentials.authority().clone(), key)?);
+        let authority = Authority::with_key(credentials.authority().clone(), key)?;
         let (workers, coordinators) =
             (parse_token(&dir, workers)?, parse_token(&dir, coordinators)?);
         let content = Content {
@@ -95,33 +93,71 @@ impl Cluster {
             incarnation: draw(&dir)?,
             id: None,
             founds: None,
+            seals: seals(&authority, &workers, &coordinators),
             revision: 0,
             members: Vec::new(),
         };
-        create_dir(&dir.join(AUTHORITY_DIR))?;
-        authority.save(&dir.join(AUTHORITY_DIR))?;
+        Self::lay_out(dir, authority, [workers, coordinators], content)
+    }
+
+    /// Writes a directory's first files. While `unfinished` is there, they are nobody's: who was
+    /// killed meanwhile begins anew.
+    fn lay_out(
+        dir: PathBuf,
+        authority: Authority,
+        [workers, coordinators]: [JoinToken; 2],
+        content: Content,
+    ) -> Result<Self, CoordinatorError> {
+        let (home, unfinished) = (dir.join(AUTHORITY_DIR), dir.join(UNFINISHED));
+        create_dir(&dir)?;
+        let at = |path: &Path| {
+            let path = path.to_path_buf();
+            |source| CoordinatorError::File { path, source }
+        };
+        replace(&unfinished, b"", 0o600).map_err(at(&unfinished))?;
+        create_dir(&home)?;
+        authority.save(&home)?;
+        #[cfg(feature = "failpoints")]
+        failpoint::on_stage("laying_out");
         let book = Book::create(&dir.join(BOOK_FILE), content)?;
-        let cluster = Self { dir, authority, book, workers, coordinators };
+        let cluster = Self { authority: Arc::new(authority), dir, book, workers, coordinators };
+        if let Some(id) = cluster.id() {
+            cluster.begin(id, &Kept::founded_by(ReplicaId(id)))?;
+        }
         cluster.save_tokens()?;
+        fs::remove_file(&unfinished).map_err(at(&unfinished))?;
+        sync_dir(&cluster.dir).map_err(at(&cluster.dir))?;
         Ok(cluster)
     }
 
     /// Reads the cluster that is there.
     pub(super) fn load(dir: PathBuf) -> Result<Self, CoordinatorError> {
-        let home = dir.join(AUTHORITY_DIR);
-        if !home.exists() {
+        if refuse_existing(&dir).is_ok() {
             return Err(CoordinatorError::NothingThere(dir));
         }
-        let authority = Arc::new(Authority::load(&home)?);
+        let home = dir.join(AUTHORITY_DIR);
+        let authority = Authority::load(&home);
+        let authority =
+            authority.map_err(|source| CoordinatorError::Authority { dir: home, source })?;
         let workers = read_token(&dir.join(WORKER_TOKEN))?;
         let coordinators = read_token(&dir.join(COORDINATOR_TOKEN))?;
         let book = Book::load(&dir.join(BOOK_FILE))?;
-        Ok(Self { dir, authority, book, workers, coordinators })
+        let found = seals(&authority, &workers, &coordinators);
+        let names = [AUTHORITY_DIR, WORKER_TOKEN, COORDINATOR_TOKEN];
+        let sealed = found.iter().zip(&book.content().seals).zip(names);
+        for ((found, sealed), name) in sealed {
+            if found != sealed {
+                return Err(CoordinatorError::Changed(dir.join(name)));
+            }
+        }
+        Ok(Self { dir, authority: Arc::new(authority), book, workers, coordinators })
     }
 
     /// The coordinator is one of the cluster's from now on, under this id: its log can begin.
     pub(super) fn admitted(&mut self, id: CoordinatorId) -> Result<(), CoordinatorError> {
-        self.begin_as(id, &Kept::default())?;
+        self.begin(id, &Kept::default())?;
+        #[cfg(feature = "failpoints")]
+        failpoint::on_stage("begun");
         Ok(self.book.admitted(id)?)
     }
 
@@ -134,7 +170,8 @@ impl Cluster {
     pub(super) fn past(&self, id: CoordinatorId) -> Result<Past, CoordinatorError> {
         let (log, kept) = Log::open(&self.dir.join(LOG_FILE), self.owner(id))?;
         let begins = reach(&kept.snapshot)?;
-        let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), begins)?;
+        let cluster = self.owner(id).cluster;
+        let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), cluster, begins)?;
         Ok(Past { log, kept, journal, frames })
     }
 
@@ -167,13 +204,10 @@ impl Cluster {
         Owner { cluster, replica: ReplicaId(id) }
     }
 
-    fn begin(&self, kept: &Kept) -> Result<(), CoordinatorError> {
-        self.begin_as(FOUNDER, kept)
-    }
-
-    fn begin_as(&self, id: CoordinatorId, kept: &Kept) -> Result<(), CoordinatorError> {
-        Log::create(&self.dir.join(LOG_FILE), self.owner(id), kept)?;
-        Ok(Journal::create(&self.dir.join(JOURNAL_FILE))?)
+    fn begin(&self, id: CoordinatorId, kept: &Kept) -> Result<(), CoordinatorError> {
+        let owner = self.owner(id);
+        Log::create(&self.dir.join(LOG_FILE), owner, kept)?;
+        Ok(Journal::create(&self.dir.join(JOURNAL_FILE), owner.cluster)?)
     }
 
     fn save_tokens(&self) -> Result<(), CoordinatorError> {
@@ -193,7 +227,11 @@ impl Cluster {
 }
 
 /// Nothing is made where there is something already: it may be another node's, or worth keeping.
+/// What somebody had not finished to make is not.
 pub(super) fn refuse_existing(dir: &Path) -> Result<(), CoordinatorError> {
+    if dir.join(UNFINISHED).exists() {
+        return Ok(());
+    }
     let names = [AUTHORITY_DIR, WORKER_TOKEN, COORDINATOR_TOKEN, BOOK_FILE, LOG_FILE, JOURNAL_FILE];
     match names.iter().any(|name| dir.join(name).exists()) {
         true => Err(CoordinatorError::AlreadyThere(dir.to_path_buf())),
@@ -237,7 +275,20 @@ pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
-    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Makes durable which files there are.
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// What the book says of the files beside it that say nothing of themselves: a digest of each.
+fn seals(authority: &Authority, workers: &JoinToken, coordinators: &JoinToken) -> [[u8; 32]; 3] {
+    let [workers, coordinators] = [workers, coordinators].map(|token| token.to_string());
+    let authority = [authority.certificate().as_ref(), authority.key()].concat();
+    let contents = [authority, workers.into_bytes(), coordinators.into_bytes()];
+    contents.map(|content| *blake3::hash(&content).as_bytes())
 }
 
 fn read_token(path: &Path) -> Result<JoinToken, CoordinatorError> {

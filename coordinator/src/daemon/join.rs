@@ -17,6 +17,8 @@ use everstep_transport::quic::{
 use tokio::time::{Instant, sleep, timeout};
 
 use super::CoordinatorError;
+#[cfg(feature = "failpoints")]
+use super::failpoint;
 use super::files::{Cluster, refuse_existing};
 use crate::state;
 
@@ -55,10 +57,19 @@ pub(super) async fn adopt(
                 }
                 Err(error) => return Err(error.into()),
             };
+            #[cfg(feature = "failpoints")]
+            failpoint::on_stage("enrolled");
             let settings = Settings::for_address(here);
             let endpoint = Endpoint::bind((here, 0).into(), &credentials, settings, None)?;
             match fetch_keys(&endpoint, *address).await {
-                Ok(keys) => return Cluster::adopt(dir, &credentials, &keys),
+                Ok(keys) => {
+                    #[cfg(feature = "failpoints")]
+                    failpoint::on_stage("keyed");
+                    let adopted = Cluster::adopt(dir, &credentials, &keys);
+                    #[cfg(feature = "failpoints")]
+                    failpoint::on_stage("laid_out");
+                    return adopted;
+                }
                 Err(reason) => last = CoordinatorError::Unanswered(reason),
             }
         }
@@ -105,7 +116,11 @@ pub(super) async fn ask(
                 Ok(Answer { revision, members, id }) => {
                     cluster.book.heard(revision, members)?;
                     if let Some(id) = id {
+                        #[cfg(feature = "failpoints")]
+                        failpoint::on_stage("told");
                         cluster.admitted(id)?;
+                        #[cfg(feature = "failpoints")]
+                        failpoint::on_stage("admitted");
                         return Ok(id);
                     }
                     reason = format!("{address} does not lead");

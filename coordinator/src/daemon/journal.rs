@@ -4,12 +4,8 @@
 //! already is left out, since after a restart the log is gone through again. Out: all of it when a
 //! coordinator starts, and pages of it for another coordinator.
 //!
-//! It follows from the log, so it need not be durable before an answer: what a crash takes from its
-//! end comes again. Only what is no longer in the log has to be here, up to the log's newest
-//! snapshot: a *seal* says up to which entry all is here, and the file is made durable before such
-//! a snapshot is. A coordinator that was sent a snapshot lacks what came before: a *gap* says so,
-//! until another one has told (`lack`, `fill`). Frames that come meanwhile are left out: they are
-//! fetched with the rest.
+//! Which records are written, and what is missing, the [ledger](Ledger) says. The file need not be
+//! durable before an answer: what a crash takes from its end comes again from the log.
 //!
 //! The file is a head and records, each with its length and two checksums over place and content.
 //! A record at the end that is not as it was written is cut away; if something is missing then that
@@ -23,27 +19,19 @@ use std::path::{Path, PathBuf};
 use everstep_transport::protocol::{Frame, codec};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
-use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::ledger::{Ledger, Record};
+
+use crate::log::Beside;
 
 /// The first bytes; the last of them is the version.
-const MAGIC: [u8; 8] = *b"eshistr\x01";
-/// [`MAGIC`] and the vocabulary's layout.
-const HEAD: usize = 16;
+const MAGIC: [u8; 8] = *b"eshistr\x02";
+/// [`MAGIC`], the vocabulary's layout, the cluster.
+const HEAD: usize = 16 + 32;
 /// The length of what follows (u32), a checksum of it (u32), a checksum of what follows (u64).
 const RECORD_HEAD: usize = 16;
 /// About how many bytes of it one page has.
 const PAGE_BYTES: u64 = 32 << 10;
-
-/// What a record says.
-#[derive(Archive, Serialize, Deserialize, Debug)]
-enum Record {
-    /// What an entry brought.
-    Frame(Frame),
-    /// All is here up to this entry.
-    Seal(u64),
-    /// Something is missing here, up to this entry.
-    Gap(u64),
-}
 
 /// Why there is no journal, or none any more.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +47,8 @@ enum Problem {
     File(#[from] io::Error),
     #[error("it was written by another version of Everstep")]
     OtherVersion,
+    #[error("it is of another cluster")]
+    OtherCluster,
     #[error("the file is damaged: {0}")]
     Damaged(String),
 }
@@ -68,82 +58,57 @@ pub(super) struct Journal {
     path: PathBuf,
     file: File,
     length: u64,
-    /// All is here up to this entry.
-    whole: u64,
-    /// Behind that, something is missing up to this one.
-    gap: Option<u64>,
+    ledger: Ledger,
     /// Where the frame of each entry is.
     places: Vec<(u64, u64)>,
 }
 
 impl Journal {
-    /// Makes an empty journal.
-    pub(super) fn create(path: &Path) -> Result<(), JournalError> {
+    /// Makes an empty journal for the cluster with this digest.
+    pub(super) fn create(path: &Path, cluster: [u8; 32]) -> Result<(), JournalError> {
         let made = File::create(path).and_then(|mut file| {
-            file.write_all(&head())?;
+            file.write_all(&head(cluster))?;
             file.sync_all()
         });
         made.map_err(|error| JournalError { path: path.to_path_buf(), problem: error.into() })
     }
 
-    /// Opens a journal beside a log that begins behind this entry, and gives the frames that are
-    /// there, in order.
-    pub(super) fn open(path: &Path, log_begins: u64) -> Result<(Self, Vec<Frame>), JournalError> {
-        let opened = Self::read(path.to_path_buf(), log_begins);
+    /// Opens the cluster's journal beside a log that begins behind this entry, and gives the frames
+    /// that are there, in order.
+    pub(super) fn open(
+        path: &Path,
+        cluster: [u8; 32],
+        log_begins: u64,
+    ) -> Result<(Self, Vec<Frame>), JournalError> {
+        let opened = Self::read(path.to_path_buf(), cluster, log_begins);
         opened.map_err(|problem| JournalError { path: path.to_path_buf(), problem })
     }
 
     /// What an entry has brought.
     pub(super) fn take(&mut self, frame: Frame) -> Result<(), JournalError> {
-        let index = frame.index;
-        match &mut self.gap {
-            _ if index <= self.whole => Ok(()),
-            Some(gap) => {
-                *gap = (*gap).max(index);
-                Ok(())
-            }
-            None => self.append(Record::Frame(frame)),
-        }
+        let record = self.ledger.take(frame);
+        self.append(record)
     }
 
-    /// The log is to begin behind this entry: what is known of the entries before is here, or
-    /// missing. The file is to be made durable first, on the log's thread.
+    /// The log is to begin behind this entry. The file is to be made durable first, on the log's
+    /// thread.
     pub(super) fn seal(&mut self, index: u64) -> Result<(), JournalError> {
-        match self.gap {
-            _ if index <= self.whole => Ok(()),
-            Some(gap) => self.append(Record::Gap(gap.max(index))),
-            None => self.append(Record::Seal(index)),
-        }
+        self.append(self.ledger.seal(index))
     }
 
-    /// Entries up to this one are not in the log, and what they brought is not here: a snapshot has
-    /// come from another coordinator.
+    /// Entries up to this one are not in the log, and what they brought is not here.
     pub(super) fn lack(&mut self, index: u64) -> Result<(), JournalError> {
-        if index <= self.whole {
-            return Ok(());
-        }
-        self.append(Record::Gap(self.gap.unwrap_or(0).max(index)))
+        self.append(self.ledger.lack(index))
     }
 
     /// The entry from which on something is missing.
     pub(super) fn wanted(&self) -> Option<u64> {
-        self.gap.map(|_| self.whole + 1)
+        self.ledger.wanted()
     }
 
     /// Another coordinator has told what is missing, or some of it.
     pub(super) fn fill(&mut self, frames: Vec<Frame>) -> Result<(), JournalError> {
-        for frame in frames {
-            if self.gap.is_none() || frame.index <= self.whole {
-                continue;
-            }
-            // One without news tells that there is nothing more up to there.
-            let record = match frame.news.is_empty() {
-                true => Record::Seal(frame.index),
-                false => Record::Frame(frame),
-            };
-            self.append(record)?;
-        }
-        Ok(())
+        frames.into_iter().try_for_each(|frame| self.append(self.ledger.fill(frame)))
     }
 
     /// The frames from this entry on that make a page, in order, for one that lacks them; `applied`
@@ -165,13 +130,16 @@ impl Journal {
     }
 
     /// Its file, to be made durable elsewhere.
-    pub(super) fn file(&self) -> Result<File, JournalError> {
-        let failed =
-            |error: io::Error| JournalError { path: self.path.clone(), problem: error.into() };
-        self.file.try_clone().map_err(failed)
+    pub(super) fn file(&self) -> Result<Beside, JournalError> {
+        let path = self.path.clone();
+        match self.file.try_clone() {
+            Ok(file) => Ok(Beside { path, file }),
+            Err(error) => Err(JournalError { path, problem: error.into() }),
+        }
     }
 
-    fn append(&mut self, record: Record) -> Result<(), JournalError> {
+    fn append(&mut self, record: Option<Record>) -> Result<(), JournalError> {
+        let Some(record) = record else { return Ok(()) };
         let bytes = encode(self.length, &record);
         let written = self.file.write_all(&bytes);
         written.map_err(|e| JournalError { path: self.path.clone(), problem: e.into() })?;
@@ -182,20 +150,17 @@ impl Journal {
 
     /// A record stands at this place.
     fn note(&mut self, record: &Record, place: u64) {
-        match record {
-            Record::Frame(frame) => {
-                self.whole = frame.index;
-                self.places.push((frame.index, place));
-            }
-            Record::Seal(index) => self.whole = *index,
-            Record::Gap(index) => self.gap = Some(*index),
+        self.ledger.note(record);
+        if let Record::Frame(frame) = record {
+            self.places.push((frame.index, place));
         }
-        self.gap = self.gap.filter(|gap| *gap > self.whole);
     }
 
     fn read_page(&self, from: u64, applied: u64) -> Result<Vec<Frame>, Problem> {
         let rest = &self.places[self.places.partition_point(|(index, _)| *index < from)..];
-        let Some(&(_, start)) = rest.first() else { return Ok(self.last_word(from, applied)) };
+        let Some(&(_, start)) = rest.first() else {
+            return Ok(self.ledger.last_word(from, applied).into_iter().collect());
+        };
         let next = rest.iter().map(|(_, place)| *place).find(|at| *at > start + PAGE_BYTES);
         let mut bytes = vec![0; usize::try_from(next.unwrap_or(self.length) - start).unwrap_or(0)];
         self.file.read_exact_at(&mut bytes, start)?;
@@ -210,33 +175,32 @@ impl Journal {
             return Err(Problem::Damaged(format!("byte {} is not as written", start + at as u64)));
         }
         if next.is_none() {
-            frames.extend(self.last_word(from, applied));
+            frames.extend(self.ledger.last_word(from, applied));
         }
         Ok(frames)
     }
 
-    /// How far this one knows the history, if that is farther than asked.
-    fn last_word(&self, from: u64, applied: u64) -> Vec<Frame> {
-        let index = if self.gap.is_some() { self.whole } else { applied };
-        (index >= from).then_some(Frame { index, news: Vec::new() }).into_iter().collect()
-    }
-
-    fn read(path: PathBuf, log_begins: u64) -> Result<(Self, Vec<Frame>), Problem> {
-        let bytes = std::fs::read(&path)?;
+    fn read(
+        path: PathBuf,
+        cluster: [u8; 32],
+        log_begins: u64,
+    ) -> Result<(Self, Vec<Frame>), Problem> {
+        let (bytes, expected) = (std::fs::read(&path)?, head(cluster));
         match bytes.get(..HEAD) {
-            Some(found) if found == head() => {}
+            Some(found) if found == expected => {}
+            Some(found) if found[..16] == expected[..16] => return Err(Problem::OtherCluster),
             Some(found) if found.starts_with(&MAGIC[..7]) => return Err(Problem::OtherVersion),
             _ => return Err(Problem::Damaged("it does not begin as it should".into())),
         }
         let file = OpenOptions::new().read(true).append(true).open(&path)?;
-        let mut journal =
-            Self { path, file, length: HEAD as u64, whole: 0, gap: None, places: Vec::new() };
+        let (ledger, places) = (Ledger::default(), Vec::new());
+        let mut journal = Self { path, file, length: HEAD as u64, ledger, places };
         let (mut frames, mut at) = (Vec::new(), HEAD);
         while let Some((record, end)) = decode(&bytes, at, 0) {
             if let Record::Frame(Frame { index, .. }) | Record::Seal(index) = &record
-                && *index <= journal.whole
+                && *index <= journal.ledger.whole()
             {
-                let problem = format!("entry {index} follows after {}", journal.whole);
+                let problem = format!("entry {index} follows after {}", journal.ledger.whole());
                 return Err(Problem::Damaged(problem));
             }
             journal.note(&record, at as u64);
@@ -246,8 +210,8 @@ impl Journal {
             at = end;
         }
         journal.length = at as u64;
-        if journal.whole.max(journal.gap.unwrap_or(0)) < log_begins {
-            let whole = journal.whole;
+        if journal.ledger.reach() < log_begins {
+            let whole = journal.ledger.whole();
             let problem =
                 format!("it ends after entry {whole}, and the log begins at {log_begins}");
             return Err(Problem::Damaged(problem));
@@ -257,10 +221,11 @@ impl Journal {
     }
 }
 
-fn head() -> [u8; HEAD] {
+fn head(cluster: [u8; 32]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..8].copy_from_slice(&MAGIC);
-    head[8..].copy_from_slice(&codec::schema().to_le_bytes());
+    head[8..16].copy_from_slice(&codec::schema().to_le_bytes());
+    head[16..].copy_from_slice(&cluster);
     head
 }
 

@@ -1,11 +1,17 @@
 //! A replica's disk: what Raft must not forget, in one file; batches in, the same content out.
 //!
 //! A batch is written in one transaction with one fsync, whatever is in it, so the file always
-//! holds what one of the batches left; those that came while the disk was busy go together. As in
-//! the log of a single coordinator (`store.rs`, which tells why), every row is sealed over its
-//! place, its content and the row before; the seal of the last entry that was dropped stands in the
-//! header, where the chain goes on from it. The header proves what there is: the newest seal, the
-//! digest of the snapshot, Raft's hard state, and whose file it is.
+//! holds what one of the batches left; those that came while the disk was busy go together. Every
+//! row is sealed by a digest over its place, its content and the row before; the seal of the last
+//! entry that was dropped stands in the header, where the chain goes on from it. The header proves
+//! what there is: the newest seal, the digest of the snapshot, Raft's hard state, and whose file it
+//! is.
+//!
+//! For redb proves it only in part. It looks at its checksums when it recovers from a crash; after
+//! a clean stop it reads without, and gives flipped bits out, or panics over them. And a commit
+//! that is damaged, redb takes for one that a crash interrupted, and falls back to the one before.
+//! So what was committed is committed once more when there is time ([`ReplicaStore::confirm`]), and
+//! the fallback has all that was acknowledged.
 //!
 //! An error is the end of the process, and never tried again: what the disk holds after one, only
 //! the next opening can tell. It does not know what an entry says.
@@ -16,9 +22,11 @@ use redb::{StorageBackend, Table, TableDefinition, WriteTransaction};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::store::{Digest, StoreError, database, guarded, half};
+use super::error::{StoreError, guarded};
 use crate::raft::{Batch, Entry, HardState, Kept, Kind, Place, ReplicaId, Snapshot};
 
+/// Half of a BLAKE3 digest.
+type Digest = [u8; 16];
 /// By index: the term, whether it changes the members, the seal, the entry.
 type Entries = TableDefinition<'static, u64, (u64, bool, &'static Digest, &'static [u8])>;
 const ENTRIES: Entries = TableDefinition::new("replica entries");
@@ -28,6 +36,8 @@ const HEADER: TableDefinition<(), HeaderRow> = TableDefinition::new("replica hea
 /// One row: the snapshot, encoded.
 const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("replica snapshot");
 
+/// redb's cache: the log is read once.
+const CACHE_BYTES: usize = 4 << 20;
 /// The layout of the rows here.
 const FORMAT: u64 = 1;
 
@@ -289,6 +299,16 @@ impl Header {
         let (found, ours) = (self.owner.replica.0, owner.replica.0);
         if found == ours { Ok(()) } else { Err(StoreError::OtherReplica { found, ours }) }
     }
+}
+
+fn database(disk: impl StorageBackend) -> Result<Database, StoreError> {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    Ok(builder.create_with_backend(disk)?)
+}
+
+fn half(hasher: &blake3::Hasher) -> Digest {
+    *hasher.finalize().as_bytes().first_chunk().expect("32 bytes")
 }
 
 /// Reads everything, and proves that it is what was written.

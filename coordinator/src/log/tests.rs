@@ -25,8 +25,10 @@ impl Room {
         Log::open(&self.path(), OWNER).expect("a sound log")
     }
 
-    fn history(&self) -> File {
-        File::create(self.dir.path().join("history.log")).expect("a file")
+    fn history(&self) -> Beside {
+        let path = self.dir.path().join("history.log");
+        let file = File::create(&path).expect("a file");
+        Beside { path, file }
     }
 
     fn words(&self) -> String {
@@ -87,6 +89,24 @@ fn batches_that_come_while_the_disk_is_busy_go_together() {
         sizes.push(told.recv().expect("a report"));
     }
     assert!(sizes.len() <= 4, "{sizes:?}");
+}
+
+#[test]
+fn a_history_that_cannot_be_made_durable_is_told_by_its_own_name() {
+    let room = Room::new();
+    // Of all files that every system has, one that refuses.
+    let file = File::open("/dev/null").expect("a file");
+    let history = Beside { path: "history.log".into(), file };
+    let (tell, told) = mpsc::channel();
+    let writer = room.open().0.write(history, move |report: Result<Vec<_>, LogError>| {
+        tell.send(report.map(|batches| batches.len())).expect("heard");
+    });
+    let Kept { snapshot, .. } = Kept::founded_by(ReplicaId(1));
+    writer.persist(Batch { snapshot: Some(snapshot), ..batch(1) });
+    let error = told.recv().expect("a report").expect_err("it is not durable").to_string();
+    assert!(error.starts_with("history.log: "), "{error}");
+    drop(writer);
+    assert_eq!(room.open().1, Kept::founded_by(ReplicaId(1)), "nothing came after it");
 }
 
 #[test]

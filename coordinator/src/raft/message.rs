@@ -58,6 +58,20 @@ impl Message {
         self.kind == Kind::Snapshot
     }
 
+    /// A word for it, where a test may make a replica fail that says or hears it.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Append if !self.entries.is_empty() => "entries",
+            Kind::AppendResponse => "entries_answer",
+            Kind::Vote => "vote",
+            Kind::VoteResponse => "ballot",
+            Kind::Snapshot => "snapshot",
+            Kind::TimeoutNow => "summons",
+            _ => "",
+        }
+    }
+
     /// Whether a leader asks with it to be succeeded at once.
     pub(super) fn is_summons(&self) -> bool {
         self.kind == Kind::TimeoutNow

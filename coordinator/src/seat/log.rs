@@ -5,14 +5,12 @@ use everstep_transport::time::Time;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::{Effect, Seat, SeatError};
+use super::{Effect, FIRST_DOUBT, Seat, SeatError};
 use crate::core;
 use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
 use crate::state::{Entry, State};
 
-/// A snapshot is taken when so many entries are behind the one before.
-const SNAPSHOT_ENTRIES: u64 = 10_000;
-/// Or so many bytes of them.
+/// A snapshot is taken when so many bytes of entries are behind the one before, however few.
 const SNAPSHOT_BYTES: usize = 4 << 20;
 
 impl Seat {
@@ -58,6 +56,12 @@ impl Seat {
                 let leader = leader.map(|id| id.0);
                 self.core.handle(now, core::Input::Leader { term, leader });
             }
+            raft::Effect::Read { ticket, .. } if ticket >= FIRST_DOUBT => {
+                self.settle_doubt(ticket, true);
+            }
+            raft::Effect::ReadLost { ticket } if ticket >= FIRST_DOUBT => {
+                self.settle_doubt(ticket, false);
+            }
             raft::Effect::Read { ticket, .. } => {
                 self.core.handle(now, core::Input::Confirmed { ticket });
             }
@@ -90,7 +94,7 @@ impl Seat {
     }
 
     fn say(&mut self, to: ReplicaId, message: &raft::Message) {
-        match self.peers.link_of(self.core.state(), to) {
+        match self.peers.link_of(self.replica.members(), to) {
             Some(link) => {
                 let message = Message::Raft(message.encode().to_vec());
                 self.effects.push_back(Effect::Send { to: link, message });
@@ -107,10 +111,15 @@ impl Seat {
             decode(&bytes).map_err(|problem| SeatError::Entry { index: place.index, problem })?;
         self.begin_past();
         let input = core::Input::Applied { index: place.index, term: place.term, entry };
+        let before = self.core.state().revision();
         self.core.handle(now, input);
+        if self.core.state().revision() != before {
+            self.learn_of_peers();
+        }
         self.since_snapshot.0 += 1;
         self.since_snapshot.1 += bytes.len();
-        if self.since_snapshot.0 >= SNAPSHOT_ENTRIES || self.since_snapshot.1 >= SNAPSHOT_BYTES {
+        let (entries, bytes) = self.since_snapshot;
+        if entries >= self.snapshot_entries || bytes >= SNAPSHOT_BYTES {
             self.take_snapshot();
         }
         Ok(())
@@ -120,10 +129,22 @@ impl Seat {
         if !snapshot.bytes.is_empty() {
             let state = State::decode(&snapshot.bytes)?;
             self.core.handle(now, core::Input::Installed(Box::new(state)));
+            self.learn_of_peers();
         }
         self.since_snapshot = (0, 0);
         self.begin_past();
         Ok(())
+    }
+
+    /// Who the coordinators are, as the log has it by now, and who was removed last: one that comes
+    /// back from its disk alone may need the word of these, too.
+    fn learn_of_peers(&mut self) {
+        let (state, members) = (self.core.state(), self.replica.members());
+        self.peers.learn(state.revision(), state.coordinators(), members);
+        let removed = state.removed();
+        if !removed.is_empty() {
+            self.peers.learn(0, removed, members);
+        }
     }
 
     /// What the history says of entries that are not in the log any more.

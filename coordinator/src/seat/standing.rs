@@ -45,7 +45,7 @@ impl Seat {
     /// Since when a replica is not heard by this one, which leads; none if it is.
     pub(super) fn silent_since(&self, now: Time, id: ReplicaId) -> Option<Time> {
         let last = self.heard.last(id);
-        let linked = self.peers.link_of(self.core.state(), id).is_some();
+        let linked = self.peers.link_of(self.replica.members(), id).is_some();
         let silent = !linked || now.since(last) > SILENCE;
         (id != self.peers.own() && silent).then_some(last)
     }
@@ -79,8 +79,9 @@ impl Seat {
     /// are.
     pub fn reachable(&self) -> (usize, usize) {
         let (own, voters) = (self.peers.own(), &self.replica.members().voters);
-        let linked =
-            |id: &&ReplicaId| **id == own || self.peers.link_of(self.core.state(), **id).is_some();
+        let linked = |id: &&ReplicaId| {
+            **id == own || self.peers.link_of(self.replica.members(), **id).is_some()
+        };
         (voters.iter().filter(linked).count(), voters.len())
     }
 }

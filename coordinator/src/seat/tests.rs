@@ -38,6 +38,12 @@ struct World {
     /// What was said to the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     removed: Vec<u64>,
+    /// Who dies of the next snapshot that comes, and whether it has.
+    struck: Option<u64>,
+    /// Who hears nothing of the log.
+    deaf: Option<u64>,
+    /// The newest snapshot that one sent to another.
+    snapshot: Option<Message>,
 }
 
 fn own(number: u64) -> Coordinator {
@@ -65,6 +71,9 @@ impl World {
             told: BTreeMap::new(),
             said: BTreeMap::new(),
             removed: Vec::new(),
+            struck: None,
+            deaf: None,
+            snapshot: None,
         };
         world.start(1, own(1));
         world.pass(100);
@@ -80,6 +89,13 @@ impl World {
     }
 
     fn start(&mut self, id: u64, own: Coordinator) {
+        let states = self.seats.values().map(|seat| seat.core.state());
+        let newest = states.max_by_key(|state| state.revision());
+        let book = newest.map_or((0, Vec::new()), |it| (it.revision(), it.coordinators()));
+        self.start_knowing(id, own, book);
+    }
+
+    fn start_knowing(&mut self, id: u64, own: Coordinator, book: (u64, Vec<CoordinatorView>)) {
         let replica = raft::Options {
             id: ReplicaId(id),
             seed: 1,
@@ -88,11 +104,14 @@ impl World {
             #[cfg(feature = "planted")]
             plant: None,
         };
-        let states = self.seats.values().map(|seat| seat.core.state());
-        let newest = states.max_by_key(|state| state.revision());
-        let book = newest.map_or((0, Vec::new()), |it| (it.revision(), it.coordinators()));
-        let options =
-            Options { own, replica, epoch_unix_ms: 0, founds: (id == 1).then_some(false), book };
+        let options = Options {
+            own,
+            replica,
+            epoch_unix_ms: 0,
+            snapshot_entries: 10_000,
+            founds: (id == 1).then_some(false),
+            book,
+        };
         *self.starts.entry(id).or_default() += 1;
         let kept = self.disks.entry(id).or_default().clone();
         let seat = Seat::new(self.now, options, kept, Vec::new()).expect("a sound disk");
@@ -102,8 +121,17 @@ impl World {
 
     /// Another coordinator joins; returns its id.
     fn join(&mut self, number: u64) -> u64 {
+        let id = self.apply_for(number);
+        self.start(id, own(number));
+        self.pass(200);
+        id
+    }
+
+    /// Another coordinator is to be one of them, and was told its id.
+    fn apply_for(&mut self, number: u64) -> u64 {
         let own = own(number);
-        let link = self.connect(1, identity(Role::Coordinator, own.name.as_str()));
+        let leader = self.leader().expect("somebody leads");
+        let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
         let Coordinator { incarnation, address, api, .. } = own;
         self.say(link, Message::Join { id: None, incarnation, address, api });
         self.pass(100);
@@ -112,10 +140,7 @@ impl World {
             _ => None,
         });
         self.cut(link);
-        let id = joined.expect("it is one of them");
-        self.start(id, own);
-        self.pass(200);
-        id
+        joined.expect("it is one of them")
     }
 
     /// The test, as somebody, has a link to a seat.
@@ -216,7 +241,15 @@ impl World {
     }
 
     fn carry(&mut self, from: LinkId, message: Message) {
+        if is_snapshot(&message) {
+            self.snapshot = Some(message.clone());
+        }
         match self.links.get(&from) {
+            Some((Some(to), _)) if self.struck == Some(*to) && is_snapshot(&message) => {
+                self.seats.remove(to);
+                self.struck = None;
+            }
+            Some((Some(to), _)) if self.deaf == Some(*to) && is_raft(&message) => {}
             Some((Some(to), there)) => {
                 let arrives = Happening::Arrives(*to, Input::Message { from: *there, message });
                 self.later(WAY, arrives);
@@ -309,6 +342,17 @@ impl World {
     }
 }
 
+fn is_raft(message: &Message) -> bool {
+    matches!(message, Message::Raft(_))
+}
+
+fn is_snapshot(message: &Message) -> bool {
+    match message {
+        Message::Raft(bytes) => raft::Message::decode(bytes).is_ok_and(|it| it.is_snapshot()),
+        _ => false,
+    }
+}
+
 #[test]
 fn one_alone_founds_a_cluster_and_leads_it() {
     let world = World::founded();
@@ -382,6 +426,35 @@ fn who_is_removed_is_told_and_the_others_go_on() {
     assert_eq!(world.wish(2, Wish::Cancel).map(|it| it.is_some()), Some(true), "there is no run");
 }
 
+/// Until both have agreed that only one of them is left, they need each other.
+#[test]
+fn of_two_either_can_be_removed() {
+    for leads in [true, false] {
+        let mut world = World::founded();
+        let ids = [1, world.join(2)];
+        world.pass(1_000);
+        let leader = world.leader().expect("one of them leads");
+        let gone = ids.into_iter().find(|id| (*id == leader) == leads).expect("one of two");
+        let stays = ids[0] + ids[1] - gone;
+        assert_eq!(world.wish(1, Wish::Remove(gone)), Some(None));
+        world.pass(1_000);
+        assert_eq!((world.voters(stays), world.leader()), (vec![stays], Some(stays)));
+        assert_eq!(world.removed.first(), Some(&gone));
+    }
+}
+
+/// What it says of itself was heard long ago, and the log has nothing for it any more.
+#[test]
+fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
+    let (mut world, ids) = World::of_three();
+    world.deaf = Some(ids[2]);
+    assert_eq!(world.wish(1, Wish::Remove(ids[2])), Some(None));
+    world.pass(1_000);
+    assert_eq!(world.voters(ids[0]), ids[..2]);
+    assert_eq!(world.removed.first(), Some(&ids[2]));
+    assert!(world.removed.iter().all(|id| *id == ids[2]));
+}
+
 /// Who leads may be removed, too.
 #[test]
 fn every_coordinator_can_be_replaced_one_by_one() {
@@ -399,21 +472,59 @@ fn every_coordinator_can_be_replaced_one_by_one() {
     world.assert_agreed();
 }
 
+/// Its new link may be there before the old one is known to be lost.
+#[test]
+fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
+    let mut world = World::founded();
+    let id = world.apply_for(2);
+    world.struck = Some(id);
+    world.start(id, own(2));
+    world.pass(200);
+    assert_eq!((world.struck, world.seats.contains_key(&id)), (None, false), "it was sent one");
+    let ends = world.links.iter().filter(|(_, (whose, _))| *whose == Some(id));
+    let before: Vec<LinkId> = ends.map(|(_, (_, there))| *there).collect();
+    world.start(id, own(2));
+    world.pass(200);
+    before.into_iter().for_each(|link| world.cut(link));
+    world.pass(1_000);
+    assert_eq!(world.voters(1), [1, id]);
+}
+
+/// Whoever sent it would wait for ever.
+#[test]
+fn a_snapshot_from_one_that_is_not_known_costs_it_the_link() {
+    let (mut world, ids) = World::of_three();
+    let snapshot = world.snapshot.clone().expect("those who join are sent one");
+    let link = world.connect(ids[2], identity(Role::Coordinator, "coordinator-99"));
+    world.say(link, snapshot);
+    world.pass(10);
+    assert!(!world.links.contains_key(&link));
+}
+
+/// It knows none of them, and the log that it lacks is gone.
+#[test]
+fn who_was_away_while_all_others_were_replaced_comes_back() {
+    let (mut world, ids) = World::of_three();
+    world.kill(ids[2]);
+    let known = world.seats[&1].core.state();
+    let book = (known.revision(), known.coordinators());
+    world.replace(ids[0], 0);
+    for number in 0..200 {
+        world.wish(200 + number, Wish::RevokeToken([0; 9]));
+    }
+    world.replace(ids[1], 300);
+    world.start_knowing(ids[2], own(3), book);
+    world.pass(2_000);
+    let leader = world.leader().expect("somebody leads");
+    let [here, there] = [ids[2], leader].map(|id| world.seats[&id].core.state().index());
+    assert_eq!(here, there);
+    world.assert_agreed();
+}
+
 impl World {
     fn replace(&mut self, old: u64, round: u64) -> u64 {
-        let leader = self.leader().expect("somebody leads");
-        let own = own(10 + round);
-        let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
-        let Coordinator { incarnation, address, api, .. } = own;
-        self.say(link, Message::Join { id: None, incarnation, address, api });
-        self.pass(100);
-        let joined = self.said[&link].iter().find_map(|message| match message {
-            Message::Joined { id } => Some(*id),
-            _ => None,
-        });
-        self.cut(link);
-        let id = joined.expect("it is one of them");
-        self.start(id, own);
+        let id = self.apply_for(10 + round);
+        self.start(id, own(10 + round));
         self.pass(1_000);
         assert_eq!(self.wish(100 + round, Wish::Remove(old)), Some(None));
         self.pass(1_000);

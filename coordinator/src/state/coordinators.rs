@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
 
 use super::{Coordinator, State, Verdict};
 use crate::raft::MAX_MEMBERS;
@@ -23,24 +23,19 @@ pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
 impl State {
     /// The coordinators, by id; none before the cluster was founded.
     pub fn coordinators(&self) -> Vec<CoordinatorView> {
-        let views = self.coordinators.iter().map(|(&id, known)| CoordinatorView {
-            id,
-            name: known.name.clone(),
-            address: known.address,
-            api: known.api,
-        });
-        views.collect()
+        views(&self.coordinators)
+    }
+
+    /// The coordinators that were removed, by id: the newest thousand. Their certificates do not
+    /// live for long. That one of them is no voter any more, the log may still have to agree on,
+    /// perhaps with its help.
+    pub fn removed(&self) -> Vec<CoordinatorView> {
+        views(&self.removed)
     }
 
     /// Grows with every change of who they are, or where: the index of the entry that made it.
     pub fn revision(&self) -> u64 {
         self.revision
-    }
-
-    /// The coordinators that were removed, by id: the newest thousand. Their certificates do not
-    /// live for long.
-    pub fn removed(&self) -> &BTreeMap<CoordinatorId, NodeName> {
-        &self.removed
     }
 
     /// Whether a coordinator is one of them, and where it says to be.
@@ -118,12 +113,21 @@ impl State {
         if self.coordinators.len() == 1 {
             return Err(format!("coordinator {id} is the last; stop it instead"));
         }
-        let gone = self.coordinators.remove(&id).map(|known| known.name);
-        self.removed.extend(gone.map(|name| (id, name)));
+        self.removed.extend(self.coordinators.remove_entry(&id));
         if self.removed.len() > REMOVED {
             self.removed.pop_first();
         }
         self.revision = self.applied;
         Ok(Verdict::Accepted)
     }
+}
+
+fn views(coordinators: &Coordinators) -> Vec<CoordinatorView> {
+    let views = coordinators.iter().map(|(&id, known)| CoordinatorView {
+        id,
+        name: known.name.clone(),
+        address: known.address,
+        api: known.api,
+    });
+    views.collect()
 }

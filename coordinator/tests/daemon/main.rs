@@ -2,7 +2,10 @@
 
 mod client;
 mod http;
+mod killed;
 mod linear;
+mod operator;
+mod refusal;
 mod restart;
 mod run;
 mod several;

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
+use everstep_coordinator::daemon::{CoordinatorError, Ended, Options, Start, run};
 use everstep_transport::identity::{Authority, Identity, Role};
-use everstep_transport::protocol::{Message, NodeName, Step};
+use everstep_transport::protocol::{Message, NodeName, Step, Wish};
 use everstep_transport::quic::{Endpoint, Expected, Settings};
-
 use tokio::time::timeout;
 
 use crate::client::{look, send, try_look};
+use crate::operator::Operator;
 use crate::support::{Cluster, Member, anywhere, lines};
 
 /// Longer than anything takes here, however busy the machine is.
@@ -135,12 +135,51 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     }
 }
 
+/// How soon, the seat's own tests show on virtual time.
+#[tokio::test]
+async fn a_leader_that_is_told_to_stop_ends_and_another_leads() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, third) = (first.joined_by(), first.joined_by());
+    let address = leader(&[&first, &second, &third], 3).await.address;
+    let (leads, others): (Vec<_>, Vec<_>) =
+        [first, second, third].into_iter().partition(|member| member.address == address);
+    for leader in leads {
+        assert_eq!(leader.dismissed(), "Stopped");
+    }
+    leader(&others.iter().collect::<Vec<_>>(), 3).await;
+}
+
+#[tokio::test]
+async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, third) = (first.joined_by(), first.joined_by());
+    leader(&[&first, &second, &third], 3).await;
+    let mut operator = Operator::of(&second);
+    // If it leads, another one has to, then.
+    let (gone, address, dir) = (first.id().await, first.address, first.path(""));
+    let mut members = vec![second, third, first];
+    assert_eq!(operator.wish(&members, Wish::Remove(gone)).await, Ok(()));
+    assert_eq!(members.pop().expect("the first").ended(), "Removed");
+    let [second, third] = &members[..] else { unreachable!("two are left") };
+    leader(&[second, third], 2).await;
+    assert_eq!(
+        operator.wish(&members, Wish::Remove(gone)).await,
+        Err(format!("there is no coordinator {gone}"))
+    );
+    let again = Options { dir, listen: address, start: Start::Again, http: None };
+    let again = tokio::task::spawn_blocking(|| run(again, |_| ()));
+    let ended = again.await.expect("no panic").expect("it is told so again");
+    assert_eq!(ended, Ended::Removed);
+}
+
 /// Its certificate is good for a day, and counts for nothing.
 #[tokio::test]
 async fn a_coordinator_that_was_removed_is_shut_out_at_once_and_ends() {
     let mut cluster = Cluster::idle(None).await;
     let first = cluster.take_member();
-    let (second, mut third) = (first.joined_by(), first.joined_by());
+    let (second, third) = (first.joined_by(), first.joined_by());
     let leading = leader(&[&first, &second, &third], 3).await.api;
     assert_eq!(leading, first.api);
     let known = look(first.api, "/api/v1/coordinators").await.json();
@@ -160,7 +199,8 @@ async fn a_coordinator_that_was_removed_is_shut_out_at_once_and_ends() {
     let path = format!("/api/v1/coordinators/{}/remove", view["id"]);
     let removed = send(first.api, &path, &token, "").await;
     assert_eq!(removed.status, 202, "{removed:?}");
-    assert!(third.ends().await, "it was told, and goes");
+    let gone = tokio::task::spawn_blocking(|| third.ended()).await;
+    assert_eq!(gone.expect("no panic"), "Removed");
     let ended = timeout(PATIENCE, link.closed()).await.expect("it is closed");
     assert!(ended.is_expulsion(), "{ended}");
     leader(&[&first, &second], 2).await;

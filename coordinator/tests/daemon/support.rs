@@ -1,24 +1,26 @@
 //! The fixture: a coordinator that can be killed, and peers that say what a test lets them say.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{Addresses, Ended, Options, Start, run};
+use everstep_coordinator::daemon::{Addresses, Options, Start, run};
 use everstep_coordinator::http;
 use everstep_transport::identity::{Credentials, JoinToken, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorView, Generation, Message, MetricsLine, Record, Shard, Step, Term, WorkerId, codec,
-    exemplars,
+    CoordinatorId, CoordinatorView, Generation, Message, MetricsLine, Record, Shard, Step, Term,
+    WorkerId, codec, exemplars,
 };
-use everstep_transport::quic::{Endpoint, Expected, Link, Settings, enrol};
+use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
+
+use crate::client::look;
 
 const DIR: &str = "EVERSTEP_TEST_DIR";
 const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
@@ -28,6 +30,8 @@ const COORDINATORS: &str = "EVERSTEP_TEST_COORDINATORS";
 const HTTP_TOKEN: &str = "EVERSTEP_TEST_HTTP_TOKEN";
 /// What the process says before its addresses.
 const LISTENS: &str = "it listens on ";
+/// What the process says before how it ended.
+const ENDED: &str = "it ended: ";
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -52,14 +56,17 @@ pub fn be_a_coordinator() {
     let http = Some(http::Options { listen: anywhere(), token });
     let options = Options { dir: dir.into(), listen, start, http };
     let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
-    let ended = run(options, ready).expect("it is killed before it ends");
-    // Nobody reads what the harness would still have to say.
-    std::process::exit(if ended == Ended::Removed { 0 } else { 1 });
+    match run(options, ready) {
+        Ok(ended) => println!("{ENDED}{ended:?}"),
+        Err(error) => println!("{ENDED}{error}"),
+    }
 }
 
 /// A coordinator's process.
 struct Process {
     child: Child,
+    /// What it still says.
+    rest: BufReader<ChildStdout>,
     address: SocketAddr,
     api: SocketAddr,
 }
@@ -80,21 +87,29 @@ impl Process {
         command.args(["a_coordinator_runs_where_another_test_wants_one", "--nocapture"]);
         command.env(DIR, dir).env(LISTEN, listen.to_string()).envs(environment);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut lines = lines.map(|line| line.expect("text"));
-        let addresses = lines.find_map(|line| {
+        let mut rest = BufReader::new(child.stdout.take().expect("piped"));
+        let addresses = rest.by_ref().lines().find_map(|line| {
+            let line = line.expect("text");
             let (links, api) = line.split_once(LISTENS)?.1.split_once(' ')?;
             Some((links.parse().ok()?, api.parse().ok()?))
         });
         let (address, api) = addresses.expect("the coordinator listens");
-        Self { child, address, api }
+        Self { child, rest, address, api }
+    }
+
+    /// Waits until it ends by itself; returns how.
+    fn end(mut self) -> String {
+        let mut said = String::new();
+        self.rest.read_to_string(&mut said).expect("text");
+        let (_, how) = said.split_once(ENDED).expect("it says how it ended");
+        how.lines().next().unwrap_or_default().to_string()
     }
 }
 
 impl Drop for Process {
     /// SIGKILL.
     fn drop(&mut self) {
-        self.child.kill().expect("it was started here");
+        let _ = self.child.kill(); // an error means that it has ended
         self.child.wait().expect("it ends");
     }
 }
@@ -125,16 +140,28 @@ impl Member {
         Self::of(Process::start(dir.path(), address, false, None), dir)
     }
 
-    /// Waits until its process ends by itself; returns whether in good order.
-    pub async fn ends(&mut self) -> bool {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.process.child.try_wait().expect("a child") {
-                return status.success();
-            }
-            assert!(start.elapsed() < PATIENCE, "it goes on");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    /// SIGKILL, and nobody waits for what comes of it.
+    pub fn strike(&mut self) {
+        self.process.child.kill().expect("it was started here");
+    }
+
+    /// SIGTERM; waits until it has ended, and returns how.
+    pub fn dismissed(self) -> String {
+        self.signal("TERM");
+        self.process.end()
+    }
+
+    /// Waits until it ends by itself; returns how.
+    pub fn ended(self) -> String {
+        self.process.end()
+    }
+
+    /// Its id, as it says.
+    pub async fn id(&self) -> CoordinatorId {
+        let known = look(self.api, "/api/v1/coordinators").await.json();
+        let all = known["coordinators"].as_array().expect("a list");
+        let own = all.iter().find(|it| it["address"] == self.address.to_string());
+        own.and_then(|own| own["id"].as_u64()).unwrap_or_else(|| panic!("unknown: {known}"))
     }
 
     /// Sends its process a signal, by its name.
@@ -272,11 +299,19 @@ pub struct Node {
 
 impl Node {
     pub async fn connect(address: SocketAddr, credentials: &Credentials) -> Self {
+        Self::call(address, credentials).await.expect("connected")
+    }
+
+    /// The same, where it may come to nothing.
+    pub async fn call(
+        address: SocketAddr,
+        credentials: &Credentials,
+    ) -> Result<Self, ConnectError> {
         let settings = Settings::for_address(address.ip());
         let endpoint = Endpoint::bind(anywhere(), credentials, settings, None).expect("bound");
         let coordinator = Expected::Role(Role::Coordinator);
-        let link = endpoint.connect(address, &coordinator).await.expect("connected");
-        Self { link, _endpoint: endpoint }
+        let link = endpoint.connect(address, &coordinator).await?;
+        Ok(Self { link, _endpoint: endpoint })
     }
 
     pub fn say(&self, message: Message) {

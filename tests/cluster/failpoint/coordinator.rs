@@ -22,6 +22,8 @@ enum While {
     Joining,
     /// A worker joins that cannot take part.
     Failing,
+    /// A worker joins that has another text.
+    Refusing,
     /// A worker that joins is killed while it learns.
     LosingLearner,
     /// A member is killed.
@@ -43,11 +45,11 @@ enum While {
 /// Every point, with what happens. A row is a run; its coordinators die in this order. They are
 /// four at most: of so many that die in ten seconds, a fifth is not replaced.
 const LIVES: &[(While, &[&str])] = &[
-    (While::Beginning, &["submit.receive", "propose.submit", "appended.submit", "connected"]),
+    (While::Beginning, &["request.receive", "propose.request", "appended.request", "connected"]),
     (While::Beginning, &["watch.receive", "update.send", "hello.receive", "welcome.send"]),
     (
         While::Beginning,
-        &["applied.submit", "register.receive", "propose.register", "appended.register"],
+        &["applied.request", "register.receive", "propose.register", "appended.register"],
     ),
     (While::Beginning, &["registered.send", "applied.register", "propose.lead", "appended.lead"]),
     (While::Beginning, &["pause.send", "status.receive", "propose.generation", "applied.lead"]),
@@ -70,7 +72,8 @@ const LIVES: &[(While, &[&str])] = &[
     (While::Evicting, &["evicted.send"]),
     (While::Leaving, &["leave.receive", "propose.drain", "appended.drain", "applied.drain"]),
     (While::Leaving, &["drain.send", "dismiss.send"]),
-    (While::Operating, &["drain.receive", "refused.send", "accepted.send"]),
+    (While::Operating, &["request.receive", "answer.send"]),
+    (While::Refusing, &["refused.send"]),
     (While::GoingBack, &["forget"]),
     (While::GoingBack, &["forgotten"]),
     (While::Ending, &["finished.receive", "propose.end", "appended.end"]),
@@ -147,6 +150,7 @@ impl While {
             Self::Failing => fail_to_join(scene, points).await,
             Self::Evicting => evict(scene).await,
             Self::Operating => operate(scene, points).await,
+            Self::Refusing => refuse_to_join(scene, points).await,
         }
     }
 }
@@ -158,6 +162,16 @@ async fn fail_to_join(scene: &mut Scene<'_>, points: &[&str]) {
     scene.add("");
     scene.until(|scene| scene.has_met(points[0])).await;
     fs::rename(&away, &text).expect("it is there");
+}
+
+/// A worker joins that finds another text than the others.
+async fn refuse_to_join(scene: &mut Scene<'_>, points: &[&str]) {
+    let path = scene.world.path("text.txt");
+    let text = fs::read_to_string(&path).expect("it is there");
+    fs::write(&path, text.replacen("worker", "Worker", 1)).expect("written");
+    scene.add("");
+    scene.until(|scene| scene.has_met(points[0])).await;
+    fs::write(&path, text).expect("written");
 }
 
 /// A member stands still until it is one no more; when it goes on, it is told so at the latest.
@@ -195,6 +209,12 @@ fn a_coordinator_may_die_at_any_point_of_a_join_a_loss_or_a_leave() {
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_fails() {
     play(&world(400, &[]), &[While::Failing]);
+}
+
+/// The same holds here.
+#[test]
+fn a_coordinator_may_die_when_a_worker_that_joins_is_refused() {
+    play(&world(400, &[]), &[While::Refusing]);
 }
 
 #[test]

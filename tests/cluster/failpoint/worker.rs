@@ -285,7 +285,8 @@ fn members_may_die_where_a_hold_ends_without_a_change() {
         assert!(points(By::Holding).contains(&point));
         let mut scene = Scene::begin(&world, &workers.each_ref().map(|w| &**w)).await;
         assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-        let coordinator = Pid::from_raw(scene.cluster.coordinator_pid() as i32).expect("a pid");
+        let coordinator = scene.cluster.leader_pid().expect("somebody leads");
+        let coordinator = Pid::from_raw(coordinator as i32).expect("a pid");
         let log = scene.log.clone();
         // It is deaf from the moment at which the step leader was asked to hold.
         let deafener = thread::spawn(move || {

@@ -53,9 +53,25 @@ impl Program {
         pipe.write_all(keys.as_bytes()).expect("it reads");
     }
 
+    /// The next line that it prints; none if it ends before.
+    pub fn line(&mut self) -> Option<String> {
+        let pipe = self.child.stdout.as_mut().expect("a pipe");
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while byte != *b"\n" && pipe.read(&mut byte).expect("it prints") == 1 {
+            line.extend(byte);
+        }
+        (!line.is_empty()).then(|| String::from_utf8(line).expect("UTF-8"))
+    }
+
     /// What it has said on stderr so far.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
     }
 
     /// Waits for its end.
@@ -193,7 +209,8 @@ pub const SOON: Duration = Duration::from_secs(10);
 /// The processes of a cluster, as `cluster.json` has them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Cluster {
-    coordinators: [Node; 1],
+    /// The coordinators.
+    pub coordinators: Vec<Node>,
     /// The workers.
     pub workers: Vec<Node>,
     /// Runs of parameter shards that lack owners.
@@ -205,7 +222,7 @@ pub struct Cluster {
 /// One process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Node {
-    /// A worker's id, once it has registered; the coordinator's is 1.
+    /// A worker's id, once it has registered; a coordinator's, once it is known.
     pub id: Option<u64>,
     /// Its process id; none for one that joined by hand, and for one that is gone.
     pub pid: Option<u32>,
@@ -217,6 +234,9 @@ pub struct Node {
     /// A worker's state.
     #[serde(default)]
     pub state: Value,
+    /// Whether it is the coordinator that leads.
+    #[serde(default)]
+    pub leader: bool,
     /// What its machine may fail together with.
     #[serde(default)]
     pub zone: Option<String>,
@@ -251,9 +271,16 @@ impl Node {
 }
 
 impl Cluster {
-    /// The coordinator.
-    pub fn coordinator(&self) -> &Node {
-        &self.coordinators[0]
+    /// The coordinator that leads.
+    pub fn leader(&self) -> &Node {
+        let leader = self.coordinators.iter().find(|coordinator| coordinator.leader);
+        leader.unwrap_or_else(|| panic!("nobody leads: {self:?}"))
+    }
+
+    /// Where the coordinators are, as flags have it.
+    pub fn addresses(&self) -> String {
+        let all: Vec<_> = self.coordinators.iter().map(|c| c.address.to_string()).collect();
+        all.join(",")
     }
 
     /// The member of this rank.

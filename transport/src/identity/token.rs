@@ -20,7 +20,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{Authority, Role};
+use super::{Authority, Credentials, IdentityError, Role, public_key_digest};
 
 const VERSION: &str = "es1";
 
@@ -76,6 +76,15 @@ impl JoinToken {
     /// A new token for the authority's cluster.
     pub fn create(authority: &Authority) -> Self {
         Self { id: random(), secret: random(), authority: authority.digest() }
+    }
+
+    /// A new token for the cluster of a node that has these credentials.
+    ///
+    /// # Errors
+    /// [`IdentityError::Malformed`]: they hold no authority's certificate.
+    pub fn for_cluster_of(credentials: &Credentials) -> Result<Self, IdentityError> {
+        let authority = public_key_digest(credentials.authority())?;
+        Ok(Self { id: random(), secret: random(), authority })
     }
 
     /// What the issuer keeps.

@@ -61,6 +61,20 @@ fn lines_of_an_old_generation_that_count_are_found() {
     });
 }
 
+/// I1: what a leader has planned comes into the log after another one has led.
+#[test]
+fn a_generation_of_a_deposed_leader_that_counts_is_found() {
+    find(Plant::IgnoreTerm, |plant| {
+        let (mut world, links) = training(plant);
+        world.holds_back = true;
+        world.kill(links[0]);
+        assert!(world.log.iter().any(|it| matches!(it.command, Command::Generation(_))));
+        world.term = Term(2);
+        world.catch_up();
+        world.core.state().record().map(|record| record.number) == Some(Generation(1))
+    });
+}
+
 /// I13: the first run is over when its submission comes into the log again.
 #[test]
 fn a_request_that_is_done_twice_is_found() {

@@ -1,4 +1,4 @@
-use everstep_transport::protocol::{Question, Reply};
+use everstep_transport::protocol::{Question, Reply, Wish};
 
 use super::*;
 

@@ -119,8 +119,12 @@ impl Coordinator {
 
     /// Another coordinator has told what the journal lacks, or a page of it.
     fn fill(&mut self, frames: Vec<Frame>) -> Result<(), CoordinatorError> {
+        let wanted = self.journal.wanted();
         self.journal.fill(frames)?;
-        self.asked = None;
+        // Who had no more of it is not asked again at once.
+        if self.journal.wanted() != wanted {
+            self.asked = None;
+        }
         Ok(())
     }
 
@@ -160,6 +164,8 @@ impl Coordinator {
         let turn = (now.0 / PATIENCE.as_nanos() as u64) as usize;
         if let Some(to) = others.get(turn % others.len().max(1)) {
             self.asked = Some(now);
+            #[cfg(feature = "failpoints")]
+            failpoint::on_stage("fetch_history.send");
             self.send(*to, protocol::Message::FetchHistory { from });
         }
     }

@@ -1,6 +1,5 @@
 //! What the actor begins with: a coordinator as its predecessor in the same directory left it.
 
-use std::fs::File;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use everstep_transport::identity::Tokens;
@@ -14,11 +13,13 @@ use crate::daemon::files::{Cluster, Past};
 use crate::daemon::gate::Admission;
 use crate::daemon::journal::Journal;
 use crate::history::History;
-use crate::log::Log;
+use crate::log::{Beside, Log};
 use crate::raft::{self, Profile, ReplicaId};
 use crate::seat::{self, Seat};
 use crate::state::Coordinator;
 
+/// A snapshot is taken when so many entries are behind the one before.
+const SNAPSHOT_ENTRIES: u64 = 10_000;
 /// How many entries before a snapshot's place stay in the log, for who is a little behind.
 const KEEP: u64 = 1_000;
 
@@ -32,7 +33,7 @@ pub(in crate::daemon) struct Outfit {
     pub(super) log: Log,
     pub(super) journal: Journal,
     /// The journal's file, for the log's thread.
-    pub(super) sync: File,
+    pub(super) sync: Beside,
     pub(super) history: History,
     pub(super) told: u64,
     pub(super) book: Book,
@@ -66,6 +67,7 @@ impl Outfit {
             },
             own,
             epoch_unix_ms: unix.as_millis() as u64,
+            snapshot_entries: SNAPSHOT_ENTRIES,
             founds: content.founds,
             book: (content.revision, content.members.clone()),
         };

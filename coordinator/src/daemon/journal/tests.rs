@@ -3,6 +3,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+const CLUSTER: [u8; 32] = [7; 32];
+
 /// A journal in a directory of its own.
 struct Room {
     _dir: tempfile::TempDir,
@@ -13,17 +15,17 @@ impl Room {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("history.log");
-        Journal::create(&path).expect("a journal");
+        Journal::create(&path, CLUSTER).expect("a journal");
         Self { _dir: dir, path }
     }
 
     fn open(&self) -> (Journal, Vec<u64>) {
-        let (journal, frames) = Journal::open(&self.path, 0).expect("a sound journal");
+        let (journal, frames) = Journal::open(&self.path, CLUSTER, 0).expect("a sound journal");
         (journal, indices(&frames))
     }
 
     fn words(&self, log_begins: u64) -> String {
-        let opened = Journal::open(&self.path, log_begins);
+        let opened = Journal::open(&self.path, CLUSTER, log_begins);
         opened.map(drop).expect_err("no journal").to_string()
     }
 }
@@ -87,7 +89,7 @@ fn every_flipped_bit_is_an_error_or_takes_only_what_the_log_has() {
         let mut flipped = whole.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         std::fs::write(&room.path, &flipped).expect("written");
-        match Journal::open(&room.path, 4) {
+        match Journal::open(&room.path, CLUSTER, 4) {
             Ok((_, frames)) => assert!(bit / 8 >= sealed && indices(&frames) == [1, 3]),
             Err(_) => assert!(bit / 8 < sealed, "bit {bit}"),
         }
@@ -126,7 +128,7 @@ fn who_lacks_a_part_remembers_it_and_tells_no_more_than_it_has() {
     journal.seal(61).expect("written");
     assert_eq!(journal.page(1, 70).expect("sound").last().map(|frame| frame.index), Some(2));
     assert!(journal.page(3, 70).expect("sound").is_empty());
-    let (journal, frames) = Journal::open(&room.path, 61).expect("it knows what it lacks");
+    let (journal, frames) = Journal::open(&room.path, CLUSTER, 61).expect("it knows what it lacks");
     assert_eq!((journal.wanted(), indices(&frames)), (Some(3), vec![2]));
 }
 
@@ -136,10 +138,12 @@ fn what_is_wrong_is_said_in_words() {
     take(&mut room.open().0, [1, 2]);
     let words = room.words(3);
     assert!(words.ends_with("damaged: it ends after entry 2, and the log begins at 3"), "{words}");
-    let mut other = head();
+    let mut other = head(CLUSTER);
     other[9] ^= 1;
     std::fs::write(&room.path, other).expect("written");
     assert!(room.words(0).ends_with("it was written by another version of Everstep"));
+    std::fs::write(&room.path, head([8; 32])).expect("written");
+    assert!(room.words(0).ends_with("history.log: it is of another cluster"));
     std::fs::write(&room.path, [7; HEAD]).expect("written");
     assert!(
         room.words(0).ends_with("history.log: the file is damaged: it does not begin as it should")
@@ -152,8 +156,8 @@ proptest! {
     #[test]
     fn bytes_that_are_no_journal_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
         let room = Room::new();
-        std::fs::write(&room.path, [&head()[..], &tail].concat()).expect("written");
-        let (_, frames) = Journal::open(&room.path, 0).expect("nothing is missed");
+        std::fs::write(&room.path, [&head(CLUSTER)[..], &tail].concat()).expect("written");
+        let (_, frames) = Journal::open(&room.path, CLUSTER, 0).expect("nothing is missed");
         prop_assert!(frames.is_empty());
     }
 }

@@ -345,10 +345,22 @@ fn another_owner_is_refused_in_words() {
 }
 
 #[test]
+fn a_file_of_another_version_is_refused_in_words() {
+    let mut room = Room::new();
+    let mut newer = room.open();
+    newer.header.schema += 1;
+    newer.persist(&[room.append(0, 3)]).expect("written");
+    drop(newer);
+    let opened = ReplicaStore::open(room.disk.clone(), OWNER).map(drop);
+    let words = opened.expect_err("it is a newer one's").to_string();
+    assert!(words.starts_with("it was written by another version of Everstep ("), "{words}");
+}
+
+#[test]
 fn a_file_of_another_kind_is_refused_in_words() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("other.redb");
-    super::super::Store::create(file(&path), 7).expect("a plain store of rows");
+    drop(database(file(&path)).expect("an empty database"));
     let error = ReplicaStore::open(file(&path), OWNER).map(drop).expect_err("it is no replica's");
     assert_eq!(error.to_string(), "the file is damaged: it has no header");
     std::fs::write(&path, "").expect("emptied");

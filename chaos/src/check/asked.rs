@@ -1,0 +1,139 @@
+//! I9, as operators see it: whatever they ask for at any coordinator, and however often they say
+//! it, happens once, at one moment between question and answer.
+//!
+//! A token is there or not: a register. It is made whether it was there or not; to revoke it is
+//! refused where it is not there, so the answer also tells what was there. A list tells it of all.
+//! What was asked and never answered may have happened at any moment since, or not.
+
+use std::collections::BTreeMap;
+
+use super::linear::{Action, Operation, check};
+use super::{Found, Invariant};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// This token is to be accepted: granted, whether it was there or not.
+    Create(u64),
+    /// It is not to be accepted any more: refused if it is not there.
+    Revoke(u64),
+    /// Which tokens are there?
+    List,
+}
+
+/// What is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It was done.
+    Granted,
+    /// It could not be.
+    Refused,
+    /// These tokens are there, a bit for each.
+    Listed(u64),
+}
+
+/// So many tokens are spoken of.
+pub const TOKENS: u64 = 3;
+
+/// All that operators asked for and were told.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// Moments, counted.
+    moment: u64,
+    /// What each operator waits for, since when, and where in the history that is.
+    waiting: BTreeMap<u64, (Call, u64, usize)>,
+    history: Vec<Operation<u64, bool>>,
+}
+
+impl Asked {
+    /// An operator asks for something; it has been answered whatever it has asked for before.
+    pub(super) fn asked(&mut self, client: u64, call: Call) {
+        self.moment += 1;
+        self.waiting.insert(client, (call, self.moment, self.history.len()));
+        let (Call::Create(key) | Call::Revoke(key)) = call else { return };
+        let action = Action::Write(matches!(call, Call::Create(_)));
+        self.history.push(Operation { key, action, called: self.moment, answered: None });
+    }
+
+    /// It is answered.
+    pub(super) fn answered(&mut self, client: u64, answer: Answer) -> Result<(), Found> {
+        self.moment += 1;
+        let answered = Some(self.moment);
+        let Some((call, called, place)) = self.waiting.remove(&client) else { return Ok(()) };
+        match (call, answer) {
+            (Call::Create(key) | Call::Revoke(key), _) => {
+                let operation = &mut self.history[place];
+                operation.answered = answered;
+                operation.action = match (call, answer) {
+                    (Call::Create(_), _) => Action::Write(true),
+                    (_, Answer::Granted) => Action::Swap(true, false),
+                    _ => Action::Read(false),
+                };
+                self.judge(key)
+            }
+            (Call::List, Answer::Listed(there)) => (0..TOKENS).try_for_each(|key| {
+                let action = Action::Read(there >> key & 1 == 1);
+                self.history.push(Operation { key, action, called, answered });
+                self.judge(key)
+            }),
+            (Call::List, _) => Ok(()),
+        }
+    }
+
+    fn judge(&self, key: u64) -> Result<(), Found> {
+        let of_token = |it: &&Operation<u64, bool>| it.key == key;
+        let history: Vec<_> = self.history.iter().filter(of_token).cloned().collect();
+        check(&false, &history).map_err(|wrong| (Invariant::I9, format!("token {wrong}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CREATE: Result<Call, Answer> = Ok(Call::Create(1));
+    const REVOKE: Result<Call, Answer> = Ok(Call::Revoke(1));
+    const YES: Result<Call, Answer> = Err(Answer::Granted);
+    const NO: Result<Call, Answer> = Err(Answer::Refused);
+
+    /// An operator, then what it asks for, or is answered.
+    fn history(words: &[(u64, Result<Call, Answer>)]) -> Result<(), Found> {
+        let mut asked = Asked::default();
+        words.iter().try_for_each(|(client, word)| match word {
+            Ok(call) => {
+                asked.asked(*client, *call);
+                Ok(())
+            }
+            Err(answer) => asked.answered(*client, *answer),
+        })
+    }
+
+    #[test]
+    fn i9_what_happens_at_one_moment_between_question_and_answer_is_in_order() {
+        let one_by_one = [(1, CREATE), (1, YES), (2, REVOKE), (2, YES), (1, REVOKE), (1, NO)];
+        assert_eq!(history(&one_by_one), Ok(()));
+        let at_once = [(1, CREATE), (2, REVOKE), (2, YES), (1, YES), (2, REVOKE), (2, NO)];
+        assert_eq!(history(&at_once), Ok(()));
+        let never_answered = [(1, CREATE), (2, REVOKE), (2, NO), (2, REVOKE), (2, YES)];
+        assert_eq!(history(&never_answered), Ok(()), "it may have happened late");
+    }
+
+    #[test]
+    fn i9_what_is_forgotten_or_happens_twice_is_not_in_order() {
+        let forgotten = [(1, CREATE), (1, YES), (2, REVOKE), (2, NO)];
+        assert!(history(&forgotten).is_err());
+        let twice = [(1, CREATE), (1, YES), (1, REVOKE), (1, YES), (2, REVOKE), (2, YES)];
+        assert!(history(&twice).is_err());
+    }
+
+    #[test]
+    fn i9_a_list_has_what_was_there_when_it_was_asked_for() {
+        let list = |there| [(2, Ok(Call::List)), (2, Err(Answer::Listed(there)))];
+        let made = [(1, CREATE), (1, YES)];
+        assert_eq!(history(&[&made[..], &list(2)].concat()), Ok(()));
+        assert!(history(&[&made[..], &list(0)].concat()).is_err(), "it is stale");
+        assert!(history(&[&made[..], &list(3)].concat()).is_err(), "nobody has made the other");
+        let meanwhile = [list(0)[0], made[0], made[1], list(0)[1]];
+        assert_eq!(history(&meanwhile), Ok(()));
+    }
+}

@@ -1,0 +1,45 @@
+//! The promises, by their numbers; which checker looks at which, its file says.
+
+/// A promise of the design, by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Invariant {
+    /// One generation record per number.
+    I1,
+    /// All who commit a step record the same norm, loss and decision.
+    I2,
+    /// Every copy of a parameter shard at one version has the same bits, those of the fault-free
+    /// run.
+    I3,
+    /// Every sample of the plan contributes to exactly one committed step.
+    I4,
+    /// Settled steps never go backwards, unless a rollback says so.
+    I5,
+    /// While an owner of every shard lives, no rollback happens.
+    I6,
+    /// Nothing of an older generation changes anything, nor of one that a promise has ended.
+    I7,
+    /// No heartbeating worker is evicted, and no run fails, without a fault that explains it.
+    I8,
+    /// What was agreed on stays, whoever leads, and what is asked for happens once.
+    I9,
+    /// Queues are bounded.
+    I10,
+    /// Once nothing goes wrong any more, the run goes on, and becomes complete, in a stated time.
+    I11,
+    /// Metrics and events are those of one history: each settled step once, in order.
+    I13,
+    /// Equal applied index means equal coordinator state.
+    I14,
+    /// Every member of a record had promised its number to its proposer.
+    I15,
+    /// Every listed owner can reach the resume version from its own state.
+    I16,
+    /// A record resumes at its predecessor's step or later, and no settled step is lost.
+    I17,
+    /// Each partial is added exactly once: where nothing is sent twice, nothing is refused.
+    I18,
+    /// All contributions to a step were computed from one history's version before it.
+    I19,
+    /// Each Pause that can be served ends in a record within a stated time.
+    I20,
+}

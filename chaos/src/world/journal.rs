@@ -1,0 +1,236 @@
+//! A coordinator's file of the history, record by record, and how it gets what that lacks.
+//!
+//! A crash takes any number of the newest records of which nobody has made sure. What is to be
+//! written, the [`Ledger`] of production says; the file, and who is asked, are simulated here as
+//! the daemon does it.
+
+use std::time::Duration;
+
+use everstep_coordinator::core::LinkId;
+use everstep_coordinator::ledger::{Ledger, Record};
+use everstep_coordinator::raft::{Batch, Snapshot};
+use everstep_coordinator::state::State;
+use everstep_transport::protocol::{Frame, Message};
+use everstep_transport::time::Time;
+
+use super::{Node, World};
+use crate::check::{Invariant, Violation};
+use crate::random::Random;
+
+/// How long a coordinator may take to tell what is missing, before another one is asked.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// So many frames make a page: a few, so that it takes some.
+const PAGE: usize = 6;
+
+/// The file.
+#[derive(Debug, Default)]
+pub struct Journal {
+    records: Vec<Record>,
+    /// So many of them are durable.
+    durable: usize,
+    /// Nobody makes sure of them.
+    neglected: bool,
+    ledger: Ledger,
+}
+
+impl Journal {
+    /// Beside a log that begins behind this entry, of which nothing is told.
+    pub fn begun(index: u64) -> Self {
+        let mut journal = Self::default();
+        journal.append(Some(Record::Seal(index)));
+        journal.sync();
+        journal
+    }
+
+    /// How far it goes.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// All frames that are here, in order.
+    pub fn frames(&self) -> Vec<Frame> {
+        let frame = |record: &Record| match record {
+            Record::Frame(frame) => Some(frame.clone()),
+            Record::Seal(_) | Record::Gap(_) => None,
+        };
+        self.records.iter().filter_map(frame).collect()
+    }
+
+    /// An entry has brought this.
+    pub fn take(&mut self, frame: Frame) {
+        let record = self.ledger.take(frame);
+        self.append(record);
+    }
+
+    /// A snapshot is going to be written; one that comes from another coordinator stands for the
+    /// whole log.
+    fn prepare(&mut self, index: u64, comes: bool) {
+        let record = if comes { self.ledger.lack(index) } else { self.ledger.seal(index) };
+        self.append(record);
+    }
+
+    fn fill(&mut self, frames: Vec<Frame>) {
+        for frame in frames {
+            let record = self.ledger.fill(frame);
+            self.append(record);
+        }
+    }
+
+    /// The frames from this entry on that make a page, for one that lacks them.
+    fn page(&self, from: u64, applied: u64) -> Vec<Frame> {
+        let frames = self.frames();
+        let mut rest = frames.into_iter().filter(|frame| frame.index >= from);
+        let mut page: Vec<Frame> = rest.by_ref().take(PAGE).collect();
+        if rest.next().is_none() {
+            page.extend(self.ledger.last_word(from, applied));
+        }
+        page
+    }
+
+    /// What is there is durable.
+    pub fn sync(&mut self) {
+        if !self.neglected {
+            self.durable = self.records.len();
+        }
+    }
+
+    /// From now on nothing makes it durable.
+    pub fn neglect(&mut self) {
+        self.neglected = true;
+    }
+
+    /// The process is gone, and what was not durable may be, from its end on.
+    pub fn crash(&mut self, random: &mut Random) {
+        let cached = self.records.len() - self.durable;
+        self.records.truncate(self.durable + random.below(cached as u64 + 1) as usize);
+        self.ledger = Ledger::default();
+        self.records.iter().for_each(|record| self.ledger.note(record));
+        self.durable = self.records.len();
+    }
+
+    fn append(&mut self, record: Option<Record>) {
+        if let Some(record) = record {
+            self.ledger.note(&record);
+            self.records.push(record);
+        }
+    }
+}
+
+/// What a coordinator's process does about that which its file lacks.
+#[derive(Debug, Default)]
+pub struct Lacking {
+    /// When what is missing was asked for last.
+    pub asked: Option<Time>,
+    /// The core has to be told what happened before a snapshot, which takes it on from this entry.
+    pub restores: Option<u64>,
+}
+
+/// The last entry that a snapshot stands for, but for Raft's own.
+pub fn reach(snapshot: &Snapshot) -> u64 {
+    match State::decode(&snapshot.bytes) {
+        Ok(state) if !snapshot.bytes.is_empty() => state.index(),
+        _ => 0,
+    }
+}
+
+impl World {
+    /// What a process finds must tell of all that its log does not.
+    ///
+    /// # Errors
+    /// I13.
+    pub(super) fn judge_journal(&self, place: usize) -> Result<(), Violation> {
+        let disk = self.coordinators[place].disk();
+        let (begins, ends) = (reach(&disk.kept().snapshot), disk.journal().ledger().reach());
+        if begins <= ends {
+            return Ok(());
+        }
+        let seen = format!(
+            "the history of coordinator {place} ends after entry {ends}, and its log begins behind \
+             {begins}"
+        );
+        Err(Violation { invariant: Invariant::I13, at: self.now, seen })
+    }
+
+    /// A batch is going to be written: with a snapshot, the log will begin later.
+    pub(super) fn prepare_journal(&mut self, place: usize, batch: &Batch) {
+        let Some(snapshot) = &batch.snapshot else { return };
+        let (index, comes) = (reach(snapshot), batch.base == snapshot.place);
+        let coordinator = &mut self.coordinators[place];
+        coordinator.disk_mut().journal_mut().prepare(index, comes);
+        if comes {
+            self.course.tally.installed += 1;
+            coordinator.lacking.restores = Some(coordinator.applied());
+        }
+    }
+
+    /// Asks another coordinator for what is missing, each in its turn: one may lack it, too.
+    pub(super) fn seek_history(&mut self, place: usize) {
+        let (own, now) = (Node::Coordinator(place), self.now);
+        let coordinator = &self.coordinators[place];
+        let Some(from) = coordinator.disk().journal().ledger().wanted() else { return };
+        if coordinator.lacking.asked.is_some_and(|asked| now.since(asked) < PATIENCE) {
+            return;
+        }
+        let others = (0..self.coordinators.len()).map(Node::Coordinator);
+        let open: Vec<_> = others.filter(|other| self.links.is_open(own, *other)).collect();
+        let turn = (now.0 / PATIENCE.as_nanos() as u64) as usize;
+        if let Some(to) = open.get(turn % open.len().max(1)) {
+            self.coordinators[place].lacking.asked = Some(now);
+            self.say(own, *to, Message::FetchHistory { from });
+        }
+    }
+
+    /// Another coordinator lacks the history from this entry on.
+    pub(super) fn recall(&mut self, place: usize, to: LinkId, from: u64) -> Result<(), Violation> {
+        let coordinator = &self.coordinators[place];
+        let frames = coordinator.disk().journal().page(from, coordinator.applied());
+        self.course.tally.pages += 1;
+        self.tell(place, to, Message::History { frames })
+    }
+
+    /// Another coordinator has told what is missing, or a page of it.
+    pub(super) fn recalled(&mut self, place: usize, frames: Vec<Frame>) {
+        let coordinator = &mut self.coordinators[place];
+        let wanted = coordinator.disk().journal().ledger().wanted();
+        coordinator.disk_mut().journal_mut().fill(frames);
+        if coordinator.disk().journal().ledger().wanted() != wanted {
+            coordinator.lacking.asked = None;
+        }
+    }
+
+    /// Once a snapshot of another coordinator is installed, and all that happened before is here,
+    /// its core is told of it.
+    pub(super) fn restore_history(&mut self, place: usize) {
+        let coordinator = &mut self.coordinators[place];
+        let applied = coordinator.applied();
+        let is_there = coordinator.lacking.restores.is_some_and(|before| before < applied);
+        if is_there && coordinator.disk().journal().ledger().wanted().is_none() {
+            let mut frames = coordinator.disk().journal().frames();
+            frames.retain(|frame| frame.index <= applied);
+            coordinator.lacking.restores = None;
+            if let Some(seat) = coordinator.seat_mut() {
+                seat.restore_history(frames);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_takes_only_the_newest_records_that_are_not_durable() {
+        let mut found = std::collections::BTreeSet::new();
+        for seed in 0..50 {
+            let mut journal = Journal::begun(3);
+            journal.take(Frame { index: 5, news: Vec::new() });
+            journal.sync();
+            journal.take(Frame { index: 6, news: Vec::new() });
+            journal.take(Frame { index: 9, news: Vec::new() });
+            journal.crash(&mut Random::new(seed));
+            found.insert(journal.ledger().whole());
+        }
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [5, 6, 9]);
+    }
+}

@@ -1,0 +1,85 @@
+//! Coordinators that come and go while a run goes on: they learn the log from a snapshot and the
+//! history in pages, nobody's work is lost, and no worker.
+
+use std::time::Duration;
+
+use everstep_chaos::fault::{Fault, Rates, Schedule};
+use everstep_chaos::simulate::Simulation;
+use everstep_chaos::world::{Endured, Node};
+use everstep_transport::time::Time;
+
+/// Seeds on which each is tried: the order of everything else.
+const SEEDS: u64 = 6;
+
+fn at(ms: u64, fault: Fault) -> (Time, Fault) {
+    (Time(0) + Duration::from_millis(ms), fault)
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What so many coordinators and four workers have endured of these faults, seed by seed. Nobody is
+/// lost.
+fn endure(coordinators: u32, faults: Vec<(Time, Fault)>) -> Vec<Endured> {
+    let simulation = Simulation::new(4, ms(6_000), Rates::none()).expect("without a fault");
+    let simulation = simulation.coordinated(coordinators);
+    let endured = |seed| {
+        let met = simulation.endure(seed, &Schedule(faults.clone())).result;
+        let endured = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        assert_eq!((endured.changes.lost, endured.changes.redone), (0, 0), "seed {seed}");
+        endured
+    };
+    (0..SEEDS).map(endured).collect()
+}
+
+#[test]
+fn every_disk_is_lost_and_replaced_one_after_the_other_while_the_run_goes_on() {
+    let wipe = |place| Fault::Wipe { node: Node::Coordinator(place), restart: ms(50) };
+    let faults = vec![at(600, wipe(0)), at(1_800, wipe(1)), at(3_000, wipe(2))];
+    for endured in endure(3, faults) {
+        assert_eq!((endured.changes.joined, endured.changes.installed), (3, 3));
+        assert!(endured.changes.pages >= 3);
+    }
+}
+
+#[test]
+fn who_is_removed_comes_again_as_another_one() {
+    let remove = |place| Fault::Remove { node: Node::Coordinator(place) };
+    let faults = vec![at(600, remove(0)), at(2_200, remove(1))];
+    for endured in endure(3, faults) {
+        assert_eq!((endured.changes.removed, endured.changes.joined), (2, 2));
+    }
+}
+
+#[test]
+fn a_leader_that_is_asked_to_stop_hands_over_and_nothing_waits() {
+    let stop = |after| Fault::Stop { node: Node::Leader, restart: ms(after) };
+    let faults = vec![at(1_000, stop(100)), at(2_000, stop(100)), at(3_000, stop(100))];
+    for endured in endure(3, faults) {
+        assert_eq!(endured.changes.stopped, 3);
+    }
+}
+
+#[test]
+fn one_alone_is_joined_by_another_that_goes_again() {
+    let spare = Node::Coordinator(1);
+    let faults =
+        vec![at(700, Fault::Join { node: spare }), at(2_500, Fault::Remove { node: spare })];
+    for endured in endure(1, faults) {
+        assert_eq!((endured.changes.joined, endured.changes.removed), (1, 1));
+    }
+}
+
+/// Seed 25 of one coordinator: as soon as one of two had applied the removal, it heard the other no
+/// more, and neither could lead.
+#[test]
+fn i11_of_two_coordinators_the_one_that_leads_is_removed() {
+    let faults = vec![
+        at(700, Fault::Join { node: Node::Coordinator(1) }),
+        at(2_500, Fault::Remove { node: Node::Leader }),
+    ];
+    for endured in endure(1, faults) {
+        assert_eq!(endured.changes.removed, 1);
+    }
+}

@@ -1,0 +1,129 @@
+//! What was acknowledged survives the death of all coordinators at once, and that of a minority for
+//! good (I9).
+
+use std::time::Duration;
+
+use everstep_transport::identity::{Authority, EnrolmentError, JoinToken, Refusal, Role, Terms};
+use everstep_transport::protocol::Wish;
+use everstep_transport::quic::{EnrolError, enrol};
+use tokio::time::timeout;
+
+use crate::operator::Operator;
+use crate::several::leader;
+use crate::support::{Cluster, Member};
+
+/// How often all of them are killed.
+const ROUNDS: usize = 6;
+
+/// Draws numbers below a bound, the same in every run.
+fn dice() -> impl FnMut(u64) -> u64 {
+    let mut state = 88_172_645_463_325_252_u64;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    }
+}
+
+/// Three coordinators, an operator, and the tokens that the operator was told are accepted.
+struct Room {
+    members: Vec<Member>,
+    operator: Operator,
+    authority: Authority,
+    acknowledged: Vec<JoinToken>,
+    /// The one that was wished for when everybody died: it may be there.
+    unanswered: Option<JoinToken>,
+}
+
+impl Room {
+    async fn of_three() -> Self {
+        let mut cluster = Cluster::idle(None).await;
+        let first = cluster.take_member();
+        let members = vec![first.joined_by(), first.joined_by(), first];
+        let operator = Operator::of(&members[2]);
+        let authority = Authority::load(&members[2].path("authority")).expect("an authority");
+        let room =
+            Self { members, operator, authority, acknowledged: Vec::new(), unanswered: None };
+        room.leader(3).await;
+        room
+    }
+
+    async fn leader(&self, voters: usize) -> &Member {
+        leader(&self.members.iter().collect::<Vec<_>>(), voters).await
+    }
+
+    /// Wishes for the next token, or once more for the one that nobody has answered.
+    async fn wish(&mut self) {
+        let token = self.unanswered.take().unwrap_or_else(|| JoinToken::create(&self.authority));
+        self.unanswered = Some(token.clone());
+        // Their uses go through the log as well; one that was left undecided may be spent.
+        let terms = Terms { uses: Some(1_000), ..Terms::unlimited(Role::Worker) };
+        let wish = Wish::CreateToken(token.accepted(terms));
+        self.operator.wish(&self.members, wish).await.expect("it is accepted");
+        self.acknowledged.extend(self.unanswered.take());
+    }
+
+    /// All die, some while they write; and are started again.
+    async fn strike(&mut self) {
+        self.members.iter_mut().for_each(Member::strike);
+        let struck = std::mem::take(&mut self.members);
+        self.members = struck.into_iter().map(Member::restarted).collect();
+        self.leader(3).await;
+    }
+
+    /// Each of these tokens admits a worker, wherever that is asked of whoever leads.
+    async fn assert_kept(&self, tokens: &[JoinToken]) {
+        for token in tokens {
+            let mut refusals = Vec::new();
+            while !refusals.last().is_some_and(Result::is_ok) {
+                assert!(refusals.len() < 1_000, "{token:?} is undecided for ever: {refusals:?}");
+                let asked = self.members[refusals.len() % self.members.len()].address;
+                let answer = enrol(asked, token, Role::Worker).await.map(drop);
+                if let Err(EnrolError::Enrolment(EnrolmentError::Refused(refusal))) = &answer {
+                    assert_eq!(*refusal, Refusal::Undecided, "{token:?} was acknowledged");
+                }
+                refusals.push(answer);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn i9_what_was_acknowledged_survives_the_death_of_all_at_once() {
+    let mut room = Room::of_three().await;
+    let mut dice = dice();
+    for _ in 0..ROUNDS {
+        let known = room.acknowledged.len();
+        for _ in 0..1 + dice(8) {
+            room.wish().await;
+        }
+        // Whether the next is answered before they die, is written or is only said, is chance.
+        let moment = Duration::from_micros(dice(12_000));
+        let _ = timeout(moment, room.wish()).await;
+        room.strike().await;
+        room.assert_kept(&room.acknowledged[known..]).await;
+    }
+    room.assert_kept(&room.acknowledged).await;
+}
+
+#[tokio::test]
+async fn i9_what_was_acknowledged_survives_a_leader_whose_disk_is_gone() {
+    let mut room = Room::of_three().await;
+    for _ in 0..5 {
+        room.wish().await;
+    }
+    let leader = room.leader(3).await;
+    let (lost, address) = (leader.id().await, leader.address);
+    // Its directory goes with it.
+    room.members.retain(|member| member.address != address);
+    room.wish().await;
+    room.assert_kept(&room.acknowledged).await;
+    // One that takes its place is another one, and learns all of it.
+    room.operator.wish(&room.members, Wish::Remove(lost)).await.expect("it is removed");
+    let next = room.leader(2).await.joined_by();
+    room.members.push(next);
+    assert_ne!(room.leader(3).await.id().await, lost);
+    room.strike().await;
+    room.assert_kept(&room.acknowledged).await;
+}

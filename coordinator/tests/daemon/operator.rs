@@ -1,0 +1,78 @@
+//! An operator who asks again, of whoever leads, until it has an answer.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use everstep_transport::identity::Credentials;
+use everstep_transport::protocol::{Message, RequestId, Wish};
+use tokio::time::timeout;
+
+use crate::support::{Member, Node};
+
+/// Longer than anything takes here, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one coordinator may take, before another is asked.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// One operator.
+pub struct Operator {
+    credentials: Credentials,
+    /// The newest request.
+    number: u64,
+    /// Where the last answer came from.
+    node: Option<Node>,
+}
+
+impl Operator {
+    /// With the credentials that this coordinator has made.
+    pub fn of(member: &Member) -> Self {
+        let credentials = Credentials::load(&member.path("operator")).expect("credentials");
+        Self { credentials, number: 0, node: None }
+    }
+
+    /// Wishes something, until one of these has answered.
+    pub async fn wish(&mut self, members: &[Member], wish: Wish) -> Result<(), String> {
+        self.number += 1;
+        let id = RequestId { client: 7, number: self.number };
+        let start = Instant::now();
+        loop {
+            for address in members.iter().map(|member| member.address) {
+                if let Ok(Some(answer)) = timeout(ANSWER, self.ask(address, id, &wish)).await {
+                    return answer;
+                }
+                self.node = None;
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody answers");
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        address: SocketAddr,
+        id: RequestId,
+        wish: &Wish,
+    ) -> Option<Result<(), String>> {
+        let node = match self.node.take() {
+            Some(node) => node,
+            None => Node::call(address, &self.credentials).await.ok()?,
+        };
+        node.link.send(Message::Request { id, wish: wish.clone() }).ok()?;
+        loop {
+            match node.link.receive().await.ok()? {
+                Message::Answer { id: of, refusal, .. } if of == id => {
+                    self.node = Some(node);
+                    return Some(refusal.map_or(Ok(()), Err));
+                }
+                // It knows of another one that leads, or of none.
+                Message::Coordinators { leader, members, .. } => {
+                    let here = node.link.remote_address();
+                    let there = members.iter().find(|view| view.address == here);
+                    if there.is_none_or(|view| leader != Some(view.id)) {
+                        return None;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! `everstep bench failovers`: how soon another coordinator leads when the leader is killed, or
+//! stands still, and whether training notices.
+//!
+//! The launcher starts one that was killed again at once. The control plane is back when it has
+//! agreed on a request that was made at the moment of the kill. At the end the run's bits are
+//! compared with those of the same run undisturbed.
+
+use std::time::{Duration, Instant};
+
+use everstep_transport::protocol::{MetricsLine, RunSpec, WorkerId};
+use everstep_worker::registry::Registry;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use super::churn::{self, Churn, Times};
+use crate::cli::{FailoversFlags, Overrides};
+use crate::cluster::{Options, Progress, Report};
+use crate::failure::{Exit, Failure};
+use crate::text::RunText;
+use crate::{config, demo, output, scratch};
+
+/// One leader's end, milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Failover {
+    /// When it was, of Unix time.
+    killed_at: f64,
+    /// To the answer to a request that was made then.
+    back: f64,
+    /// To the first commit without the worker that was killed as well.
+    stall: Option<f64>,
+}
+
+/// What a whole benchmark has come to.
+struct Outcome {
+    failovers: Vec<Failover>,
+    /// The longest time between two commits while nobody led, less the median step.
+    gaps: Times,
+    calm: Times,
+    step_ms: f64,
+    report: Report,
+    undisturbed: String,
+}
+
+/// About how long one takes, with the time that passes before: so long must the run be.
+const ROUND: Duration = Duration::from_millis(1_800);
+/// What the run takes beside them.
+const REST: Duration = Duration::from_secs(5);
+/// Commits after a failover before the next one.
+const SETTLED: u64 = 3;
+
+pub(super) fn run(flags: &FailoversFlags, registry: &Registry) -> Result<(), Failure> {
+    let mut steps = flags.steps.map_or_else(|| steps(flags, registry), Ok)?;
+    let (mut run, mut outcome) = loop {
+        if let Some(outcome) = measure(steps, flags, registry)? {
+            break outcome;
+        }
+        steps *= 2;
+        output::say(format_args!("the run was over too soon; again, with {steps} steps"));
+    };
+    output::say("now the same run undisturbed, to compare");
+    let folder = scratch::folder()?;
+    let resolved = resolved(flags, registry)?;
+    run.data = RunText::find(&resolved)?.listed_in(folder.path(), &resolved.run.data)?;
+    let (report, _) = super::train(folder.path(), &run, &Options::new(flags.churn.workers))?;
+    outcome.undisturbed = report.state_hash;
+    print(flags, &outcome)?;
+    outcome.must_be_unnoticed(flags)
+}
+
+/// The failovers of a run of so many steps; none if it was over before all of them.
+fn measure(
+    steps: u64,
+    flags: &FailoversFlags,
+    registry: &Registry,
+) -> Result<Option<(RunSpec, Outcome)>, Failure> {
+    let options = Options {
+        coordinators: flags.replicas,
+        respawn: flags.with_worker,
+        ..Options::new(flags.churn.workers)
+    };
+    churn::run_for(steps, &flags.churn, registry, options, async |churn| {
+        let mut failovers = Vec::new();
+        while (failovers.len() as u32) < flags.kills {
+            match fail_over(flags, churn).await {
+                Ok(failover) => failovers.push(failover),
+                Err(_) if churn.is_over() => return Ok(None),
+                Err(failure) => return Err(failure),
+            }
+            churn.say(failovers.len() as u32, flags.kills, "failovers");
+        }
+        let report = churn.finish().await?;
+        let (progress, run) = (churn.progress(), churn.spec().clone());
+        let step_ms = churn::step_ms(progress);
+        let gaps = failovers.iter().map(|failover| gap(&progress.lines, failover, step_ms));
+        let (gaps, calm, undisturbed) = (Times::new(gaps), churn::calm(progress), String::new());
+        Ok(Some((run, Outcome { failovers, gaps, calm, step_ms, report, undisturbed })))
+    })
+}
+
+fn resolved(flags: &FailoversFlags, registry: &Registry) -> Result<config::Resolved, Failure> {
+    let workers = Some(flags.churn.workers);
+    let overrides = Overrides { workers, start_workers: workers, ..Overrides::default() };
+    Ok(config::read(flags.churn.config.as_deref(), &overrides, registry)?)
+}
+
+/// How many steps the run takes.
+fn steps(flags: &FailoversFlags, registry: &Registry) -> Result<u64, Failure> {
+    let resolved = resolved(flags, registry)?;
+    let round = ROUND + flags.stop.unwrap_or_default();
+    demo::steps_within(round * flags.kills + REST, &resolved, &RunText::find(&resolved)?)
+}
+
+/// Takes the leader from a cluster that is whole, and waits until another one leads and
+/// training has gone on.
+async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover, Failure> {
+    churn.until_whole().await?;
+    let leader = churn.until_led().await?;
+    let victim = if flags.with_worker { churn.victim() } else { None };
+    let event = churn.progress().events.last().map_or(0, |event| event.number);
+    let (killed_at, began) = (churn::unix_ms(), Instant::now());
+    send(leader, if flags.stop.is_some() { Signal::STOP } else { Signal::KILL })?;
+    if let Some((_, process)) = victim {
+        send(process, Signal::KILL)?;
+    }
+    churn.cluster().agree().await?;
+    let back = 1e3 * began.elapsed().as_secs_f64();
+    if let Some(time) = flags.stop {
+        churn.until("over", |_| (began.elapsed() >= time).then_some(())).await?;
+        send(leader, Signal::CONT)?;
+    }
+    let step = churn.progress().step().0;
+    churn.until("going on", |progress| (progress.step().0 >= step + SETTLED).then_some(())).await?;
+    let stall = match victim {
+        Some((victim, _)) => {
+            let look = |progress: &Progress| stall(progress, event, victim, killed_at);
+            Some(churn.until("going on without the worker", look).await?)
+        }
+        None => None,
+    };
+    Ok(Failover { killed_at, back, stall })
+}
+
+/// From a kill to the first commit without the victim, less a step, milliseconds.
+fn stall(progress: &Progress, event: u64, victim: WorkerId, killed_at: f64) -> Option<f64> {
+    let without = |workers: &[WorkerId]| !workers.contains(&victim);
+    let (_, _, line) = churn::change(progress, event, without)?;
+    Some((line.unix_ms as f64 - killed_at - churn::step_ms(progress)).max(0.0))
+}
+
+/// How much longer than the median step a step took while nobody led, at most.
+fn gap(lines: &[MetricsLine], failover: &Failover, step_ms: f64) -> f64 {
+    let (from, to) = (failover.killed_at, failover.killed_at + failover.back);
+    let times = lines.windows(2).filter_map(|pair| {
+        let [earlier, later] = [&pair[0], &pair[1]].map(|line| line.unix_ms as f64);
+        (later >= from && earlier <= to).then_some(later - earlier)
+    });
+    (times.fold(0.0, f64::max) - step_ms).max(0.0)
+}
+
+fn send(process: u32, signal: Signal) -> Result<(), Failure> {
+    let sent = Pid::from_raw(process as i32).map(|pid| kill_process(pid, signal));
+    match sent {
+        Some(Ok(())) => Ok(()),
+        _ => Err(Failure::new(Exit::Failed, format!("process {process} cannot be signalled"))),
+    }
+}
+
+impl Outcome {
+    /// What a failover must not cost.
+    fn must_be_unnoticed(&self, flags: &FailoversFlags) -> Result<(), Failure> {
+        let Report { state_hash, steps_redone, steps_lost, generations, .. } = &self.report;
+        let redone = if flags.with_worker { 0 } else { *steps_redone };
+        let changes = if flags.with_worker { 0 } else { generations.len() - 1 };
+        if *state_hash == self.undisturbed && (redone, changes, *steps_lost) == (0, 0, 0) {
+            return Ok(());
+        }
+        let equal = if *state_hash == self.undisturbed { "equal" } else { "different" };
+        Err(Failure::new(Exit::Failed, "training has noticed").because(format!(
+            "{redone} steps redone, {steps_lost} lost, {changes} changes of generation, {equal} \
+             bits"
+        )))
+    }
+}
+
+fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
+    let Outcome { failovers, gaps, calm, step_ms, report, undisturbed } = outcome;
+    let back = Times::new(failovers.iter().map(|failover| failover.back));
+    let stalls: Vec<f64> = failovers.iter().filter_map(|failover| failover.stall).collect();
+    let stall = (!stalls.is_empty()).then(|| Times::new(stalls.into_iter()));
+    let equal = report.state_hash == *undisturbed;
+    let (count, replicas, redone) = (failovers.len(), flags.replicas, report.steps_redone);
+    if flags.churn.json {
+        return output::print(json!({
+            "failovers": count, "coordinators": replicas, "workers": flags.churn.workers,
+            "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()), "step_ms": step_ms,
+            "back_ms": back.json(), "gap_ms": gaps.json(), "calm_ms": calm.json(),
+            "stall_ms": stall.map(|stall| stall.json()), "steps": report.steps,
+            "steps_redone": redone, "steps_lost": report.steps_lost,
+            "generations": report.generations.len(), "hash_equal": equal,
+        }));
+    }
+    let what = if flags.stop.is_some() { "stopped" } else { "killed" };
+    let stall = stall.map_or(String::new(), |stall| {
+        format!("  stall   {}  (kill to next commit without the worker)\n", stall.words())
+    });
+    let verdict = if equal { "equal" } else { "DIFFERENT" };
+    output::print(format_args!(
+        "{count} leaders of {replicas} {what}, a step takes {step_ms:.1} ms\n  \
+           back    {}  (kill to the answer of the next leader)\n  \
+           gap     {}  (longest step meanwhile, less a step)\n  \
+           calm    {}  (how much longer steps take to which nothing happens)\n{stall}  \
+           {redone} steps redone, {} lost; bits: {verdict}",
+        back.words(),
+        gaps.words(),
+        calm.words(),
+        report.steps_lost
+    ))
+}

@@ -1,0 +1,59 @@
+//! Flags that several verbs have: which cluster is meant, and what all daemons take.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{Args, ValueEnum};
+
+/// The cluster that an operator means.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterFlags {
+    /// The directory of a run, or of one of its coordinators [default: the newest under `runs`]
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Where coordinators listen, if that is not as DIR says; the credentials are still those in
+    /// DIR (a copy of a coordinator's `operator` folder will do)
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        env = "EVERSTEP_COORDINATORS"
+    )]
+    pub coordinators: Vec<String>,
+}
+
+/// Whom an operator asks, and how the answer is printed.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct AskFlags {
+    /// The cluster.
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+    /// Print the answer as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+/// What a daemon's file and log are.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct DaemonFlags {
+    /// A TOML file that states in its section [coordinator] or [worker] what neither a flag nor a
+    /// variable does
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// How the log on stderr is written
+    #[arg(long, value_name = "FORMAT", env = "EVERSTEP_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// End when the parent process does.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// How a log is written.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// An object a line, for machines.
+    Json,
+}

@@ -1,0 +1,140 @@
+//! The command line of `everstep coordinator`: the daemon itself, or what an operator does with the
+//! coordinators.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::BoolishValueParser;
+use clap::error::Error;
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+
+use super::demo::duration;
+use super::{AskFlags, DaemonFlags, HttpFlags};
+
+/// `everstep coordinator`, with flags or with a task.
+#[derive(Clone, Debug)]
+pub enum CoordinatorVerb {
+    /// Run a coordinator.
+    Run(CoordinatorFlags),
+    /// Do something with the coordinators of a cluster.
+    Task(CoordinatorTask),
+}
+
+/// The flags of `everstep coordinator`.
+#[derive(Args, Clone, Debug)]
+pub struct CoordinatorFlags {
+    /// Where its keys, its log and the join tokens are kept
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: PathBuf,
+    /// The address that the others reach it at (UDP); port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Found a new cluster in DIR
+    #[arg(long, env = "EVERSTEP_BOOTSTRAP", value_parser = BoolishValueParser::new())]
+    pub bootstrap: bool,
+    /// The cluster is there for one run: its workers are dismissed afterwards.
+    #[arg(long, hide = true, requires = "bootstrap")]
+    pub ephemeral: bool,
+    /// Become one of a cluster's coordinators: its token for coordinators, or @FILE to read it from
+    /// a file (another coordinator's DIR/coordinator.token)
+    #[arg(
+        long,
+        value_name = "TOKEN|@FILE",
+        requires = "coordinators",
+        conflicts_with = "bootstrap",
+        env = "EVERSTEP_JOIN",
+        hide_env_values = true
+    )]
+    pub join: Option<String>,
+    /// With --join: where coordinators of the cluster listen
+    #[arg(
+        long,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        env = "EVERSTEP_COORDINATORS"
+    )]
+    pub coordinators: Vec<String>,
+    /// Its HTTP API.
+    #[command(flatten)]
+    pub http: HttpFlags,
+    /// Its file and its log.
+    #[command(flatten)]
+    pub daemon: DaemonFlags,
+}
+
+/// What an operator does with the coordinators of a cluster.
+#[derive(Subcommand, Clone, Debug)]
+pub enum CoordinatorTask {
+    /// Say who the coordinators are, which of them leads, and whether all are there
+    Status(AskFlags),
+    /// Let another coordinator lead
+    TransferLeader(TransferFlags),
+    /// Make a token with which one more coordinator joins, and print the command that it takes
+    Add(AddFlags),
+    /// Go on without a coordinator, for good: its process ends
+    Remove(RemoveFlags),
+}
+
+/// The flags of `everstep coordinator transfer-leader`.
+#[derive(Args, Clone, Debug)]
+pub struct TransferFlags {
+    /// The id of the coordinator that is to lead [default: the one that has most of the log]
+    #[arg(value_name = "ID")]
+    pub to: Option<u64>,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}
+
+/// The flags of `everstep coordinator add`.
+#[derive(Args, Clone, Debug)]
+pub struct AddFlags {
+    /// For how long the token admits it
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
+        value_parser = duration)]
+    pub ttl: Duration,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}
+
+/// The flags of `everstep coordinator remove`.
+#[derive(Args, Clone, Debug)]
+pub struct RemoveFlags {
+    /// The coordinator's id, as `everstep coordinator status` tells it
+    #[arg(value_name = "ID")]
+    pub coordinator: u64,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}
+
+// By hand, since what a derive makes of flags beside a task asks for the flags' values even where
+// there is a task, if a variable states one of them.
+impl FromArgMatches for CoordinatorVerb {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        match matches.subcommand() {
+            Some(_) => CoordinatorTask::from_arg_matches(matches).map(Self::Task),
+            None => CoordinatorFlags::from_arg_matches(matches).map(Self::Run),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for CoordinatorVerb {
+    fn augment_args(command: Command) -> Command {
+        let command = CoordinatorTask::augment_subcommands(CoordinatorFlags::augment_args(command));
+        // The derive asks for a subcommand; here the flags are enough.
+        let command = command.subcommand_required(false).arg_required_else_help(false);
+        command.args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}

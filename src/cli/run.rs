@@ -1,0 +1,32 @@
+//! The command line of `everstep run`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::AskFlags;
+
+/// What an operator does with runs.
+#[derive(Subcommand, Clone, Debug)]
+pub enum RunTask {
+    /// Have a cluster train a run; it trains one at a time
+    Submit(SubmitFlags),
+    /// List the runs that a cluster has trained, and the one that it trains
+    Ls(AskFlags),
+    /// Say how the newest run does, and what it waits for
+    Status(AskFlags),
+    /// End the run that is trained: it has failed then, and its workers wait for the next
+    Cancel(AskFlags),
+}
+
+/// The flags of `everstep run submit`.
+#[derive(Args, Clone, Debug)]
+pub struct SubmitFlags {
+    /// The run: a TOML file as `everstep train` takes it, or another run's run.json. Its data path
+    /// is looked for on the workers' machines, not on this one
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}

@@ -1,0 +1,68 @@
+//! The command line of `everstep token`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use everstep_transport::identity::Role;
+
+use super::AskFlags;
+use super::demo::duration;
+
+/// What an operator does with tokens.
+#[derive(Subcommand, Clone, Debug)]
+pub enum TokenTask {
+    /// Make a token with which nodes join; it is shown once, and kept nowhere
+    Create(CreateFlags),
+    /// List the tokens that admit nodes, without what it takes to use them
+    Ls(AskFlags),
+    /// Admit nobody with a token any more; whom it has admitted stays
+    Revoke(RevokeFlags),
+}
+
+/// The flags of `everstep token create`.
+#[derive(Args, Clone, Debug)]
+pub struct CreateFlags {
+    /// What whoever joins with it becomes
+    #[arg(long, value_name = "ROLE", env = "EVERSTEP_ROLE")]
+    pub role: Joiner,
+    /// How many nodes it admits
+    #[arg(long, value_name = "N", env = "EVERSTEP_USES", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub uses: u32,
+    /// For how long it admits them
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
+        value_parser = duration)]
+    pub ttl: Duration,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}
+
+/// The flags of `everstep token revoke`.
+#[derive(Args, Clone, Debug)]
+pub struct RevokeFlags {
+    /// The token's id, as `everstep token ls` tells it
+    #[arg(value_name = "ID", allow_hyphen_values = true)]
+    pub token: String,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}
+
+/// What a token may make of a node.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joiner {
+    /// One that computes.
+    Worker,
+    /// One of those that decide.
+    Coordinator,
+}
+
+impl From<Joiner> for Role {
+    fn from(joiner: Joiner) -> Self {
+        match joiner {
+            Joiner::Worker => Self::Worker,
+            Joiner::Coordinator => Self::Coordinator,
+        }
+    }
+}

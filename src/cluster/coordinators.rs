@@ -1,0 +1,248 @@
+//! The coordinators' processes, and an operator that asks whichever of them leads.
+//!
+//! In: the directory where each keeps its log and its keys. Out: the leader's answers. A process
+//! that has ended is started again where it was; workers train on meanwhile, and so does the
+//! cluster, as long as most of its coordinators are there. What they say is not understood here.
+
+mod seat;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use everstep_transport::identity::TokenId;
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{
+    CoordinatorId, NodeName, RequestId, RunSpec, Step, Term, Wish, WorkerId,
+};
+
+use super::Directory;
+use super::error::ClusterError;
+use super::process::{Daemons, Origin};
+use crate::operator::{Operator, OperatorError};
+pub(super) use seat::Seat;
+
+/// The coordinators of a local cluster.
+pub(super) struct Coordinators {
+    seats: Vec<Seat>,
+    operator: Operator,
+    daemons: Daemons,
+    /// The term in which it was told last who has ended.
+    told_in: Term,
+}
+
+/// How often the processes are looked at while one is asked something.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long those that join may take to have a vote.
+const FOUNDING: Duration = Duration::from_secs(30);
+/// How long they may take to end.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// An operator's credentials, in a coordinator's directory.
+const CREDENTIALS: &str = "operator";
+
+impl Coordinators {
+    /// Starts `count` of them: one that founds a cluster, the others join it. Returns when all have
+    /// a vote.
+    pub(super) async fn found(
+        directory: &Directory,
+        daemons: Daemons,
+        count: u32,
+    ) -> Result<Self, ClusterError> {
+        let (home, first) = Seat::start(directory, &daemons, 1, Origin::Bootstrap)?;
+        let founder = Seat::of(1, count, home, first.listening().await?);
+        let token = founder.home().join("coordinator.token");
+        let join = Origin::Join { token: &token, founder: founder.address() };
+        let joining: Result<Vec<_>, _> = (2..=count)
+            .map(|number| Seat::start(directory, &daemons, number, join.clone()))
+            .collect();
+        let mut seats = vec![founder];
+        for ((home, starting), number) in joining?.into_iter().zip(2..) {
+            seats.push(Seat::of(number, count, home, starting.listening().await?));
+        }
+        let addresses: Vec<_> = seats.iter().map(Seat::address).collect();
+        let operator = Operator::new(&seats[0].home().join(CREDENTIALS), &addresses)?;
+        let mut coordinators = Self { seats, operator, daemons, told_in: Term(0) };
+        coordinators.until_all_vote(directory).await?;
+        Ok(coordinators)
+    }
+
+    /// Where the first keeps its files.
+    pub(super) fn home(&self) -> &Path {
+        self.seats[0].home()
+    }
+
+    /// Where they listen, all their lives.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        self.seats.iter().map(Seat::address).collect()
+    }
+
+    /// Those that are there, each with its id, once that is known, and whether it leads.
+    pub(super) fn listed(&self) -> impl Iterator<Item = (&Seat, Option<CoordinatorId>, bool)> {
+        let (views, leader) = (self.operator.coordinators(), self.operator.leader());
+        self.seats.iter().filter(|seat| seat.is_there()).map(move |seat| {
+            let view = views.iter().find(|view| view.address == seat.address());
+            let id = view.map(|view| view.id);
+            (seat, id, id.is_some() && id == leader)
+        })
+    }
+
+    /// The process of the one that leads, if that is known.
+    pub(super) fn leader_pid(&self) -> Option<u32> {
+        self.listed().find(|(_, _, leads)| *leads).and_then(|(seat, _, _)| seat.pid())
+    }
+
+    /// Whether all of them can be asked, and one is known to lead.
+    pub(super) fn are_whole(&self) -> bool {
+        let mut all = self.seats.iter().filter(|seat| seat.is_there());
+        let hears = |seat: &Seat| seat.pid().is_some() && self.operator.hears(seat.address());
+        self.leader_pid().is_some() && all.all(hears)
+    }
+
+    /// Returns when they have agreed on something that changes nothing: that a token is revoked
+    /// which there is not.
+    pub(super) async fn agree(&mut self, directory: &Directory) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        let nothing = Wish::RevokeToken(TokenId::default());
+        match self.request(directory, id, nothing).await {
+            Ok(()) | Err(ClusterError::Failed { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How often any was started again.
+    pub(super) fn restarts(&self) -> u32 {
+        self.seats.iter().map(Seat::restarts).sum()
+    }
+
+    /// Whether another one leads since this was asked last.
+    pub(super) fn has_changed(&mut self) -> bool {
+        let term = self.operator.term();
+        std::mem::replace(&mut self.told_in, term) != term
+    }
+
+    /// Submits a run; returns when it is accepted.
+    pub(super) async fn submit(
+        &mut self,
+        directory: &Directory,
+        run: &RunSpec,
+    ) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        let submit = async |operator: &mut Operator| operator.submit(id, run.clone()).await;
+        self.ask(directory, submit).await.map(drop)
+    }
+
+    /// Says that a worker's process has ended; where nobody looks after them, nobody says so.
+    pub(super) fn exited(&self, name: NodeName, how: String) {
+        if !self.daemons.by_hand {
+            self.operator.exited(name, how);
+        }
+    }
+
+    /// Asks to let a worker go.
+    pub(super) async fn drain(
+        &mut self,
+        directory: &Directory,
+        worker: WorkerId,
+    ) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        self.request(directory, id, Wish::Drain(worker)).await
+    }
+
+    /// Has something changed.
+    pub(super) async fn request(
+        &mut self,
+        directory: &Directory,
+        id: RequestId,
+        wish: Wish,
+    ) -> Result<(), ClusterError> {
+        let request = async |operator: &mut Operator| operator.request(id, wish.clone()).await;
+        self.ask(directory, request).await.map(drop)
+    }
+
+    /// What is new since this step's line and this event; waits until there is somebody to say so.
+    ///
+    /// # Errors
+    /// When a coordinator dies again and again, or they refuse the run.
+    pub(super) async fn watch(
+        &mut self,
+        directory: &Directory,
+        step: Step,
+        event: u64,
+    ) -> Result<Update, ClusterError> {
+        let watch = async |operator: &mut Operator| operator.watch(step, event).await;
+        self.ask(directory, watch).await
+    }
+
+    /// Ends them in good order: each says goodbye.
+    pub(super) async fn dismiss(self) {
+        let Self { seats, operator, .. } = self;
+        operator.close().await;
+        let mut ending: Vec<_> = seats.into_iter().filter_map(Seat::dismiss).collect();
+        let deadline = Instant::now() + FAREWELL;
+        while ending.iter_mut().any(|process| process.is_alive()) && Instant::now() < deadline {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn until_all_vote(&mut self, directory: &Directory) -> Result<(), ClusterError> {
+        let began = Instant::now();
+        loop {
+            let standing = async |operator: &mut Operator| operator.standing().await;
+            let there = self.ask(directory, standing).await?.coordinators;
+            let voters = there.iter().filter(|coordinator| coordinator.votes).count();
+            if voters == self.seats.len() {
+                return Ok(());
+            }
+            if began.elapsed() > FOUNDING {
+                let (all, waited) = (self.seats.len(), FOUNDING.as_secs());
+                let reason = format!("{voters} of {all} coordinators have a vote after {waited} s");
+                return Err(ClusterError::Coordinator(reason));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Asks until somebody answers. If nobody does for long, the processes that cannot be asked are
+    /// started again.
+    async fn ask<T>(
+        &mut self,
+        directory: &Directory,
+        mut question: impl AsyncFnMut(&mut Operator) -> Result<T, OperatorError>,
+    ) -> Result<T, ClusterError> {
+        loop {
+            let members = self.members();
+            let Self { seats, operator, daemons, .. } = self;
+            let answer = tokio::select! {
+                answer = question(operator) => answer,
+                hopeless = attend(seats, &members, directory, daemons) => return Err(hopeless),
+            };
+            let Err(OperatorError::Unanswered(reason)) = answer else { return Ok(answer?) };
+            tracing::warn!(reason, "the coordinators are asked anew");
+            let deaf = seats.iter_mut().filter(|seat| !operator.hears(seat.address()));
+            deaf.for_each(Seat::kill);
+        }
+    }
+
+    /// Where those are that the cluster has, as far as that is known.
+    fn members(&self) -> Vec<SocketAddr> {
+        self.operator.coordinators().iter().map(|view| view.address).collect()
+    }
+}
+
+/// Looks after the processes; returns why one of them dies again and again.
+async fn attend(
+    seats: &mut [Seat],
+    members: &[SocketAddr],
+    directory: &Directory,
+    daemons: &Daemons,
+) -> ClusterError {
+    loop {
+        for seat in seats.iter_mut() {
+            let is_member = members.contains(&seat.address());
+            if let Err(error) = seat.attend(directory, daemons, is_member) {
+                return error;
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}

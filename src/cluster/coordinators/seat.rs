@@ -1,0 +1,175 @@
+//! The process of one coordinator, started again in its directory whenever it ends.
+//!
+//! In: the passing of time. Out: a process, or why there is none. Workers and the other
+//! coordinators find it where it was. Whether it leads is not known here.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::cluster::Directory;
+use crate::cluster::error::ClusterError;
+use crate::cluster::process::{CoordinatorStart, Daemons, Origin, Process, Starting};
+
+/// A coordinator of this launcher.
+pub(in crate::cluster) struct Seat {
+    number: u32,
+    home: PathBuf,
+    address: SocketAddr,
+    api: Option<String>,
+    stage: Stage,
+    /// When it ended, or did not start, lately.
+    breaks: Vec<Instant>,
+    /// So many within [`CRISIS`] are too many.
+    most_breaks: usize,
+    restarts: u32,
+}
+
+enum Stage {
+    Runs(Process),
+    Starts(Starting),
+    /// It is started at that time.
+    Rests(Instant),
+    /// It was removed from the cluster.
+    Removed,
+}
+
+/// This many breaks within [`CRISIS`] are too many for one that is alone. Where others lead
+/// meanwhile there is more patience: as much more as there are coordinators.
+const BREAKS: usize = 5;
+/// See [`BREAKS`].
+const CRISIS: Duration = Duration::from_secs(10);
+/// How long a coordinator that did not start is left alone.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Seat {
+    /// Begins to start a coordinator, the `number`th of this launcher.
+    pub(super) fn start(
+        directory: &Directory,
+        daemons: &Daemons,
+        number: u32,
+        origin: Origin<'_>,
+    ) -> Result<(PathBuf, Starting), ClusterError> {
+        let home = home(directory, number);
+        let start = CoordinatorStart { number, home: &home, origin, daemons };
+        let starting = Process::coordinator(directory, &start)?;
+        Ok((home, starting))
+    }
+
+    /// One of `count`, whose process listens.
+    pub(super) fn of(number: u32, count: u32, home: PathBuf, process: Process) -> Self {
+        let (address, api) = (process.address(), process.api().map(str::to_string));
+        let (stage, breaks, restarts) = (Stage::Runs(process), Vec::new(), 0);
+        let most_breaks = BREAKS * count as usize;
+        Self { number, home, address, api, stage, breaks, most_breaks, restarts }
+    }
+
+    /// Looks after the process. `is_member` is whether the cluster still has this coordinator.
+    ///
+    /// # Errors
+    /// Why it dies again and again.
+    pub(super) fn attend(
+        &mut self,
+        directory: &Directory,
+        daemons: &Daemons,
+        is_member: bool,
+    ) -> Result<(), ClusterError> {
+        let resting = Stage::Rests(Instant::now() + PAUSE);
+        match std::mem::replace(&mut self.stage, resting) {
+            Stage::Runs(mut process) => match process.end() {
+                None => self.stage = Stage::Runs(process),
+                Some(end) if end.expected && !is_member => self.stage = Stage::Removed,
+                Some(end) => {
+                    self.count_break(|| process.failure(end))?;
+                    self.restart(directory, daemons)?;
+                }
+            },
+            Stage::Starts(starting) => match starting.poll() {
+                Err(starting) => self.stage = Stage::Starts(starting),
+                Ok(Ok(process)) => {
+                    self.api = process.api().map(str::to_string);
+                    self.stage = Stage::Runs(process);
+                }
+                Ok(Err(error)) => {
+                    // Whatever it died of: another may have taken the port meanwhile.
+                    self.api = None;
+                    self.count_break(|| error)?;
+                }
+            },
+            Stage::Rests(until) if until <= Instant::now() => self.restart(directory, daemons)?,
+            stage => self.stage = stage,
+        }
+        Ok(())
+    }
+
+    /// Ends a process that cannot be asked: another takes its place.
+    pub(super) fn kill(&mut self) {
+        if let Stage::Runs(process) = &mut self.stage {
+            tracing::warn!(coordinator = self.number, "it does not answer, and is killed");
+            process.kill();
+        }
+    }
+
+    /// Asks the process to end.
+    pub(super) fn dismiss(self) -> Option<Process> {
+        match self.stage {
+            Stage::Runs(process) => {
+                process.terminate();
+                Some(process)
+            }
+            _ => None,
+        }
+    }
+
+    /// Where it keeps its files.
+    pub(super) fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// Where it listens, all its life.
+    pub(in crate::cluster) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where its HTTP API is.
+    pub(in crate::cluster) fn api(&self) -> Option<&str> {
+        self.api.as_deref()
+    }
+
+    /// Its process, if it listens.
+    pub(in crate::cluster) fn pid(&self) -> Option<u32> {
+        match &self.stage {
+            Stage::Runs(process) => Some(process.naming().pid),
+            _ => None,
+        }
+    }
+
+    /// It is one of the cluster's, or is to be again.
+    pub(in crate::cluster) fn is_there(&self) -> bool {
+        !matches!(self.stage, Stage::Removed)
+    }
+
+    /// How often it was started again.
+    pub(super) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    fn restart(&mut self, directory: &Directory, daemons: &Daemons) -> Result<(), ClusterError> {
+        self.restarts += 1;
+        let origin = Origin::Again { address: self.address, api: self.api.as_deref() };
+        let start = CoordinatorStart { number: self.number, home: &self.home, origin, daemons };
+        self.stage = Stage::Starts(Process::coordinator(directory, &start)?);
+        Ok(())
+    }
+
+    /// Counts a break: there may not be too many within a short time.
+    fn count_break(&mut self, why: impl FnOnce() -> ClusterError) -> Result<(), ClusterError> {
+        self.breaks.retain(|at| at.elapsed() < CRISIS);
+        self.breaks.push(Instant::now());
+        if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why()) }
+    }
+}
+
+fn home(directory: &Directory, number: u32) -> PathBuf {
+    directory.path().join(format!("coordinator-{number}"))
+}

@@ -1,0 +1,36 @@
+//! `everstep coordinator add`: what it takes for one more coordinator to join.
+
+use everstep_transport::identity::{Role, Terms};
+use serde_json::json;
+
+use crate::cli::AddFlags;
+use crate::failure::Failure;
+use crate::operator::Place;
+use crate::{output, token};
+
+pub(super) fn run(flags: &AddFlags) -> Result<(), Failure> {
+    let expires_unix_s = token::until(flags.ttl);
+    let terms =
+        Terms { role: Role::Coordinator, uses: Some(1), expires_unix_s: Some(expires_unix_s) };
+    let place = Place::find(&flags.ask.cluster)?;
+    let (token, addresses) = place.ask(async |operator| {
+        let token = operator.create_token(terms).await?;
+        let there = operator.coordinators().iter().map(|view| view.address.to_string());
+        Ok((token, there.collect::<Vec<_>>()))
+    })?;
+    let coordinators = addresses.join(",");
+    if flags.ask.json {
+        return output::print(json!({
+            "token": token.to_string(), "coordinators": addresses,
+            "expires_unix_s": expires_unix_s,
+        }));
+    }
+    let time = flags.ttl.as_secs();
+    output::say(format_args!(
+        "run this on the new machine within {time} s, with a directory and an address of its own:"
+    ));
+    output::print(format_args!(
+        "everstep coordinator --dir DIR --listen HOST:PORT --join {token} --coordinators \
+         {coordinators}"
+    ))
+}

@@ -1,0 +1,107 @@
+//! `everstep coordinator status`: who the coordinators are, which leads, and whether all are there.
+
+use everstep_transport::protocol::question::CoordinatorStanding;
+use serde_json::json;
+
+use crate::cli::AskFlags;
+use crate::failure::Failure;
+use crate::operator::{Place, Standing};
+use crate::output::{self, table};
+
+pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
+    let standing = Place::find(&flags.cluster)?.ask(async |operator| operator.standing().await)?;
+    if flags.json {
+        let Standing { term, coordinators } = &standing;
+        return output::print(json!({ "term": term, "coordinators": coordinators }));
+    }
+    let head = ["id", "name", "state", "log", "address", "api"].map(str::to_string);
+    let rows = standing.coordinators.iter().map(row);
+    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+    output::print(format_args!("{}\n{}", sentence(&standing), table(&rows)))
+}
+
+/// How they stand, and what that means.
+fn sentence(standing: &Standing) -> String {
+    let Standing { term, coordinators } = standing;
+    let voters: Vec<_> = coordinators.iter().filter(|coordinator| coordinator.votes).collect();
+    let there = voters.iter().filter(|voter| voter.silent_since_unix_ms.is_none()).count();
+    let leader = coordinators.iter().find(|coordinator| coordinator.leads);
+    let leads = leader.map_or("nobody leads".into(), |leader| {
+        format!("coordinator {} leads in term {term}", leader.view.id)
+    });
+    let (all, needed) = (voters.len(), voters.len() / 2 + 1);
+    let spare = there.saturating_sub(needed);
+    let bears = match spare {
+        0 if all == 1 => "a cluster of three would go on without one".into(),
+        0 => "none of them may be lost now".into(),
+        1 => "one of them may be lost".into(),
+        more => format!("{more} of them may be lost"),
+    };
+    let learning = coordinators.len() - all;
+    let learning = match learning {
+        0 => String::new(),
+        _ => format!("; waiting: {learning} more learn the log before they vote"),
+    };
+    format!("{leads}; {there} of {all} that vote are there, {bears}{learning}")
+}
+
+fn row(coordinator: &CoordinatorStanding) -> [String; 6] {
+    let CoordinatorStanding { view, votes, leads, matched, silent_since_unix_ms } = coordinator;
+    let state = match (leads, votes, silent_since_unix_ms) {
+        (true, ..) => "leads",
+        (_, _, Some(_)) => "silent",
+        (_, true, None) => "follows",
+        (_, false, None) => "learns",
+    };
+    [
+        view.id.to_string(),
+        view.name.to_string(),
+        state.into(),
+        matched.map_or("-".into(), |index| index.to_string()),
+        view.address.to_string(),
+        view.api.map_or("-".into(), |api| format!("http://{api}")),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::{CoordinatorView, NodeName, Term};
+
+    use super::*;
+
+    fn coordinator(id: u64, silent: bool) -> CoordinatorStanding {
+        let name = NodeName::parse("coordinator-1").expect("a name");
+        let address = ([127, 0, 0, 1], 4).into();
+        CoordinatorStanding {
+            view: CoordinatorView { id, name, address, api: None },
+            votes: true,
+            leads: id == 1,
+            matched: Some(9),
+            silent_since_unix_ms: silent.then_some(5),
+        }
+    }
+
+    #[test]
+    fn it_is_said_how_many_may_be_lost_yet() {
+        for (silent, words) in [
+            (&[false][..], "1 of 1 that vote are there, a cluster of three would go on"),
+            (&[false, false, false], "3 of 3 that vote are there, one of them may be lost"),
+            (&[false, true, false], "2 of 3 that vote are there, none of them may be lost now"),
+            (&[false; 5], "5 of 5 that vote are there, 2 of them may be lost"),
+        ] {
+            let coordinators = (1..).zip(silent).map(|(id, silent)| coordinator(id, *silent));
+            let standing = Standing { term: Term(3), coordinators: coordinators.collect() };
+            let said = sentence(&standing);
+            assert!(said.starts_with("coordinator 1 leads in term 3; "), "{said}");
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn who_learns_is_waited_for() {
+        let learner = CoordinatorStanding { votes: false, ..coordinator(7, false) };
+        let coordinators = vec![coordinator(1, false), learner];
+        let said = sentence(&Standing { term: Term(1), coordinators });
+        assert!(said.ends_with("; waiting: 1 more learn the log before they vote"), "{said}");
+    }
+}

@@ -1,0 +1,253 @@
+//! The coordinators as an operator knows them: who they are, where, and who leads.
+//!
+//! In: what calls have come to. Out: the link to whoever leads. Of two coordinators that tell of
+//! different leaders, the one with the later term is right; what one that does not lead answers is
+//! nobody's to believe.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use everstep_transport::protocol::outcome::WorkerView;
+use everstep_transport::protocol::{
+    CoordinatorId, CoordinatorView, Message, NodeName, Question, Term, WorkerId,
+};
+use everstep_transport::quic::{Endpoint, Link};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::call::{self, Heard, What};
+
+/// The coordinators.
+pub(super) struct Circle {
+    endpoint: Arc<Endpoint>,
+    tell: mpsc::Sender<Heard>,
+    lines: BTreeMap<SocketAddr, Line>,
+    knowledge: Knowledge,
+}
+
+/// What coordinators have told of themselves.
+#[derive(Debug, Default, PartialEq)]
+struct Knowledge {
+    revision: u64,
+    members: Vec<CoordinatorView>,
+    term: Term,
+    leader: Option<CoordinatorId>,
+}
+
+/// A place that is called.
+struct Line {
+    link: Option<Link>,
+    /// Why there is no link.
+    why: String,
+    /// As answers on this link have told of them: each tells what has changed.
+    workers: BTreeMap<WorkerId, WorkerView>,
+    call: JoinHandle<()>,
+}
+
+impl Circle {
+    /// Calls whoever is at these addresses, and whom they tell of.
+    pub(super) fn around(
+        endpoint: Arc<Endpoint>,
+        tell: mpsc::Sender<Heard>,
+        coordinators: &[SocketAddr],
+    ) -> Self {
+        let (lines, knowledge) = (BTreeMap::new(), Knowledge::default());
+        let mut circle = Self { endpoint, tell, lines, knowledge };
+        coordinators.iter().for_each(|address| circle.call(*address));
+        circle
+    }
+
+    /// Takes what a call has come to; returns what was said, but for what is for this circle.
+    pub(super) fn take(&mut self, Heard { address, what }: Heard) -> Option<(SocketAddr, Message)> {
+        let line = self.lines.get_mut(&address)?;
+        match what {
+            What::Up(link) => {
+                line.workers.clear();
+                line.link = Some(link);
+                line.say(first_word());
+                None
+            }
+            What::Lost(why) => {
+                (line.link, line.why) = (None, why);
+                None
+            }
+            What::Said(Message::Coordinators { revision, term, leader, members }) => {
+                if self.knowledge.learn(Knowledge { revision, members, term, leader }) {
+                    self.call_members();
+                }
+                None
+            }
+            What::Said(Message::Update(mut update)) => {
+                line.note(std::mem::take(&mut update.workers), &update.forgotten);
+                Some((address, Message::Update(update)))
+            }
+            What::Said(message) => Some((address, message)),
+        }
+    }
+
+    /// Where the one that leads is, if there is a link to it.
+    pub(super) fn leader(&self) -> Option<SocketAddr> {
+        let name = self.name_of(self.knowledge.leader?)?;
+        let is = |line: &Line| line.name() == Some(name);
+        self.lines.iter().find(|(_, line)| is(line)).map(|(address, _)| *address)
+    }
+
+    /// Says this to whoever leads. Should the link break, there will be no answer.
+    pub(super) fn tell_leader(&self, message: Message) {
+        if let Some(line) = self.leader().and_then(|address| self.lines.get(&address)) {
+            line.say(message);
+        }
+    }
+
+    /// Says something to all, so that they tell who they are.
+    pub(super) fn introduce(&self) {
+        self.lines.values().for_each(|line| line.say(first_word()));
+    }
+
+    /// All workers, as the one that leads has told of them.
+    pub(super) fn workers(&self) -> Vec<WorkerView> {
+        let line = self.leader().and_then(|address| self.lines.get(&address));
+        line.map_or(Vec::new(), |line| line.workers.values().cloned().collect())
+    }
+
+    pub(super) fn members(&self) -> &[CoordinatorView] {
+        &self.knowledge.members
+    }
+
+    pub(super) fn leader_id(&self) -> Option<CoordinatorId> {
+        self.knowledge.leader
+    }
+
+    pub(super) fn term(&self) -> Term {
+        self.knowledge.term
+    }
+
+    pub(super) fn hears(&self, address: SocketAddr) -> bool {
+        self.lines.get(&address).is_some_and(|line| line.link.is_some())
+    }
+
+    /// Why there is no answer, in words.
+    pub(super) fn standing(&self) -> String {
+        let answering = self.lines.values().filter(|line| line.link.is_some()).count();
+        if answering == 0 {
+            let tried =
+                self.lines.iter().map(|(address, line)| format!("{address} ({})", line.why));
+            let tried: Vec<_> = tried.collect();
+            return format!("no coordinator answers: tried {}", tried.join(", "));
+        }
+        let all = self.lines.len().max(self.knowledge.members.len());
+        match (self.knowledge.leader, self.leader()) {
+            (Some(id), Some(address)) => {
+                format!("coordinator {id} at {address} leads, but does not say that it still does")
+            }
+            _ => format!(
+                "{answering} of {all} coordinators answer, none leads: {} must be there to agree",
+                all / 2 + 1
+            ),
+        }
+    }
+
+    fn name_of(&self, id: CoordinatorId) -> Option<&NodeName> {
+        self.knowledge.members.iter().find(|view| view.id == id).map(|view| &view.name)
+    }
+
+    /// Calls all that are listed. Who was named by another address stays, if it is one of them.
+    fn call_members(&mut self) {
+        let members = &self.knowledge.members;
+        self.lines.retain(|address, line| {
+            let listed = |view: &CoordinatorView| {
+                view.address == *address || Some(&view.name) == line.name()
+            };
+            members.iter().any(listed)
+        });
+        let all: Vec<_> = members.iter().map(|view| view.address).collect();
+        all.into_iter().for_each(|address| self.call(address));
+    }
+
+    fn call(&mut self, address: SocketAddr) {
+        let (endpoint, tell) = (&self.endpoint, &self.tell);
+        self.lines.entry(address).or_insert_with(|| {
+            let call = tokio::spawn(call::keep(endpoint.clone(), address, tell.clone()));
+            let why = "nobody has answered yet".into();
+            Line { link: None, why, workers: BTreeMap::new(), call }
+        });
+    }
+}
+
+impl Knowledge {
+    /// Takes what is newer; returns whether the list of members is.
+    fn learn(&mut self, told: Self) -> bool {
+        // One that has lost its leader knows less than one that has found the next.
+        if told.term > self.term || told.term == self.term && told.leader.is_some() {
+            (self.term, self.leader) = (told.term, told.leader);
+        }
+        let newer = told.revision > self.revision;
+        if newer {
+            (self.revision, self.members) = (told.revision, told.members);
+        }
+        newer
+    }
+}
+
+impl Line {
+    fn name(&self) -> Option<&NodeName> {
+        self.link.as_ref().map(|link| &link.identity().name)
+    }
+
+    fn say(&self, message: Message) {
+        if let Some(link) = &self.link
+            && let Err(error) = link.send(message)
+        {
+            tracing::debug!(%error, "a coordinator was not told");
+        }
+    }
+
+    fn note(&mut self, changed: Vec<WorkerView>, forgotten: &[WorkerId]) {
+        self.workers.extend(changed.into_iter().map(|view| (view.worker, view)));
+        forgotten.iter().for_each(|worker| drop(self.workers.remove(worker)));
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.call.abort();
+    }
+}
+
+/// What makes a coordinator say who all of them are, and which of them leads. Its answer is that to
+/// no other question: that to a Watch would tell the end of a run without what came before.
+fn first_word() -> Message {
+    Message::Ask(Question::Coordinators)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(revision: u64, term: u64, leader: Option<CoordinatorId>) -> Knowledge {
+        Knowledge { revision, members: Vec::new(), term: Term(term), leader }
+    }
+
+    #[test]
+    fn the_first_word_s_answer_is_never_taken_for_what_is_new_of_a_run() {
+        assert!(!matches!(first_word(), Message::Watch { .. }));
+    }
+
+    #[test]
+    fn the_later_term_is_right_about_who_leads() {
+        let mut known = Knowledge::default();
+        assert!(known.learn(told(3, 4, Some(1))));
+        for (news, leader) in [
+            (told(3, 3, Some(7)), Some(1)),
+            (told(3, 4, None), Some(1)),
+            (told(3, 5, None), None),
+            (told(3, 4, Some(1)), None),
+            (told(3, 5, Some(7)), Some(7)),
+        ] {
+            assert!(!known.learn(news), "no newer list");
+            assert_eq!(known.leader, leader);
+        }
+        assert_eq!(known.term, Term(5));
+    }
+}

@@ -1,0 +1,15 @@
+//! Why an operator has no answer.
+
+/// Why an operator has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OperatorError {
+    /// Nobody who leads has answered in time.
+    #[error("{0}")]
+    Unanswered(String),
+    /// The coordinators refuse.
+    #[error("{0}")]
+    Refused(String),
+    /// The operator's credentials cannot be used.
+    #[error("{0}")]
+    Unusable(String),
+}

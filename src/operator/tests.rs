@@ -1,0 +1,75 @@
+use everstep_transport::protocol::MetricsLine;
+use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+
+use super::*;
+
+fn update(steps: std::ops::Range<u64>, events: std::ops::Range<u64>) -> Update {
+    let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
+    let kind = EventKind::Complete { step: Step(9) };
+    let event = |number| Event { number, unix_ms: 0, kind: kind.clone() };
+    Update {
+        run: None,
+        lines: steps.map(line).collect(),
+        events: events.map(event).collect(),
+        workers: Vec::new(),
+        forgotten: Vec::new(),
+        bitwise: true,
+        waiting: None,
+        unreachable: Vec::new(),
+        outcome: Outcome::Running,
+    }
+}
+
+#[test]
+fn only_what_follows_is_taken_for_the_answer() {
+    for (steps, events, taken) in [
+        (8..8, 4..4, true),
+        (8..10, 4..4, true),
+        (8..8, 4..6, true),
+        (7..10, 4..4, false),
+        (9..10, 4..4, false),
+        (8..8, 3..6, false),
+        (8..8, 5..6, false),
+    ] {
+        let update = update(steps, events);
+        assert_eq!(follows(&update, Step(7), 3), taken, "{update:?}");
+    }
+}
+
+#[test]
+fn operators_listen_where_the_coordinators_can_answer() {
+    let address = |text: &str| text.parse().expect("an address");
+    for (coordinators, here) in [
+        (vec![address("127.0.0.1:4"), address("[::1]:4")], "127.0.0.1"),
+        (vec![address("127.0.0.1:4"), address("10.0.0.7:4")], "0.0.0.0"),
+        (vec![address("[fd00::7]:4")], "::"),
+    ] {
+        assert_eq!(listening(&coordinators).to_string(), here);
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.expect("a runtime")
+}
+
+#[test]
+fn nobody_there_is_told_with_every_place_that_was_tried() {
+    use everstep_transport::identity::{Authority, Identity, Role};
+    let folder = tempfile::tempdir().expect("a folder");
+    let authority = Authority::create().expect("keys");
+    let name = NodeName::parse("operator").expect("a name");
+    let identity = Identity { role: Role::Operator, name };
+    let credentials = authority.issue(&identity, Duration::from_secs(60)).expect("certified");
+    credentials.save(folder.path()).expect("written");
+    // Bound, and deaf.
+    let deaf = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let address = deaf.local_addr().expect("an address");
+    runtime().block_on(async {
+        let mut operator = Operator::new(folder.path(), &[address]).expect("credentials");
+        let error = operator.watch(Step(0), 0).await.expect_err("nobody is there");
+        let OperatorError::Unanswered(words) = error else { panic!("{error:?}") };
+        let expected = format!("no coordinator answers: tried {address} (");
+        assert!(words.starts_with(&expected), "{words}");
+    });
+}

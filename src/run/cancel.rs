@@ -1,0 +1,22 @@
+//! `everstep run cancel`: ends the run that is trained.
+
+use everstep_transport::protocol::Wish;
+use serde_json::json;
+
+use super::sentence;
+use crate::cli::AskFlags;
+use crate::failure::Failure;
+use crate::operator::Place;
+use crate::output;
+
+pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
+    let runs = Place::find(&flags.cluster)?.ask(async |operator| {
+        operator.wish(Wish::Cancel).await?;
+        operator.runs().await
+    })?;
+    let cancelled = runs.last();
+    if flags.json {
+        return output::print(json!(cancelled));
+    }
+    output::print(cancelled.map_or("it was cancelled".into(), sentence))
+}

@@ -1,0 +1,24 @@
+//! `everstep run ls`: the runs of a cluster, oldest first.
+
+use serde_json::json;
+
+use crate::cli::AskFlags;
+use crate::failure::Failure;
+use crate::operator::Place;
+use crate::output::{self, table};
+
+pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
+    let runs = Place::find(&flags.cluster)?.ask(async |operator| operator.runs().await)?;
+    if flags.json {
+        return output::print(json!(runs));
+    }
+    if runs.is_empty() {
+        return output::print("no run was submitted yet; `everstep run submit FILE` does so");
+    }
+    let head = ["id", "name", "state", "step", "status"].map(str::to_string);
+    let rows = runs
+        .into_iter()
+        .map(|run| [run.id.to_string(), run.name, run.state, run.step.to_string(), run.status]);
+    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+    output::print(table(&rows))
+}

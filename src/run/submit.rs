@@ -1,0 +1,94 @@
+//! `everstep run submit`: gives a cluster a run to train.
+//!
+//! In: a file that says what the run is. Out: its id, and what it waits for. The data is not looked
+//! for here: the workers' machines have it.
+
+use std::fs;
+use std::path::Path;
+
+use everstep_transport::protocol::RunSpec;
+use everstep_worker::registry::Registry;
+use serde_json::json;
+
+use super::sentence;
+use crate::cli::{Overrides, SubmitFlags};
+use crate::config;
+use crate::failure::{Exit, Failure};
+use crate::operator::Place;
+use crate::output;
+
+pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
+    let run = read(&flags.file, registry)?;
+    let path = run.data.path.clone();
+    let place = Place::find(&flags.ask.cluster)?;
+    let (id, runs) = place.ask(async |operator| {
+        let id = operator.next_id();
+        let id = operator.submit(id, run).await?;
+        Ok((id, operator.runs().await?))
+    })?;
+    let view = runs.iter().rfind(|view| Some(view.id) == id);
+    if flags.ask.json {
+        return output::print(json!({ "id": id, "run": view }));
+    }
+    output::say(format_args!("note: its data, \"{path}\", is looked for on each worker's machine"));
+    output::print(view.map_or("the run is accepted".into(), sentence))
+}
+
+/// The run in a file: one as `everstep train` takes it, or as it leaves it.
+fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
+    let refused = |why: String, next: &str| {
+        let failure = Failure::new(Exit::Usage, "there is no run to submit");
+        failure.at(file.display()).because(why).next(next)
+    };
+    let text = fs::read_to_string(file)
+        .map_err(|error| refused(error.to_string(), "name a TOML file, or a run's run.json"))?;
+    let run = if text.trim_start().starts_with('{') {
+        let next = "pass it as a run's directory has it in run.json";
+        let run: RunSpec =
+            serde_json::from_str(&text).map_err(|error| refused(error.to_string(), next))?;
+        run.validate().map_err(|error| refused(error.to_string(), next))?;
+        run
+    } else {
+        config::resolve(Some((file, &text)), &Overrides::default(), registry)?.run
+    };
+    if run.data.kind == "text" && run.data.path.is_empty() {
+        let why = "it states no data.path; the default text is one of this machine's".into();
+        return Err(refused(why, "state data.path, a path on the workers' machines"));
+    }
+    Ok(run)
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_worker::builtin;
+
+    use super::*;
+
+    fn read_text(text: &str) -> Result<RunSpec, Failure> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("run.toml");
+        fs::write(&file, text).expect("written");
+        read(&file, &builtin::registry())
+    }
+
+    #[test]
+    fn a_run_is_read_as_train_takes_it_or_as_it_leaves_it() {
+        let toml = "run.steps = 7\nmodel.width = 32\ndata.path = \"/elsewhere/text\"";
+        let run = read_text(toml).expect("a run");
+        assert_eq!((run.steps, &*run.data.path), (7, "/elsewhere/text"), "it need not be here");
+        let json = serde_json::to_string_pretty(&run).expect("plain data");
+        assert_eq!(read_text(&json), Ok(run));
+    }
+
+    #[test]
+    fn what_is_no_run_is_refused_with_what_to_do() {
+        for (text, words) in [
+            ("run.step = 7\ndata.path = \"/t\"", "did you mean \"run.steps\"?"),
+            ("run.steps = 7", "state data.path"),
+            ("{\"name\": 3}", "as a run's directory has it in run.json"),
+        ] {
+            let told = read_text(text).expect_err(text).to_string();
+            assert!(told.contains(words), "{told}");
+        }
+    }
+}

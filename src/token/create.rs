@@ -1,0 +1,36 @@
+//! `everstep token create`: lets nodes join, so many and for so long.
+
+use std::time::{Duration, SystemTime};
+
+use everstep_transport::identity::{Terms, format_token_id};
+use serde_json::json;
+
+use crate::cli::CreateFlags;
+use crate::failure::Failure;
+use crate::operator::Place;
+use crate::output;
+
+pub(super) fn run(flags: &CreateFlags) -> Result<(), Failure> {
+    let (role, uses) = (flags.role.into(), flags.uses);
+    let expires_unix_s = until(flags.ttl);
+    let terms = Terms { role, uses: Some(uses), expires_unix_s: Some(expires_unix_s) };
+    let place = Place::find(&flags.ask.cluster)?;
+    let token = place.ask(async |operator| operator.create_token(terms).await)?;
+    let id = format_token_id(&token.id());
+    if flags.ask.json {
+        return output::print(json!({
+            "id": id, "token": token.to_string(), "role": role, "uses": uses,
+            "expires_unix_s": expires_unix_s,
+        }));
+    }
+    let nodes = if uses == 1 { "one node".into() } else { format!("{uses} nodes") };
+    let time = flags.ttl.as_secs();
+    output::say(format_args!("it admits {nodes} as {role} for {time} s, and is shown this once"));
+    output::print(token)
+}
+
+/// The end of a time that begins now, in seconds since 1970.
+pub(crate) fn until(ttl: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (now + ttl).as_secs().max(now.as_secs() + 1)
+}

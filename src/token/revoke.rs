@@ -1,0 +1,25 @@
+//! `everstep token revoke`: a token admits nobody any more.
+
+use everstep_transport::identity::parse_token_id;
+use everstep_transport::protocol::Wish;
+use serde_json::json;
+
+use crate::cli::RevokeFlags;
+use crate::failure::{Exit, Failure};
+use crate::operator::Place;
+use crate::output;
+
+pub(super) fn run(flags: &RevokeFlags) -> Result<(), Failure> {
+    let token = parse_token_id(&flags.token).map_err(|error| {
+        Failure::new(Exit::Usage, format!("\"{}\" is no token's id", flags.token))
+            .because(error)
+            .next("look at `everstep token ls`; the id is the second part of a token's text")
+    })?;
+    let place = Place::find(&flags.ask.cluster)?;
+    place.ask(async |operator| operator.wish(Wish::RevokeToken(token)).await)?;
+    let id = &flags.token;
+    if flags.ask.json {
+        return output::print(json!({ "id": id, "state": "revoked" }));
+    }
+    output::print(format_args!("token {id} admits nobody any more; whom it has admitted stays"))
+}

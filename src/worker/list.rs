@@ -1,0 +1,54 @@
+//! `everstep worker ls`: who computes, and what the run waits for.
+
+use everstep_transport::protocol::Step;
+use everstep_transport::protocol::outcome::{Update, WorkerState, WorkerView};
+use serde_json::json;
+
+use crate::cli::AskFlags;
+use crate::failure::Failure;
+use crate::logging;
+use crate::operator::{NEWEST, Place};
+use crate::output::{self, table};
+
+pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
+    logging::start("warn")?;
+    let place = Place::find(&flags.cluster)?;
+    let update = place.ask(async |operator| operator.watch(Step(NEWEST), NEWEST).await)?;
+    if flags.json {
+        return output::print(json!({ "workers": update.workers, "waiting": update.waiting }));
+    }
+    let head = ["id", "name", "state", "rank", "data shards", "zone", "address"];
+    let rows = std::iter::once(head.map(str::to_string)).chain(update.workers.iter().map(row));
+    let rows: Vec<_> = rows.collect();
+    output::print(format_args!("{}\n{}", sentence(&update), table(&rows)).to_string().trim_end())
+}
+
+fn sentence(update: &Update) -> String {
+    let count = |state| update.workers.iter().filter(|worker| worker.state == state).count();
+    match update.waiting {
+        Some(waiting) => {
+            format!("waiting: {} of at least {} workers take part", waiting.members, waiting.wanted)
+        }
+        None => format!(
+            "{} workers train, {} are brought up to date, {} wait",
+            count(WorkerState::Training),
+            count(WorkerState::Learning),
+            count(WorkerState::Waiting)
+        ),
+    }
+}
+
+fn row(worker: &WorkerView) -> [String; 7] {
+    let WorkerView { worker, name, address, rank, data_shards, zone, state } = worker;
+    let state = json!(state).as_str().unwrap_or_default().to_string();
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    [
+        worker.to_string(),
+        name.to_string(),
+        state,
+        or_none(rank.map(|rank| rank.to_string())),
+        data_shards.to_string(),
+        or_none(zone.as_ref().map(|zone| zone.as_str().to_string())),
+        address.to_string(),
+    ]
+}

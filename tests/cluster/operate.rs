@@ -1,0 +1,160 @@
+//! Three coordinators and two workers that are started by hand, and all that an operator does with
+//! them: every verb, as it is typed.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::world::{Ended, Program, Signal, World, show, until};
+
+/// Daemons that were started by hand.
+struct ByHand {
+    world: World,
+    /// Coordinators, each with its address.
+    coordinators: Vec<(Program, String)>,
+}
+
+/// A daemon that listens, and where.
+fn listening(mut program: Program) -> (Program, String) {
+    let line: Value =
+        serde_json::from_str(&program.line().expect("a line")).expect("a line of JSON");
+    let address = line["address"].as_str().expect("an address").to_string();
+    (program, address)
+}
+
+impl ByHand {
+    /// One coordinator that founds a cluster.
+    fn found(world: World) -> Self {
+        let founder = world.start(&["coordinator", "--dir", "one", "--bootstrap"]);
+        Self { coordinators: vec![listening(founder)], world }
+    }
+
+    /// Asks for something, and must be answered.
+    fn ask(&self, verb: &[&str]) -> String {
+        let dir = self.world.path("one");
+        let ended = self.try_to(&[verb, &["--dir", show(&dir)]].concat());
+        assert_eq!(ended.code, Some(0), "{verb:?}: {ended:?}");
+        ended.stdout
+    }
+
+    /// The same, answered in JSON.
+    fn json(&self, verb: &[&str]) -> Value {
+        serde_json::from_str(&self.ask(&[verb, &["--json"]].concat())).expect("JSON")
+    }
+
+    fn try_to(&self, verb: &[&str]) -> Ended {
+        self.world.start(verb).end()
+    }
+
+    /// One more coordinator joins, by the command that the cluster says.
+    fn add(&mut self, dir: &str) {
+        let said = self.ask(&["coordinator", "add", "--ttl", "5m"]);
+        let mut words: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(words.remove(0), "everstep", "{said}");
+        for (placeholder, meant) in [("DIR", dir), ("HOST:PORT", "127.0.0.1:0")] {
+            let at = words.iter().position(|word| *word == placeholder);
+            words[at.unwrap_or_else(|| panic!("no {placeholder}: {said}"))] = meant;
+        }
+        self.coordinators.push(listening(self.world.start(&words)));
+    }
+
+    fn addresses(&self) -> String {
+        let all: Vec<_> = self.coordinators.iter().map(|(_, address)| &**address).collect();
+        all.join(",")
+    }
+
+    /// The coordinators, once so many have a vote.
+    fn until_voters(&self, count: usize) -> Vec<Value> {
+        until(&format!("{count} that vote"), || {
+            let all = self.json(&["coordinator", "status"])["coordinators"].as_array()?.clone();
+            let votes = all.iter().filter(|coordinator| coordinator["voter"] == true).count();
+            (votes == count && all.len() == count).then_some(all)
+        })
+    }
+
+    /// The newest run, once it is in this state.
+    fn until_run(&self, state: &str) -> Value {
+        until(&format!("a run that is {state}"), || {
+            Some(self.json(&["run", "status"])).filter(|run| run["state"] == state)
+        })
+    }
+}
+
+/// The coordinator that leads, and those that do not.
+fn by_leadership(coordinators: Vec<Value>) -> (Value, Vec<Value>) {
+    let (mut leads, others): (Vec<_>, Vec<_>) =
+        coordinators.into_iter().partition(|coordinator| coordinator["leader"] == true);
+    (leads.pop().expect("somebody leads"), others)
+}
+
+fn submit(cluster: &ByHand, file: &Path) -> u64 {
+    cluster.json(&["run", "submit", show(file)])["id"].as_u64().expect("an id")
+}
+
+#[test]
+fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
+    let mut cluster = ByHand::found(World::new().with("run.start_workers", 2));
+    let hash = cluster.world.undisturbed();
+    cluster.add("two");
+    cluster.add("three");
+    let told = cluster.until_voters(3).len();
+    assert_eq!(told, 3);
+    let said = cluster.ask(&["coordinator", "status"]);
+    assert!(said.contains("3 of 3 that vote are there, one of them may be lost"), "{said}");
+    assert!(cluster.ask(&["run", "status"]).starts_with("waiting for a run"));
+    assert_eq!(cluster.json(&["run", "ls"]), serde_json::json!([]));
+
+    // Two workers, with a token that admits two.
+    let token = cluster.ask(&["token", "create", "--role", "worker", "--uses", "2"]);
+    let listed = cluster.json(&["token", "ls"]);
+    let id = listed.as_array().and_then(|all| all.iter().find(|it| it["role"] == "worker"));
+    let id = id.expect("the token")["id"].as_str().expect("an id").to_string();
+    assert!(token.contains(&id) && !listed.to_string().contains(token.trim()), "{listed}");
+    let addresses = cluster.addresses();
+    let join = ["worker", "--coordinators", &addresses, "--join", token.trim()];
+    let workers = [(); 2].map(|()| listening(cluster.world.start(&join)).0);
+
+    // A run that is cancelled, while the leadership goes from one to another.
+    let endless = cluster.world.write("endless.toml", &{
+        let config = std::fs::read_to_string(cluster.world.config()).expect("a configuration");
+        config.replace("run.steps = 12", "run.steps = 1000000")
+    });
+    let first = submit(&cluster, &endless);
+    cluster.until_run("training");
+    assert!(cluster.ask(&["worker", "ls"]).starts_with("2 workers train"));
+    let (leader, _) = by_leadership(cluster.until_voters(3));
+    let next = cluster.json(&["coordinator", "transfer-leader"])["leader"].clone();
+    assert_ne!(next, leader["id"]);
+    let (leader, others) = by_leadership(cluster.until_voters(3));
+    assert_eq!(leader["id"], next);
+    let ours = cluster.try_to(&["run", "submit", show(&cluster.world.config()), "--dir", "one"]);
+    assert!(ours.block().contains("already trains"), "{ours:?}");
+    assert_eq!(cluster.json(&["run", "cancel"])["id"], first);
+    assert!(cluster.until_run("failed")["status"].as_str().expect("words").contains("cancelled"));
+
+    // One that is trained, while a coordinator is removed: whichever, but the first and the leader.
+    let second = submit(&cluster, &cluster.world.config());
+    let removed = others.iter().find(|it| it["id"] != 1).unwrap_or(&others[0]);
+    let address = removed["address"].as_str().expect("an address").to_string();
+    cluster.ask(&["coordinator", "remove", &removed["id"].to_string()]);
+    cluster.until_voters(2);
+    let at = cluster.coordinators.iter().position(|(_, its)| *its == address).expect("one");
+    let ended = cluster.coordinators.remove(at).0.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let run = cluster.until_run("complete");
+    assert_eq!((&run["id"], &run["hash"]), (&second.into(), &hash.into()));
+    let states = cluster.json(&["run", "ls"]);
+    let states: Vec<_> = states.as_array().expect("a list").iter().map(|it| &it["state"]).collect();
+    assert_eq!(states, ["failed", "complete"]);
+
+    // Nobody comes in with a token that is revoked, and nobody answers where nobody is.
+    cluster.ask(&["token", "revoke", &id]);
+    assert!(!cluster.json(&["token", "ls"]).to_string().contains(&id));
+    drop(workers);
+    cluster.coordinators.iter().for_each(|(program, _)| program.signal(Signal::KILL));
+    let addresses = cluster.addresses();
+    let place = ["--dir", "one", "--coordinators", &addresses];
+    let ended = cluster.try_to(&[&["run", "status"][..], &place].concat());
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.block().contains("no coordinator answers: tried 127.0.0.1:"), "{ended:?}");
+}

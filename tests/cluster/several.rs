@@ -1,0 +1,226 @@
+//! Several coordinators, each a process that may die, be replaced, or have no room on its disk,
+//! while real workers train.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use everstep::cli::Overrides;
+use everstep::{RunSpec, builtin, config};
+use everstep_transport::protocol::Wish;
+use everstep_transport::protocol::outcome::{Outcome, state_hash};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+use crate::world::{Council, Member, Program, Signal, World, show, until};
+
+/// A wish that can be repeated for ever: it is refused, and that is agreed on.
+const NOTHING: Wish = Wish::RevokeToken([0; 9]);
+/// What makes a worker so slow that the run lasts until it is gone.
+const SLOW: &str = "load=sleep(50)";
+
+/// A run with three workers, of whom one is slow.
+struct Training<'w> {
+    world: &'w World,
+    run: RunSpec,
+    slow: Program,
+    others: Vec<Program>,
+    /// A line for each micro-batch that the slow one was given.
+    log: PathBuf,
+}
+
+impl<'w> Training<'w> {
+    fn begin(world: &'w World, council: &mut Council) -> Self {
+        let flags = Overrides { workers: Some(3), ..Overrides::default() };
+        let run = config::read(Some(&world.config()), &flags, &builtin::registry()).expect("a run");
+        let run = run.run;
+        assert_eq!(council.wish(Wish::Submit(run.clone())), Ok(()));
+        let (log, models) = (world.path("loads"), world.path("models"));
+        fs::create_dir(&models).expect("a folder");
+        let worker = |environment: &[(&str, &str)]| {
+            let token = format!("@{}", show(&council.members[0].dir.join("join.token")));
+            let addresses = council.addresses();
+            let arguments = ["worker", "--coordinators", &addresses, "--join", &token];
+            let mut command = world.command(&[&arguments[..], &["--dir", show(&models)]].concat());
+            command.envs(environment.iter().copied());
+            Program::start(command)
+        };
+        let slow = worker(&[("FAILPOINTS", SLOW), ("EVERSTEP_FAILPOINT_LOG", show(&log))]);
+        let others = vec![worker(&[]), worker(&[])];
+        let training = Self { world, run, slow, others, log };
+        training.until_it_goes_on();
+        training
+    }
+
+    fn loads(&self) -> usize {
+        fs::read_to_string(&self.log).unwrap_or_default().lines().count()
+    }
+
+    /// Waits until the workers have trained more steps, whoever knows of them.
+    fn until_it_goes_on(&self) {
+        // Eight data shards a step, of which it has at most four; some are loaded ahead.
+        let wanted = self.loads() + 60;
+        until("workers train", || (self.loads() >= wanted).then_some(()));
+    }
+
+    /// The slow one is lost, and the run becomes complete, with the bits of any other.
+    fn complete(self, council: &Council) {
+        self.slow.signal(Signal::KILL);
+        let Outcome::Complete(results) = council.outcome() else { panic!("it is not complete") };
+        let hash = state_hash(self.run.steps, &results).expect("every shard was reported");
+        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        for worker in self.others {
+            let ended = worker.end();
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+        }
+        assert_eq!(hash, self.world.undisturbed());
+        let leader = &council.members[council.leader(council.members.len())];
+        let [events, lines] = leader.history().expect("it answers");
+        let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();
+        assert_eq!(steps, (1..=self.run.steps).map(Some).collect::<Vec<_>>());
+        let lost = events.iter().filter(|event| event["event"] == "lost").count();
+        assert_eq!(lost, 1, "nobody but the one that was killed: {events:?}");
+    }
+}
+
+fn world() -> World {
+    World::new().with("run.steps", 600)
+}
+
+#[test]
+fn every_coordinator_is_replaced_while_workers_train() {
+    let world = world();
+    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut council);
+    for _ in 0..3 {
+        council.join();
+        // The founder first; whoever leads is among those that go.
+        let old = council.members.remove(0);
+        let id = old.id();
+        assert_eq!(council.wish_of(Wish::Remove(id), Some(&old)), Ok(()));
+        let (dir, address) = (old.dir.clone(), old.address);
+        let ended = old.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(
+            ended.stderr.contains("the coordinator was removed: the others go on"),
+            "{ended:?}"
+        );
+        // Started again, it is told so again.
+        let again = Program::start(council.again(&dir, address)).end();
+        assert!(
+            again.stderr.contains("the coordinator was removed: the others go on"),
+            "{again:?}"
+        );
+        council.leader(3);
+        training.until_it_goes_on();
+    }
+    training.complete(&council);
+}
+
+#[test]
+fn five_coordinators_bear_two_deaths_and_training_bears_three() {
+    let world = world();
+    let mut council = Council::found(&world.path("coordinators"), 5, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut council);
+    // Who leads, and another.
+    let mut dead = Vec::new();
+    for _ in 0..2 {
+        dead.push(council.members.remove(council.leader(5)));
+        dead.last().expect("one").program.signal(Signal::KILL);
+        assert!(council.wish(NOTHING).is_err(), "it is agreed that there is none");
+    }
+    training.until_it_goes_on();
+
+    dead.push(council.members.remove(council.leader(5)));
+    dead.last().expect("one").program.signal(Signal::KILL);
+    for member in &council.members {
+        let run = RunSpec { name: "another".into(), ..training.run.clone() };
+        let run = serde_json::to_string(&run).expect("plain data");
+        until("it knows that nobody leads", || {
+            let (status, words) = member.look("POST", "/api/v1/run", &run)?;
+            assert_ne!(status, 201, "{words}");
+            words.contains("no coordinator leads at the moment").then_some(())
+        });
+    }
+    training.until_it_goes_on();
+
+    let Member { dir, address, program, .. } = dead.pop().expect("the third");
+    drop(program);
+    let third = Member::listening(council.again(&dir, address), dir).expect("it listens");
+    council.members.push(third);
+    assert!(council.wish(NOTHING).is_err(), "it is agreed again");
+    training.until_it_goes_on();
+    for Member { dir, address, program, .. } in dead {
+        drop(program);
+        let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
+        council.members.push(again);
+    }
+    training.complete(&council);
+    council.until_agreed(5);
+}
+
+/// What the shell passes on: of a file that must not grow the program is told, and not killed.
+fn bounded(command: &Command) -> Command {
+    let mut bounded = Command::new("sh");
+    bounded.args(["-c", r#"trap '' XFSZ; exec "$0" "$@""#]).arg(command.get_program());
+    bounded.args(command.get_args()).envs(command.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    bounded
+}
+
+/// No file of it may grow beyond its beginning any more, as if the disk were full.
+fn fill_the_disk_of(process: u32) {
+    let process = Pid::from_raw(process as i32);
+    let none = Rlimit { current: Some(0), maximum: None };
+    prlimit(process, Resource::Fsize, none).expect("it is ours");
+}
+
+#[test]
+fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() {
+    let world = world();
+    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let leader = council.leader(3);
+    let Member { dir, address, program, .. } = council.members.remove(leader);
+    drop(program);
+    let mut full = bounded(&council.again(&dir, address));
+    let mut full = full.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut ready = String::new();
+    BufReader::new(full.stdout.take().expect("a pipe")).read_line(&mut ready).expect("text");
+    assert!(ready.contains("address"), "{ready}");
+    council.leader(3);
+    fill_the_disk_of(full.id());
+    let ended = until("its end", || {
+        assert!(council.wish(NOTHING).is_err(), "the others agree");
+        full.try_wait().expect("a child")
+    });
+    let mut words = String::new();
+    full.stderr.take().expect("a pipe").read_to_string(&mut words).expect("text");
+    assert_eq!(ended.code(), Some(1), "{words}");
+    assert!(
+        words.contains(show(&dir)) && words.contains("if the disk is full, make room"),
+        "{words}"
+    );
+    assert!(!words.contains("panicked"), "{words}");
+    // When there is room again it goes on where it was.
+    let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
+    council.members.push(again);
+    council.until_agreed(3);
+}
+
+#[test]
+fn a_directory_on_a_full_disk_is_no_cluster_and_may_be_one_when_there_is_room() {
+    let world = World::new();
+    let dir = world.path("full");
+    let found = || world.command(&["coordinator", "--dir", show(&dir), "--bootstrap"]);
+    let mut full = Command::new("sh");
+    full.args([
+        "-c",
+        r#"trap '' XFSZ; ulimit -f 0; exec "$0" "$@""#,
+        env!("CARGO_BIN_EXE_everstep"),
+    ]);
+    let ended = full.args(found().get_args()).output().expect("it runs");
+    let words = String::from_utf8_lossy(&ended.stderr);
+    assert!(matches!(ended.status.code(), Some(1 | 2)), "{words}");
+    assert!(words.contains("error: ") && words.contains(show(&dir)), "{words}");
+    let member = Member::listening(found(), dir).expect("there is room again");
+    assert_eq!(member.look("GET", "/livez", "").map(|answer| answer.0), Some(200));
+}

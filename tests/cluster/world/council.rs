@@ -1,0 +1,274 @@
+//! Several coordinators, started by hand as a user does, and an operator who asks whoever leads.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use everstep_transport::identity::{Credentials, Role};
+use everstep_transport::protocol::outcome::{Outcome, Update};
+use everstep_transport::protocol::{CoordinatorId, Message, RequestId, Step, Wish};
+use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::program::{Ended, Program};
+use super::{command, show, until};
+
+/// How long one coordinator may take to answer, before another is asked.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Several coordinators.
+pub struct Council {
+    folder: PathBuf,
+    /// Those that run.
+    pub members: Vec<Member>,
+    /// How many there have been.
+    count: u32,
+    /// How many wishes there were.
+    wishes: u64,
+}
+
+/// One of them.
+pub struct Member {
+    /// Its files.
+    pub dir: PathBuf,
+    /// Where it listens for links.
+    pub address: SocketAddr,
+    /// Where its HTTP API is.
+    pub api: SocketAddr,
+    /// Its process.
+    pub program: Program,
+}
+
+impl Council {
+    /// A cluster that is founded with these flags, whose coordinators keep their files in this
+    /// folder.
+    pub fn found(folder: &Path, count: usize, flags: &[&str]) -> Self {
+        let mut council =
+            Self { folder: folder.to_path_buf(), members: Vec::new(), count: 0, wishes: 0 };
+        let dir = council.next_dir();
+        fs::create_dir_all(folder).expect("a folder");
+        let founder = ["coordinator", "--dir", show(&dir), "--bootstrap"];
+        let founder = Member::listening(command(folder, &[&founder[..], flags].concat()), dir);
+        council.members.push(founder.expect("it listens"));
+        for _ in 1..count {
+            council.join();
+        }
+        council
+    }
+
+    /// Another one joins.
+    pub fn join(&mut self) {
+        let (dir, before) = (self.next_dir(), self.members.len());
+        let joining = Member::listening(self.joining(&dir), dir);
+        self.members.push(joining.expect("it listens"));
+        self.leader(before + 1);
+    }
+
+    /// The directory of the next one.
+    pub fn next_dir(&mut self) -> PathBuf {
+        self.count += 1;
+        self.folder.join(format!("coordinator-{}", self.count))
+    }
+
+    /// What starts one that joins in this directory.
+    pub fn joining(&self, dir: &Path) -> Command {
+        let token = format!("@{}", show(&self.members[0].dir.join("coordinator.token")));
+        let addresses = self.addresses();
+        let join = ["--join", &token, "--coordinators", &addresses];
+        command(&self.folder, &[&["coordinator", "--dir", show(dir)], &join[..]].concat())
+    }
+
+    /// What starts one again where it was.
+    pub fn again(&self, dir: &Path, address: SocketAddr) -> Command {
+        let listen = address.to_string();
+        command(&self.folder, &["coordinator", "--dir", show(dir), "--listen", &listen])
+    }
+
+    /// Starts one again that has ended, or is killed now; with something more in its environment.
+    pub fn restart(&mut self, at: usize, environment: &[(&str, &str)]) {
+        let Member { dir, address, program, .. } = self.members.remove(at);
+        drop(program);
+        let mut command = self.again(&dir, address);
+        command.envs(environment.iter().copied());
+        let again = Member::listening(command, dir).expect("it listens");
+        self.members.insert(at, again);
+    }
+
+    /// Where they listen, as an argument.
+    pub fn addresses(&self) -> String {
+        let addresses = self.members.iter().map(|member| member.address.to_string());
+        addresses.collect::<Vec<_>>().join(",")
+    }
+
+    /// Which of them leads, once one does and so many have a vote.
+    pub fn leader(&self, voters: usize) -> usize {
+        until("a leader", || {
+            self.members.iter().position(|member| {
+                let all = member.coordinators();
+                let own = all.iter().find(|view| view["address"] == member.address.to_string());
+                let leads = own.is_some_and(|own| own["leader"] == true && !own["term"].is_null());
+                leads && all.iter().filter(|view| view["voter"] == true).count() == voters
+            })
+        })
+    }
+
+    /// Wishes something until somebody has answered.
+    pub fn wish(&mut self, wish: Wish) -> Result<(), String> {
+        self.wish_of(wish, None)
+    }
+
+    /// The same, of one more.
+    pub fn wish_of(&mut self, wish: Wish, another: Option<&Member>) -> Result<(), String> {
+        self.wishes += 1;
+        let id = RequestId { client: 7, number: self.wishes };
+        let all = || self.members.iter().chain(another);
+        until("an answer", || all().find_map(|member| member.wish(id, &wish)))
+    }
+
+    /// Waits until the run is over; returns how.
+    pub fn outcome(&self) -> Outcome {
+        until("the end of the run", || {
+            let updates = self.members.iter().filter_map(Member::watch);
+            updates.map(|update| update.outcome).find(|outcome| *outcome != Outcome::Running)
+        })
+    }
+
+    /// Waits until all know as much as whoever leads.
+    pub fn until_agreed(&self, voters: usize) {
+        let leader = self.leader(voters);
+        until("all know the same", || {
+            let known = self.members[leader].history()?;
+            self.members
+                .iter()
+                .all(|member| member.history().as_ref() == Some(&known))
+                .then_some(())
+        });
+    }
+}
+
+impl Member {
+    /// Starts one; none if it ends before it listens.
+    pub fn listening(command: Command, dir: PathBuf) -> Option<Self> {
+        let mut program = Program::start(command);
+        let line = program.line()?;
+        let ready: Value = serde_json::from_str(&line).expect("JSON");
+        let address = ready["address"].as_str()?.parse().ok()?;
+        let api = ready["api"].as_str()?.strip_prefix("http://")?.parse().ok()?;
+        Some(Self { dir, address, api, program })
+    }
+
+    /// Its id, once it knows it.
+    pub fn id(&self) -> CoordinatorId {
+        until("an id", || {
+            let all = self.coordinators();
+            let own = all.iter().find(|view| view["address"] == self.address.to_string());
+            own?["id"].as_u64()
+        })
+    }
+
+    /// Waits for its end.
+    pub fn end(self) -> Ended {
+        self.program.end()
+    }
+
+    /// What is at a path of its API, if it answers: the status, and the body.
+    pub fn look(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.api).ok()?;
+        stream.set_read_timeout(Some(ANSWER)).ok()?;
+        let token = fs::read_to_string(self.dir.join("api.token")).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
+             authorization: Bearer {}\r\ncontent-length: {}\r\n\r\n{body}",
+            self.api,
+            token.trim(),
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let status = answer.split(' ').nth(1)?.parse().ok()?;
+        Some((status, answer.split_once("\r\n\r\n")?.1.to_string()))
+    }
+
+    fn json(&self, path: &str) -> Option<Value> {
+        serde_json::from_str(&self.look("GET", path, "")?.1).ok()
+    }
+
+    /// The coordinators, as it knows them; none if it does not answer.
+    fn coordinators(&self) -> Vec<Value> {
+        let known = self.json("/api/v1/coordinators");
+        known.and_then(|known| Some(known["coordinators"].as_array()?.clone())).unwrap_or_default()
+    }
+
+    /// All events and lines that it knows.
+    pub fn history(&self) -> Option<[Vec<Value>; 2]> {
+        let page = |name: &str, after: u64| {
+            let page = self.json(&format!("/api/v1/{name}?after={after}"))?;
+            let items = page[name].as_array()?.clone();
+            Some((items, page["after"].as_u64()?, page["more"] == true))
+        };
+        let all = |name: &str| {
+            let (mut all, mut after, mut more) = page(name, 0)?;
+            while more {
+                let (items, newest, rest) = page(name, after)?;
+                all.extend(items);
+                (after, more) = (newest, rest);
+            }
+            Some(all)
+        };
+        Some([all("events")?, all("metrics")?])
+    }
+
+    fn wish(&self, id: RequestId, wish: &Wish) -> Option<Result<(), String>> {
+        self.ask(Message::Request { id, wish: wish.clone() }, |message| match message {
+            Message::Answer { id: of, refusal, .. } if of == id => {
+                Some(Some(refusal.map_or(Ok(()), Err)))
+            }
+            Message::Coordinators { leader, members, .. } => {
+                let own = members.iter().find(|view| view.address == self.address);
+                (own.is_none_or(|own| leader != Some(own.id))).then_some(None)
+            }
+            _ => None,
+        })
+    }
+
+    /// What an operator is told who has seen every line, if it answers.
+    fn watch(&self) -> Option<Update> {
+        let watch = Message::Watch { run: None, step: Step(u64::MAX), event: 0 };
+        self.ask(watch, |message| match message {
+            Message::Update(update) => Some(Some(update)),
+            _ => None,
+        })
+    }
+
+    /// Says something as an operator, and waits a while for what is wanted, or for what says that
+    /// it will not come.
+    fn ask<T>(&self, message: Message, wanted: impl Fn(Message) -> Option<Option<T>>) -> Option<T> {
+        let credentials = Credentials::load(&self.dir.join("operator")).ok()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let settings = Settings::for_address(self.address.ip());
+            let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
+            let endpoint = Endpoint::bind(anywhere, &credentials, settings, None).ok()?;
+            let expected = Expected::Role(Role::Coordinator);
+            let asked = async {
+                let link = endpoint.connect(self.address, &expected).await.ok()?;
+                link.send(message).ok()?;
+                hear(&link, wanted).await
+            };
+            timeout(ANSWER, asked).await.ok().flatten()
+        })
+    }
+}
+
+async fn hear<T>(link: &Link, wanted: impl Fn(Message) -> Option<Option<T>>) -> Option<T> {
+    loop {
+        if let Some(answer) = wanted(link.receive().await.ok()?) {
+            return answer;
+        }
+    }
+}
