@@ -220,6 +220,9 @@ pub struct Core {
     guide: Guide,
     confirmations: Confirmations,
     links: Links,
+    /// Registered workers whose processes have ended while this coordinator followed, and how that
+    /// was noticed: should it come to lead, it need not wait for them to be silent.
+    departed: BTreeMap<WorkerId, String>,
     silence: Silence,
     partition: Partition,
     phase: change::Phase,
@@ -256,6 +259,7 @@ impl Core {
             guide: Guide::default(),
             confirmations: Confirmations::default(),
             links: Links::default(),
+            departed: BTreeMap::new(),
             silence: Silence::new(now),
             partition: Partition::default(),
             phase: change::Phase::Steady,

@@ -223,6 +223,11 @@ impl State {
         self.workers.get(&worker).is_some_and(|known| known.standing.is_member())
     }
 
+    /// Whether the worker is part of the run, or may become so.
+    pub fn is_present(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|known| known.standing.is_present())
+    }
+
     /// Since when the generations start no step, milliseconds of Unix time; none if they do.
     pub fn waiting_since(&self) -> Option<u64> {
         self.waiting_since

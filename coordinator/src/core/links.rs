@@ -26,6 +26,9 @@ pub(super) enum Phase {
     Registering(u64),
     /// It is registered.
     Registered(WorkerId),
+    /// It was a member, and was told that it is one no more. Of what it still says, one thing
+    /// counts: that the history is broken of which it was a part.
+    Evicted(WorkerId),
     /// It was refused, lost or dismissed: whatever it still says does not count.
     Released,
     /// An operator.
@@ -116,6 +119,7 @@ impl Links {
             match link.phase {
                 Phase::Registered(worker) => link.phase = Phase::Greeted(Some(worker)),
                 Phase::Welcomed | Phase::Registering(_) => link.phase = Phase::Greeted(None),
+                Phase::Evicted(_) => link.phase = Phase::Connected,
                 _ => {}
             }
         }

@@ -52,6 +52,7 @@ impl Core {
             self.propose(now, Command::Submit(run));
         }
         self.receive_waiting(now);
+        self.miss_departed(now);
         self.ask_for_confirmation();
     }
 

@@ -37,6 +37,9 @@ impl Core {
             self.close(older, "a newer link of the same node replaced it");
             self.links.remove(older);
         }
+        if let Some(worker) = self.state.on_node(&identity.name) {
+            self.departed.remove(&worker);
+        }
         self.links.insert(link, identity);
     }
 
@@ -45,11 +48,31 @@ impl Core {
         self.requests.forget(link);
         self.watchers.forget(link);
         self.confirmations.forget(link);
-        if let Some(Phase::Registered(worker)) = self.links.remove(link)
-            && (gone || self.state.is_member(worker))
-        {
-            let reason = format!("its link closed: {}", bounded(reason));
-            self.suspect(now, worker, Doubt { reason, dead: gone });
+        let name = self.links.find(link).map(|link| link.identity.name.clone());
+        match self.links.remove(link) {
+            Some(Phase::Registered(worker)) if gone || self.state.is_member(worker) => {
+                let reason = format!("its link closed: {}", bounded(reason));
+                self.suspect(now, worker, Doubt { reason, dead: gone });
+            }
+            Some(_) if gone && self.leader().is_none() => self.note_departure(name, reason),
+            _ => {}
+        }
+    }
+
+    /// Whoever leads has noticed it, too; unless that one is gone as well.
+    fn note_departure(&mut self, name: Option<NodeName>, reason: &str) {
+        self.departed.retain(|worker, _| self.state.is_present(*worker));
+        if let Some(worker) = name.and_then(|name| self.state.on_node(&name)) {
+            self.departed.insert(worker, format!("its link closed: {}", bounded(reason)));
+        }
+    }
+
+    /// Who comes to lead knows that these are gone.
+    pub(super) fn miss_departed(&mut self, now: Time) {
+        for (worker, reason) in std::mem::take(&mut self.departed) {
+            if self.state.is_present(worker) {
+                self.suspect(now, worker, Doubt { reason, dead: true });
+            }
         }
     }
 
@@ -66,6 +89,11 @@ impl Core {
                 Message::Register(registration),
             ) => self.register(now, from, registration),
             (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
+            (Some(Phase::Evicted(worker)), Message::Failed { at_fault, fatal: true, reason }) => {
+                self.links.enter(from, Phase::Released);
+                let failure = Failure { at_fault, fatal: true, reason: bounded(&reason) };
+                self.failed(now, worker, failure);
+            }
             _ => self.ignored += 1,
         }
     }
@@ -227,6 +255,7 @@ impl Core {
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, Phase::Released);
+                let fatal = fatal && self.state.is_member(worker);
                 let failure = Failure { at_fault, fatal, reason: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
@@ -271,11 +300,10 @@ impl Core {
         }
     }
 
-    /// A broken history ends the run, if a member says so; so does the loss of the last worker,
-    /// since its reason is the user's to mend. Else the others go on without it.
+    /// A broken history ends the run, if one says so who had a part in it; so does the loss of the
+    /// last worker, since its reason is the user's to mend. Else the others go on without it.
     fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
         let Failure { at_fault, fatal, reason } = failure;
-        let fatal = fatal && self.state.is_member(worker);
         let lives = |other| other != worker && !self.silence.is_dead(other);
         let last = !self.state.present().any(|(other, _)| lives(other));
         if !fatal && !last {
