@@ -13,6 +13,7 @@ mod log;
 mod peers;
 mod standing;
 mod transfer;
+mod writes;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -29,6 +30,7 @@ pub(crate) use self::log::encode;
 use self::peers::Peers;
 use self::standing::Heard;
 use self::transfer::Transfer;
+use self::writes::Writes;
 use crate::core::{self, Core, LinkId};
 use crate::raft::{self, Batch, Kept, Replica, ReplicaId, Unsound};
 use crate::state::{Command, Coordinator, Entry, SnapshotError};
@@ -190,6 +192,7 @@ pub struct Seat {
     snapshot_entries: u64,
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
+    writes: Writes,
     peers: Peers,
     heard: Heard,
     /// The transfer of leadership that an operator waits for.
@@ -255,6 +258,7 @@ impl Seat {
             own,
             founds,
             core: Core::new(now, epoch_unix_ms),
+            writes: Writes::default(),
             peers: Peers::new(replica.id, book),
             replica: Replica::new(now, replica, kept)?,
             leads: None,
@@ -294,7 +298,7 @@ impl Seat {
             Input::Admit { token, node } => {
                 self.core.handle(now, core::Input::Admit { token, node });
             }
-            Input::Persisted(number) => self.replica.persisted(number),
+            Input::Persisted(number) => self.persisted(number),
             Input::Look(number) => self.core.handle(now, core::Input::Look(number)),
             Input::HandOver => self.hand_over(now),
             Input::Tick => self.tick(now),
@@ -441,6 +445,7 @@ impl Seat {
         if self.leads.is_some() {
             self.propose_put_off();
             self.seek_members();
+            self.yield_to_faster(now);
         }
         self.settle_in(now);
     }

@@ -32,7 +32,10 @@ impl Seat {
     fn follow_log(&mut self, now: Time, effect: raft::Effect) -> Result<(), SeatError> {
         match effect {
             raft::Effect::Send { to, message } => self.say(to, &message),
-            raft::Effect::Persist(batch) => self.effects.push_back(Effect::Persist(batch)),
+            raft::Effect::Persist(batch) => {
+                self.writes.given(now, batch.number);
+                self.effects.push_back(Effect::Persist(batch));
+            }
             raft::Effect::Apply(entries) => {
                 for agreed in entries {
                     self.apply(now, agreed)?;

@@ -40,6 +40,8 @@ struct World {
     removed: Vec<u64>,
     /// Who dies of the next snapshot that comes, and whether it has.
     struck: Option<u64>,
+    /// Its disk stands still.
+    stalled: Option<u64>,
     /// Who hears nothing of the log.
     deaf: Option<u64>,
     /// The newest snapshot that one sent to another.
@@ -72,6 +74,7 @@ impl World {
             said: BTreeMap::new(),
             removed: Vec::new(),
             struck: None,
+            stalled: None,
             deaf: None,
             snapshot: None,
         };
@@ -207,7 +210,8 @@ impl World {
                 Effect::Close { to, .. } => self.cut(to),
                 Effect::Persist(batch) => {
                     self.assert_told(id, &batch);
-                    self.later(DISK, Happening::Written(id, self.starts[&id], batch));
+                    let disk = if self.stalled == Some(id) { 1_000 * DISK } else { DISK };
+                    self.later(disk, Happening::Written(id, self.starts[&id], batch));
                 }
                 Effect::Removed => self.removed.push(id),
                 Effect::History(frame) => {
@@ -386,6 +390,27 @@ fn i9_what_was_answered_survives_the_death_of_all() {
         assert_eq!(world.seats[&id].core.state().run(), Some(&run));
     }
     world.assert_agreed();
+}
+
+/// What it cannot write, it cannot answer.
+#[test]
+fn a_leader_whose_disk_stands_still_lets_another_one_lead() {
+    let (mut world, _) = World::of_three();
+    let before = world.leader().expect("one leads");
+    world.stalled = Some(before);
+    assert_eq!(world.wish(1, Wish::Submit(exemplars::run())), None, "it cannot say yet");
+    world.pass(300);
+    assert!(world.leader().is_some_and(|leader| leader != before));
+    assert_eq!(world.wish(1, Wish::Submit(exemplars::run())), Some(None));
+}
+
+#[test]
+fn a_leader_whose_disk_is_no_slower_than_the_others_stays() {
+    let mut world = World::founded();
+    world.stalled = Some(1);
+    assert_eq!(world.wish(1, Wish::Submit(exemplars::run())), None, "it cannot say yet");
+    world.pass(1_500);
+    assert_eq!(world.leader(), Some(1));
 }
 
 #[test]
