@@ -158,7 +158,7 @@ impl Member {
 
     /// Its id, as it says.
     pub async fn id(&self) -> CoordinatorId {
-        let known = look(self.api, "/api/v1/coordinators").await.json();
+        let known = look(self.api, "/api/v1/coordinators?stale=true").await.json();
         let all = known["coordinators"].as_array().expect("a list");
         let own = all.iter().find(|it| it["address"] == self.address.to_string());
         own.and_then(|own| own["id"].as_u64()).unwrap_or_else(|| panic!("unknown: {known}"))
