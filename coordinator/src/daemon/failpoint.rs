@@ -363,7 +363,7 @@ mod tests {
     /// What is said only where there are several runs; what workers say to each other; what
     /// operators say only over HTTP, or when they look around; and what has points by what is in
     /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 18] = [
+    const WITHOUT_A_POINT: [&str; 19] = [
         "released",
         "prepared",
         "commit",
@@ -373,6 +373,7 @@ mod tests {
         "state",
         "coordinators",
         "raft",
+        "removed",
         "submit",
         "transfer",
         "accepted",

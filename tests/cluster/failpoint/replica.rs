@@ -31,10 +31,6 @@ enum While {
     HandingOver,
     /// Another one wants to lead.
     Voting,
-    /// It leads, and another one is removed.
-    Removing,
-    /// It is removed.
-    Leaving,
 }
 
 /// Every point, and what happens.
@@ -50,8 +46,6 @@ const DEATHS: &[(While, &[&str])] = &[
     (While::Leading, &["entries.send", "entries_answer.receive"]),
     (While::HandingOver, &["summons.send"]),
     (While::Voting, &["vote.receive", "ballot.send"]),
-    (While::Removing, &["removed.send"]),
-    (While::Leaving, &["removed.receive"]),
 ];
 
 /// How many clusters there are at once: they mostly wait.
@@ -163,23 +157,6 @@ impl Scene {
         until(self.point, || self.council.members[leader].program.is_over().then_some(()));
         self.revive();
     }
-
-    /// The last one is removed; it, or whoever tells it so, dies of that.
-    fn remove(&mut self) {
-        let id = self.council.members[2].id();
-        assert_eq!(self.council.wish(Wish::Remove(id)), Ok(()));
-        until(self.point, || {
-            let told =
-                self.council.members[2].program.said().contains("the coordinator was removed");
-            if !told {
-                self.restart_ended();
-            }
-            told.then_some(())
-        });
-        let ended = self.council.members.remove(2).end();
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        self.restart_ended();
-    }
 }
 
 impl While {
@@ -187,7 +164,6 @@ impl While {
     fn counts(self) -> (usize, usize) {
         match self {
             Self::Joining | Self::Admitting => (1, 2),
-            Self::Removing | Self::Leaving => (3, 2),
             _ => (3, 3),
         }
     }
@@ -217,14 +193,6 @@ impl While {
             Self::HandingOver => {
                 (0..3).for_each(|at| scene.arm(at));
                 scene.hand_over();
-            }
-            Self::Removing => {
-                (0..2).for_each(|at| scene.arm(at));
-                scene.remove();
-            }
-            Self::Leaving => {
-                scene.arm(2);
-                scene.remove();
             }
         }
     }

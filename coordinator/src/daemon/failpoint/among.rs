@@ -46,9 +46,6 @@ pub const AMONG: &[&str] = &[
     "history.send",
     "history.receive",
     "filled",
-    // The others do without it.
-    "removed.send",
-    "removed.receive",
 ];
 
 /// The point of what one replica says to another, if it has one.
