@@ -156,7 +156,8 @@ tell "the end"
 until_true 300 "the run is complete" says '"state": *"complete"' ask run status --json
 ask run ls
 disturbed=$(ask run ls --json | grep -o '"hash": *"[0-9a-f]*"' | tail -1 | grep -o '[0-9a-f]\{64\}')
-"$everstep" train --config "$out/run.toml" --workers 1 --dir "$out/undisturbed" --report "$out/report.json" >/dev/null 2>&1
+grep -v start_workers "$out/run.toml" >"$out/alone.toml"
+"$everstep" train --config "$out/alone.toml" --workers 1 --dir "$out/undisturbed" --report "$out/report.json" >/dev/null 2>&1
 undisturbed=$(grep -o '"state_hash": *"[0-9a-f]*"' "$out/report.json" | grep -o '[0-9a-f]\{64\}')
 echo "disturbed    $disturbed"
 echo "undisturbed  $undisturbed"
