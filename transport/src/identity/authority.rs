@@ -53,6 +53,12 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
 
+    /// What only who has the authority's key can know, and none of it tells that key: for this
+    /// purpose alone.
+    pub(crate) fn secret_for(&self, purpose: &str) -> [u8; 32] {
+        blake3::derive_key(purpose, &self.issuer.key().serialize_der())
+    }
+
     /// Credentials for a node whose key is made here, valid from now on.
     ///
     /// # Errors

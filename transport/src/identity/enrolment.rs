@@ -69,6 +69,11 @@ pub(crate) struct Granted {
 }
 
 impl Enrolment {
+    /// The authority's [secret](Authority::secret_for).
+    pub(crate) fn secret_for(&self, purpose: &str) -> [u8; 32] {
+        self.authority.secret_for(purpose)
+    }
+
     /// Who proves one of these tokens, on its terms, gets a certificate of this authority; uses
     /// are counted in this process only.
     pub fn new(authority: Arc<Authority>, accepted: Vec<AcceptedToken>) -> Self {

@@ -34,6 +34,8 @@ pub(super) const SERVER_NAME: &str = "everstep";
 const BACKLOG: usize = 64;
 /// How long a closing endpoint waits for its peers to have heard of it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// What the authority's secret is for, of which the keys of stateless resets are made.
+const RESETS: &str = "everstep: stateless resets of QUIC links";
 
 /// One UDP port of this process. Dropped, it closes all its links: to their peers it is gone.
 pub struct Endpoint {
@@ -117,7 +119,8 @@ impl Endpoint {
         let site =
             Arc::new(Site { settings, links, roster, presented, enrolment, clock, renewing });
         let (client, server) = configurations(&site)?;
-        let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint());
+        let secret = site.enrolment.as_ref().map(|enrolment| enrolment.secret_for(RESETS));
+        let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint(secret));
         let quinn = quinn::Endpoint::new(config, Some(server), socket, runtime).map_err(failed)?;
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
         tokio::spawn(Arc::new(Door { site: site.clone(), deliver }).attend(quinn.clone()));

@@ -137,7 +137,7 @@ fn client(
     let (socket, _) = socket::open(unspecified, settings.socket_buffer).map_err(failed)?;
     let runtime = Arc::new(TokioRuntime);
     let mut endpoint =
-        quinn::Endpoint::new(settings.endpoint(), None, socket, runtime).map_err(failed)?;
+        quinn::Endpoint::new(settings.endpoint(None), None, socket, runtime).map_err(failed)?;
     let tls = tls::enrolling(token.authority()).map_err(|error| self::failed(address, error))?;
     let mut config = ClientConfig::new(Arc::new(tls));
     config.transport_config(settings.transport());

@@ -95,7 +95,7 @@ impl From<ConnectionError> for LinkError {
                 Self::Closed { reason: printable(&close.reason) }
             }
             ConnectionError::TimedOut => Self::Lost { how: "nothing was heard from the peer" },
-            // Only the very process that had the link can make its reset token: it lives.
+            // It lives, or another one is in its place by now.
             ConnectionError::Reset => Self::Lost { how: "the peer has forgotten the link" },
             ConnectionError::LocallyClosed => {
                 Self::Ended { reason: "this endpoint was closed".into() }

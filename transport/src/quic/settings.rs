@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::hmac;
 use quinn::congestion::CubicConfig;
 use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
 
 /// The largest UDP payload an endpoint may send or take, bytes.
 ///
@@ -182,8 +184,18 @@ impl Settings {
         Arc::new(transport)
     }
 
-    pub(super) fn endpoint(&self) -> EndpointConfig {
+    /// With a secret that outlives the process, the one that is started again where it was tells
+    /// the peers of its predecessor, by QUIC's stateless resets, that their links are lost: so they
+    /// need not wait for [`Settings::idle_timeout`].
+    pub(super) fn endpoint(&self, secret: Option<[u8; 32]>) -> EndpointConfig {
         let mut endpoint = EndpointConfig::default();
+        if let Some(secret) = secret {
+            let [a, b, c, d, e, f, g, h, ..] = secret;
+            let own_ids = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+            let generator = move || Box::new(HashedConnectionIdGenerator::from_key(own_ids)) as _;
+            let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+            endpoint.reset_key(Arc::new(key)).cid_generator(generator);
+        }
         endpoint
             .max_udp_payload_size(self.largest_mtu)
             .expect("a validated MTU is one that QUIC allows");

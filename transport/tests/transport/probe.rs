@@ -1,12 +1,12 @@
 //! Whose process is dead is gone, at once; whoever only closes, pauses or is silent is not.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_transport::identity::Role;
+use everstep_transport::identity::{Enrolment, Role};
 use everstep_transport::protocol::Message;
 use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings};
 
@@ -16,6 +16,7 @@ use crate::support::{World, link, loopback, settings};
 /// listens there any more, as when a process is killed.
 struct Relay {
     front: SocketAddr,
+    there: Arc<Mutex<SocketAddr>>,
     over: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -24,10 +25,15 @@ impl Relay {
     fn to(there: SocketAddr) -> Self {
         let sockets = [(); 2].map(|()| UdpSocket::bind(loopback()).unwrap());
         let front = sockets[0].local_addr().unwrap();
-        let over = Arc::new(AtomicBool::new(false));
-        let stop = over.clone();
-        let thread = thread::spawn(move || carry(&sockets, there, &stop));
-        Self { front, over, thread: Some(thread) }
+        let (over, there) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(there)));
+        let (stop, end) = (over.clone(), there.clone());
+        let thread = thread::spawn(move || carry(&sockets, &end, &stop));
+        Self { front, there, over, thread: Some(thread) }
+    }
+
+    /// From now on another endpoint is at the other end, where nobody heard of this.
+    fn turn_to(&self, there: SocketAddr) {
+        *self.there.lock().unwrap() = there;
     }
 }
 
@@ -39,7 +45,7 @@ impl Drop for Relay {
 }
 
 /// Carries QUIC both ways; probes end here, as at any living port.
-fn carry(sockets: &[UdpSocket; 2], there: SocketAddr, over: &AtomicBool) {
+fn carry(sockets: &[UdpSocket; 2], there: &Mutex<SocketAddr>, over: &AtomicBool) {
     let [front, back] = sockets;
     front.set_nonblocking(true).unwrap();
     back.set_nonblocking(true).unwrap();
@@ -48,7 +54,7 @@ fn carry(sockets: &[UdpSocket; 2], there: SocketAddr, over: &AtomicBool) {
         while let Ok((bytes, from)) = front.recv_from(&mut packet) {
             if bytes > 1 {
                 caller = Some(from);
-                let _ = back.send_to(&packet[..bytes], there);
+                let _ = back.send_to(&packet[..bytes], *there.lock().unwrap());
             }
         }
         while let Ok((bytes, _)) = back.recv_from(&mut packet) {
@@ -93,6 +99,27 @@ async fn both_ends_notice_that_nobody_listens_at_the_others_port() {
     };
     let (here, there) = tokio::join!(noticed(&here), noticed(&there));
     println!("noticed by the worker after {here:?}, by the coordinator after {there:?}");
+}
+
+/// So quickly that no probe has found its port closed.
+#[tokio::test]
+async fn a_coordinator_that_is_started_again_tells_that_it_knows_the_link_no_more() {
+    let world = World::new();
+    let coordinator = || {
+        let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+        let enrolment = Enrolment::new(world.authority.clone(), Vec::new());
+        Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap()
+    };
+    let (worker, before, after) = (world.worker("worker-1"), coordinator(), coordinator());
+    let (here, _there, relay) = relayed(&worker, &before).await;
+    relay.turn_to(after.local_address());
+    let error = loop {
+        let _ = here.send(Message::Hello { schema: 1, worker: None }); // fails once it is noticed
+        if let Ok(error) = tokio::time::timeout(Duration::from_millis(50), here.closed()).await {
+            break error;
+        }
+    };
+    assert_eq!(error, LinkError::Lost { how: "the peer has forgotten the link" });
 }
 
 #[tokio::test]
