@@ -22,10 +22,11 @@ use everstep_transport::time::Time;
 
 use self::holding::Holding;
 use super::feeds::Feeds;
+use super::links;
 use super::plan::{Evidence, Plan, Wait, plan};
 use super::silence::{Doubt, PATIENCE};
 use super::{Core, Effect, LinkId};
-use crate::state::{Change, Command, Standing, Verdict};
+use crate::state::{Change, Command, Loss, Standing, Verdict};
 
 /// Who has not answered a Pause for so long is done without.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -306,8 +307,11 @@ impl Core {
         self.partition.renew(now);
         self.feeds = Feeds::default();
         self.phase = Phase::Steady;
-        for loss in lost {
-            self.forget(loss.worker);
+        for Loss { worker, .. } in lost {
+            let link = self.links.of_registered(worker);
+            self.forget(worker);
+            // Others may have told that it is gone before it could say why.
+            link.inspect(|link| self.links.enter(*link, links::Phase::Evicted(worker)));
         }
         for worker in left {
             self.let_go(worker);

@@ -24,6 +24,9 @@ pub(super) enum Phase {
     Registering(u64),
     /// It is registered.
     Registered(WorkerId),
+    /// It was a member, and was told that it is one no more. Of what it still says, one thing
+    /// counts: that the history is broken of which it was a part.
+    Evicted(WorkerId),
     /// It was refused, lost or dismissed: whatever it still says does not count.
     Released,
     /// An operator.

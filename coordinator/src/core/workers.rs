@@ -55,7 +55,7 @@ impl Core {
     pub(super) fn message(&mut self, now: Time, from: LinkId, message: Message) {
         let phase = self.links.find(from).map(|link| link.phase);
         match (phase, message) {
-            (Some(Phase::Connected), Message::Hello { schema, worker }) => {
+            (Some(Phase::Connected | Phase::Evicted(_)), Message::Hello { schema, worker }) => {
                 self.greet(now, from, schema, worker);
             }
             (
@@ -64,6 +64,11 @@ impl Core {
             ) => self.register(now, from, registration),
             (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
             (Some(Phase::Operator), message) => self.operate(now, from, message),
+            (Some(Phase::Evicted(worker)), Message::Failed { at_fault, fatal: true, reason }) => {
+                self.links.enter(from, Phase::Released);
+                let failure = Failure { at_fault, fatal: true, reason: bounded(&reason) };
+                self.failed(now, worker, failure);
+            }
             _ => self.ignored += 1,
         }
     }
@@ -189,6 +194,7 @@ impl Core {
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, Phase::Released);
+                let fatal = fatal && self.state.is_member(worker);
                 let failure = Failure { at_fault, fatal, reason: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
@@ -237,11 +243,10 @@ impl Core {
         }
     }
 
-    /// A broken history ends the run, if a member says so; so does the loss of the last worker,
-    /// since its reason is the user's to mend. Else the others go on without it.
+    /// A broken history ends the run, if one says so who had a part in it; so does the loss of the
+    /// last worker, since its reason is the user's to mend. Else the others go on without it.
     fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
         let Failure { at_fault, fatal, reason } = failure;
-        let fatal = fatal && self.state.is_member(worker);
         let lives = |other| other != worker && !self.silence.is_dead(other);
         let last = !self.state.present().any(|(other, _)| lives(other));
         if !fatal && !last {

@@ -225,6 +225,19 @@ fn a_broken_history_ends_the_run_if_a_member_says_so() {
     assert_eq!(world.hear(links[0]).pop(), Some(Message::Dismiss));
 }
 
+/// Its peers may tell that it is gone before it tells why.
+#[test]
+fn a_broken_history_ends_the_run_though_who_says_so_is_a_member_no_more() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    let name = NodeName::parse("worker-2").expect("a valid name");
+    world.say(world.operator, Message::Exited { name, how: "was killed by signal 9".into() });
+    assert_eq!((world.generation(), world.running()), (Generation(2), true));
+    let reason = "it diverged".to_string();
+    world.say(links[1], Message::Failed { at_fault: None, fatal: true, reason });
+    assert!(world.failure().ends_with("cannot go on, nor may anyone: it diverged"));
+}
+
 #[test]
 fn the_last_worker_that_fails_ends_the_run_with_its_reason() {
     let (mut world, links) = World::training(2);
