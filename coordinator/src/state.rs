@@ -154,7 +154,6 @@ impl State {
             Command::Found { ephemeral, founder } => self.found(*ephemeral, founder),
             Command::Coordinator { id, coordinator } => self.settle_in(*id, coordinator),
             Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
-            Command::Submit(run) => self.submit(unix_ms, run),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),
         };
         applied.unwrap_or_else(Verdict::Refused)

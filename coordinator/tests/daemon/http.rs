@@ -199,10 +199,13 @@ async fn a_run_is_submitted_with_the_token_and_only_if_it_is_one() {
         assert_eq!(refused.status, status, "{refused:?}");
     }
     assert_eq!(look(api, "/api/v1/run").await.status, 404, "nothing was submitted so far");
+    let mut ids = Vec::new();
     for _ in 0..2 {
         let accepted = send(api, "/api/v1/run", &token, &run).await;
         assert_eq!((accepted.status, &accepted.json()["run"]), (201, &json!("example")));
+        ids.push(accepted.json()["id"].as_u64().expect("an id"));
     }
+    assert_eq!(ids[0], ids[1], "it is the same run");
     let other = run_json(|run| run["seed"] = json!(2));
     let refused = send(api, "/api/v1/run", &token, &other).await;
     assert_eq!(refused.status, 409);
