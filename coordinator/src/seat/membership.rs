@@ -83,8 +83,8 @@ impl Seat {
         self.effects.push_back(Effect::Send { to, message });
     }
 
-    /// Whether a coordinator is to be one no more, the log decides; but that nothing could be agreed
-    /// on without it, only who leads knows, and at this moment.
+    /// Whether a coordinator is to be one no more, the log decides; but whether anything could be
+    /// agreed on without it, only who leads knows, and at this moment.
     pub(super) fn asked_to_remove(
         &mut self,
         now: Time,

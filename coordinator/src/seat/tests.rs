@@ -521,8 +521,8 @@ fn moments() -> impl Iterator<Item = u64> {
     (0..60_000).step_by(250)
 }
 
-/// Who is told that it is not needed is switched off, and its disk thrown away. The other one's disk
-/// stands still from some moment on, and what was not written by then is lost.
+/// Who is told that it is not needed is switched off, and its disk thrown away. The other one's
+/// disk stands still from some moment on, and what was not written by then is lost.
 #[test]
 fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
     for moment in moments() {

@@ -10,7 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::crypto::rustls::HandshakeData;
-use quinn::{ClientConfig, Connection, Incoming, ServerConfig, TokioRuntime};
+use quinn::{
+    ClientConfig, Connection, ConnectionError, Incoming, ServerConfig, TokioRuntime,
+    TransportErrorCode,
+};
 use rustls::pki_types::CertificateDer;
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -301,9 +304,15 @@ impl Door {
         }
     }
 
-    /// A link to a node with a certificate; none for a node that has enrolled.
+    /// A link to a node with a certificate; none for a node that has enrolled, or wants none.
     async fn welcome(&self, incoming: Incoming) -> Result<Option<Link>, String> {
-        let connection = incoming.await.map_err(|error| error.to_string())?;
+        let connection = match incoming.await {
+            Err(error) if is_withdrawn(&error) => {
+                tracing::debug!("a peer has changed its mind");
+                return Ok(None);
+            }
+            connected => connected.map_err(|error| error.to_string())?,
+        };
         if let Some(enrolment) = &self.site.enrolment
             && protocol_of(&connection).as_deref() == Some(ENROL_ALPN)
         {
@@ -324,6 +333,16 @@ impl Door {
         let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
         written.map_err(|error| error.to_string())?;
         Ok(Some(self.site.link(connection, identity, (sender, receiver))))
+    }
+}
+
+/// Whoever calls several may drop its other calls when one is answered.
+fn is_withdrawn(error: &ConnectionError) -> bool {
+    let harmless = [TransportErrorCode::APPLICATION_ERROR, TransportErrorCode::NO_ERROR];
+    match error {
+        ConnectionError::ApplicationClosed(_) => true,
+        ConnectionError::ConnectionClosed(close) => harmless.contains(&close.error_code),
+        _ => false,
     }
 }
 

@@ -313,6 +313,18 @@ async fn a_node_of_another_cluster_is_refused_on_both_sides() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_dropped_is_no_failed_handshake() {
+    let world = World::new();
+    let (here, there) = (world.worker("worker-1"), world.worker("worker-2"));
+    for patience in 0..20 {
+        let call = here.connect(there.local_address(), &Expected::Anyone);
+        let _ = tokio::time::timeout(Duration::from_micros(200 * patience), call).await;
+    }
+    here.connect(there.local_address(), &Expected::Anyone).await.unwrap();
+    assert_eq!(there.stats().failed_handshakes, 0);
+}
+
+#[tokio::test]
 async fn an_expired_certificate_is_refused_in_words() {
     let world = World::new();
     let (valid, name) = (world.worker("worker-2"), name("worker-1"));
