@@ -1,5 +1,5 @@
-//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`; and the last word of a verb that fails,
-//! which nothing filters.
+//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`; and the last word of a verb that
+//! fails, which nothing filters.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;

@@ -1,4 +1,5 @@
-//! Daemons as whoever looks after services starts them: with a file, a log for machines, and signals.
+//! Daemons as whoever looks after services starts them: with a file, a log for machines, and
+//! signals.
 
 use serde_json::Value;
 
