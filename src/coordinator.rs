@@ -44,9 +44,10 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
         announce(&serde_json::json!({ "address": links, "api": api }));
     };
     match daemon::run(Options { dir, listen, start, http: http.options() }, ready) {
-        Ok(Ended::Stopped) => Ok(()),
+        Ok(Ended::Stopped) => Err(stopped(Exit::Terminated, "SIGTERM").at(place)),
+        Ok(Ended::Interrupted) => Err(stopped(Exit::Interrupted, "SIGINT").at(place)),
         Ok(Ended::Removed) => {
-            eprintln!("the coordinator was removed: the others go on without it");
+            tracing::warn!("the coordinator was removed: the others go on without it");
             Ok(())
         }
         Err(error) => {
@@ -55,6 +56,13 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
             Err(failure.at(place).because(error).next(next))
         }
     }
+}
+
+/// The end of one that has nothing more to say to the others: as of a worker that was drained.
+fn stopped(exit: Exit, signal: &str) -> Failure {
+    Failure::new(exit, "the coordinator has stopped")
+        .because(format!("it was told to by {signal}; what it has agreed to is on its disk"))
+        .next("start it again with the same --dir and --listen, and it goes on")
 }
 
 /// What an operator does with the coordinators of a cluster.

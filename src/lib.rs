@@ -75,7 +75,7 @@ pub fn program(registry: Registry) -> ExitCode {
     match dispatch(cli.verb, registry) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            output::say(&failure);
+            logging::say(&failure);
             failure.exit.into()
         }
     }

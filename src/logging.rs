@@ -1,13 +1,22 @@
-//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`.
+//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`; and the last word of a verb that
+//! fails, which nothing filters.
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
+use serde_json::json;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::cli::LogFormat;
 use crate::failure::{Exit, Failure};
+use crate::output;
 
 const VARIABLE: &str = "EVERSTEP_LOG";
+
+/// How this process logs, once it does.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 /// Starts logging text at `level` and above, or as `EVERSTEP_LOG` says: once a process.
 pub(crate) fn start(level: &str) -> Result<(), Failure> {
@@ -29,5 +38,19 @@ pub(crate) fn start_as(level: &str, format: LogFormat) -> Result<(), Failure> {
         LogFormat::Text => logs.with_ansi(colour).init(),
         LogFormat::Json => logs.json().init(),
     }
+    FORMAT.get_or_init(|| format);
     Ok(())
+}
+
+/// Says why the verb fails: a block for people, or one more object of the log.
+pub(crate) fn say(failure: &Failure) {
+    if FORMAT.get() != Some(&LogFormat::Json) {
+        return output::say(failure);
+    }
+    let mut timestamp = String::new();
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp)); // text takes all
+    output::say(json!({
+        "timestamp": timestamp, "level": "ERROR", "target": module_path!(),
+        "fields": { "message": failure.to_string(), "exit_code": failure.exit as u8 },
+    }));
 }

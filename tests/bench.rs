@@ -77,11 +77,11 @@ fn failovers_have_their_figures_and_nobody_notices() {
     let config = "[model]\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n\
                   [data]\npath = \"text.txt\"\n[batch]\ndata_shards = 4";
     std::fs::write(folder.path().join("run.toml"), config).unwrap();
-    let flags = ["failovers", "--kills", "2", "--config", "run.toml", "--workers", "2"];
-    let result = bench(&folder, &flags);
+    let flags = ["failovers", "--config", "run.toml", "--workers", "2", "--kills"];
+    let result = bench(&folder, &[&flags[..], &["2"]].concat());
     assert_eq!((&result["failovers"], &result["coordinators"]), (&2.into(), &3.into()), "{result}");
     assert_eq!((&result["hash_equal"], &result["generations"]), (&true.into(), &1.into()));
-    for nothing in ["steps_lost", "steps_redone"] {
+    for nothing in ["steps_lost", "steps_redone", "samples_lost", "samples_repeated"] {
         assert_eq!(result[nothing], 0, "{nothing} in {result}");
     }
     for (time, rank) in ["back_ms", "gap_ms", "calm_ms"]
@@ -91,6 +91,12 @@ fn failovers_have_their_figures_and_nobody_notices() {
         assert!(result[time][rank].as_f64().is_some_and(f64::is_finite), "{time} in {result}");
     }
     assert_positive(&result["back_ms"], "p50");
+    let together = bench(&folder, &[&flags[..], &["1", "--with-worker"]].concat());
+    assert_eq!(together["hash_equal"], true, "{together}");
+    for nothing in ["steps_lost", "samples_lost", "samples_repeated"] {
+        assert_eq!(together[nothing], 0, "{nothing} in {together}");
+    }
+    assert!(together["stall_ms"]["longest"].as_f64().is_some_and(f64::is_finite), "{together}");
 }
 
 /// Runs the benchmark in the folder, where it must leave nothing that it did not find there.

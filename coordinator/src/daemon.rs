@@ -99,8 +99,10 @@ pub struct Addresses {
 /// How a coordinator has ended in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to stop.
+    /// SIGTERM told it to stop.
     Stopped,
+    /// SIGINT did.
+    Interrupted,
     /// The others go on without it.
     Removed,
 }
@@ -225,19 +227,19 @@ async fn serve(
     let coordinator: Addr<Coordinator> = desk.coordinator();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut leaving: Option<Instant> = None;
+    let mut leaving: Option<(Instant, Ended)> = None;
     loop {
         tokio::select! {
-            () = stop.received(), if leaving.is_none() => leaving = Some(Instant::now()),
+            told = stop.received(), if leaving.is_none() => leaving = Some((Instant::now(), told)),
             _ = ticks.tick() => {
                 if coordinator.send(Tick).await.map_err(broken)?? {
                     return Ok(Ended::Removed);
                 }
-                if let Some(since) = leaving
+                if let Some((since, told)) = leaving
                     && (coordinator.send(Leave).await.map_err(broken)?
                         || since.elapsed() > HANDING_OVER)
                 {
-                    return Ok(Ended::Stopped);
+                    return Ok(told);
                 }
             }
             Some(link) = endpoint.accept() => desk.admit(link).await,
@@ -258,10 +260,10 @@ impl Signals {
         Ok(Self { terminate, interrupt: listen(SignalKind::interrupt())? })
     }
 
-    async fn received(&mut self) {
+    async fn received(&mut self) -> Ended {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => Ended::Stopped,
+            _ = self.interrupt.recv() => Ended::Interrupted,
         }
     }
 }

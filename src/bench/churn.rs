@@ -153,7 +153,13 @@ impl Churn {
     pub(super) async fn until_whole(&mut self) -> Result<(), Failure> {
         let workers = self.workers;
         self.until("whole", |progress| is_whole(progress, workers).then_some(())).await?;
-        let until = Instant::now() + LONGEST_PAUSE.mul_f64(self.unit());
+        let pause = LONGEST_PAUSE.mul_f64(self.unit());
+        self.rest(pause).await
+    }
+
+    /// Lets the cluster go on for so long.
+    pub(super) async fn rest(&mut self, time: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + time;
         self.until("at rest", |_| (Instant::now() >= until).then_some(())).await
     }
 

@@ -2,8 +2,9 @@
 //! stands still, and whether training notices.
 //!
 //! The launcher starts one that was killed again at once. The control plane is back when it has
-//! agreed on a request that was made at the moment of the kill. At the end the run's bits are
-//! compared with those of the same run undisturbed.
+//! agreed on a request that was made at the moment of the kill. Steps are looked at in the second
+//! after each kill, and in the second before it, in which nothing happens: what both have is noise.
+//! At the end the run's bits are compared with those of the same run undisturbed.
 
 use std::time::{Duration, Instant};
 
@@ -33,16 +34,20 @@ struct Failover {
 /// What a whole benchmark has come to.
 struct Outcome {
     failovers: Vec<Failover>,
-    /// The longest time between two commits while nobody led, less the median step.
+    /// The longest time between two commits in the second after each kill, and as long as nobody
+    /// led, less the median step.
     gaps: Times,
+    /// The same in the second before each kill.
     calm: Times,
     step_ms: f64,
     report: Report,
     undisturbed: String,
 }
 
+/// For so long steps are looked at, before a kill and after it.
+const LOOK: Duration = Duration::from_secs(1);
 /// About how long one takes, with the time that passes before: so long must the run be.
-const ROUND: Duration = Duration::from_millis(1_800);
+const ROUND: Duration = Duration::from_secs(3);
 /// What the run takes beside them.
 const REST: Duration = Duration::from_secs(5);
 /// Commits after a failover before the next one.
@@ -91,8 +96,12 @@ fn measure(
         let report = churn.finish().await?;
         let (progress, run) = (churn.progress(), churn.spec().clone());
         let step_ms = churn::step_ms(progress);
-        let gaps = failovers.iter().map(|failover| gap(&progress.lines, failover, step_ms));
-        let (gaps, calm, undisturbed) = (Times::new(gaps), churn::calm(progress), String::new());
+        let longer = |time: f64| (time - step_ms).max(0.0);
+        let times = |longest: fn(&Failover, &[MetricsLine]) -> f64| {
+            Times::new(failovers.iter().map(|it| longer(longest(it, &progress.lines))))
+        };
+        let (gaps, calm) = (times(Failover::longest_after), times(Failover::longest_before));
+        let undisturbed = String::new();
         Ok(Some((run, Outcome { failovers, gaps, calm, step_ms, report, undisturbed })))
     })
 }
@@ -115,6 +124,7 @@ fn steps(flags: &FailoversFlags, registry: &Registry) -> Result<u64, Failure> {
 async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover, Failure> {
     churn.until_whole().await?;
     let leader = churn.until_led().await?;
+    churn.rest(LOOK).await?;
     let victim = if flags.with_worker { churn.victim() } else { None };
     let event = churn.progress().events.last().map_or(0, |event| event.number);
     let (killed_at, began) = (churn::unix_ms(), Instant::now());
@@ -125,11 +135,12 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
     churn.cluster().agree().await?;
     let back = 1e3 * began.elapsed().as_secs_f64();
     if let Some(time) = flags.stop {
-        churn.until("over", |_| (began.elapsed() >= time).then_some(())).await?;
+        churn.rest(time.saturating_sub(began.elapsed())).await?;
         send(leader, Signal::CONT)?;
     }
     let step = churn.progress().step().0;
     churn.until("going on", |progress| (progress.step().0 >= step + SETTLED).then_some(())).await?;
+    churn.rest(LOOK.saturating_sub(began.elapsed())).await?;
     let stall = match victim {
         Some((victim, _)) => {
             let look = |progress: &Progress| stall(progress, event, victim, killed_at);
@@ -147,16 +158,6 @@ fn stall(progress: &Progress, event: u64, victim: WorkerId, killed_at: f64) -> O
     Some((line.unix_ms as f64 - killed_at - churn::step_ms(progress)).max(0.0))
 }
 
-/// How much longer than the median step a step took while nobody led, at most.
-fn gap(lines: &[MetricsLine], failover: &Failover, step_ms: f64) -> f64 {
-    let (from, to) = (failover.killed_at, failover.killed_at + failover.back);
-    let times = lines.windows(2).filter_map(|pair| {
-        let [earlier, later] = [&pair[0], &pair[1]].map(|line| line.unix_ms as f64);
-        (later >= from && earlier <= to).then_some(later - earlier)
-    });
-    (times.fold(0.0, f64::max) - step_ms).max(0.0)
-}
-
 fn send(process: u32, signal: Signal) -> Result<(), Failure> {
     let sent = Pid::from_raw(process as i32).map(|pid| kill_process(pid, signal));
     match sent {
@@ -165,19 +166,47 @@ fn send(process: u32, signal: Signal) -> Result<(), Failure> {
     }
 }
 
+impl Failover {
+    /// The longest step of which some part was in the second after it, or while nobody led.
+    fn longest_after(&self, lines: &[MetricsLine]) -> f64 {
+        let end = self.killed_at + self.back.max(1e3 * LOOK.as_secs_f64());
+        longest(lines, |began, ended| ended >= self.killed_at && began <= end)
+    }
+
+    /// The longest step that ended in the second before it.
+    fn longest_before(&self, lines: &[MetricsLine]) -> f64 {
+        let from = self.killed_at - 1e3 * LOOK.as_secs_f64();
+        longest(lines, |_, ended| (from..self.killed_at).contains(&ended))
+    }
+}
+
+/// The longest of the steps which `counts` says so of, by when each began and ended.
+fn longest(lines: &[MetricsLine], counts: impl Fn(f64, f64) -> bool) -> f64 {
+    let times = lines.windows(2).filter_map(|pair| {
+        let [began, ended] = [&pair[0], &pair[1]].map(|line| line.unix_ms as f64);
+        counts(began, ended).then_some(ended - began)
+    });
+    times.fold(0.0, f64::max)
+}
+
 impl Outcome {
     /// What a failover must not cost.
     fn must_be_unnoticed(&self, flags: &FailoversFlags) -> Result<(), Failure> {
         let Report { state_hash, steps_redone, steps_lost, generations, .. } = &self.report;
+        let Report { samples_lost, samples_repeated, rollbacks, .. } = &self.report;
+        let (samples, rollbacks) = (samples_lost + samples_repeated, rollbacks.len());
+        // The worker's death is a change, and the step under way is done again.
         let redone = if flags.with_worker { 0 } else { *steps_redone };
         let changes = if flags.with_worker { 0 } else { generations.len() - 1 };
-        if *state_hash == self.undisturbed && (redone, changes, *steps_lost) == (0, 0, 0) {
+        let cost = (redone, changes, *steps_lost, samples, rollbacks);
+        if *state_hash == self.undisturbed && cost == (0, 0, 0, 0, 0) {
             return Ok(());
         }
         let equal = if *state_hash == self.undisturbed { "equal" } else { "different" };
         Err(Failure::new(Exit::Failed, "training has noticed").because(format!(
-            "{redone} steps redone, {steps_lost} lost, {changes} changes of generation, {equal} \
-             bits"
+            "{redone} steps redone, {steps_lost} lost, {samples_lost} samples lost, \
+             {samples_repeated} repeated, {rollbacks} rollbacks, {changes} changes of generation, \
+             {equal} bits"
         )))
     }
 }
@@ -196,6 +225,7 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
             "back_ms": back.json(), "gap_ms": gaps.json(), "calm_ms": calm.json(),
             "stall_ms": stall.map(|stall| stall.json()), "steps": report.steps,
             "steps_redone": redone, "steps_lost": report.steps_lost,
+            "samples_lost": report.samples_lost, "samples_repeated": report.samples_repeated,
             "generations": report.generations.len(), "hash_equal": equal,
         }));
     }
@@ -207,12 +237,14 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
     output::print(format_args!(
         "{count} leaders of {replicas} {what}, a step takes {step_ms:.1} ms\n  \
            back    {}  (kill to the answer of the next leader)\n  \
-           gap     {}  (longest step meanwhile, less a step)\n  \
-           calm    {}  (how much longer steps take to which nothing happens)\n{stall}  \
-           {redone} steps redone, {} lost; bits: {verdict}",
+           gap     {}  (longest step of the second after each, less a step)\n  \
+           calm    {}  (the same of the second before each)\n{stall}  \
+           {redone} steps redone, {} lost; samples: {} lost, {} repeated; bits: {verdict}",
         back.words(),
         gaps.words(),
         calm.words(),
-        report.steps_lost
+        report.steps_lost,
+        report.samples_lost,
+        report.samples_repeated
     ))
 }

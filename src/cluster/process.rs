@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use everstep_transport::protocol::{NodeName, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 
@@ -353,7 +354,7 @@ fn killed() -> String {
     format!("was killed (signal {KILL})")
 }
 
-/// The last error block of a log, or its last line.
+/// The last error block of a log, or its last line; of a line of JSON, its message.
 fn tail(log: &Path) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
@@ -361,6 +362,9 @@ fn tail(log: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    let block = text.rfind("error: ").map(|start| text[start..].trim_end());
-    block.or_else(|| text.lines().next_back()).map(str::to_string).filter(|text| !text.is_empty())
+    let last = text.lines().next_back().filter(|line| !line.is_empty())?;
+    if let Ok(Value::Object(line)) = serde_json::from_str(last) {
+        return line.get("fields")?.get("message")?.as_str().map(str::to_string);
+    }
+    Some(text.rfind("error: ").map_or(last, |start| text[start..].trim_end()).to_string())
 }

@@ -14,7 +14,9 @@ fn unix_ms() -> u64 {
 }
 
 fn loss(run: &Launched) -> Value {
-    until("a loss", || run.lines("events.jsonl").into_iter().find(|event| event["event"] == "lost"))
+    run.until("a loss", || {
+        run.lines("events.jsonl").into_iter().find(|event| event["event"] == "lost")
+    })
 }
 
 /// Before a run begins a worker says nothing but that it lives, and it has no peers.

@@ -1,6 +1,11 @@
 //! The death of the coordinator costs training nothing.
 
-use crate::world::{Cluster, Launched, Run, Signal, World, until};
+use std::time::{Duration, Instant};
+
+use crate::world::{Cluster, Launched, Run, Signal, World, longest_gap};
+
+/// For so long a leader stands still.
+const STILL: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
@@ -9,7 +14,7 @@ fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
     let before = run.until_step(3);
     before.leader().signal(Signal::KILL);
     let pid = || run.cluster()?.leader().pid.filter(|pid| Some(*pid) != before.leader().pid);
-    until("another coordinator", pid);
+    run.until("another coordinator", pid);
     run.until_another_step();
     let after = run.until_whole(3);
     assert_eq!(after.leader().address, before.leader().address);
@@ -27,7 +32,7 @@ fn a_coordinator_and_a_worker_that_die_together_are_survived() {
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::KILL);
     cluster.workers[0].signal(Signal::KILL);
-    until("the loss", || (run.count("lost") == 1).then_some(()));
+    run.until("the loss", || (run.count("lost") == 1).then_some(()));
     run.until_whole(3);
     let run = run.complete();
     run.assert_survived(400);
@@ -66,7 +71,7 @@ fn three(world: &World, flags: &[&str]) -> Launched {
 
 /// Waits until another coordinator leads than in `before`.
 fn until_another_leads(run: &Launched, before: &Cluster) -> Cluster {
-    until("another leader", || {
+    run.until("another leader", || {
         let now = run.cluster()?;
         let led = before.leader().id;
         let another = now.coordinators.iter().any(|c| c.leader && c.id != led && c.pid.is_some());
@@ -101,23 +106,36 @@ fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
     assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "nobody was lost");
 }
 
+/// A slow worker keeps the run going; it leaves in good order.
 #[test]
 fn three_coordinators_go_on_while_the_leader_stands_still() {
-    let world = World::new().with("run.steps", 600);
-    let run = three(&world, &[]);
+    let world = World::new().with("run.steps", 600).with("run.start_workers", 3);
+    let run = world.launch(&["--coordinators", "3", "--workers", "2"]);
+    run.until_workers(2, "waiting");
+    let slow = world.join_slowly(&run);
     let before = run.until_step(3);
     before.leader().signal(Signal::STOP);
+    let stopped = Instant::now();
     until_another_leads(&run, &before);
-    run.until_another_step();
+    let back = stopped.elapsed();
+    assert!(back < STILL, "another one led after {back:?}");
+    run.until("ten seconds", || {
+        run.until_another_step();
+        (stopped.elapsed() > STILL).then_some(())
+    });
     before.leader().signal(Signal::CONT);
-    run.until_another_step();
+    (0..3).for_each(|_| run.until_another_step());
+    slow.signal(Signal::TERM);
+    assert_eq!(slow.end().code, Some(143));
     let run = run.complete();
     run.assert_survived(600);
     assert_told(&run, 2);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["steps_redone"], 0);
     assert_eq!(run.report["coordinator_restarts"], 0, "it lives");
-    assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "nobody was lost");
+    assert_eq!(run.generations("lost").len(), 0, "nobody was lost");
+    let gap = longest_gap(&run.lines("metrics.jsonl"));
+    assert!(gap < STILL, "{gap:?} between two steps; another one led after {back:?}");
 }
 
 #[test]
@@ -127,7 +145,7 @@ fn the_leader_of_three_and_a_worker_that_die_together_are_survived() {
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::KILL);
     cluster.workers[0].signal(Signal::KILL);
-    until("the loss", || (run.count("lost") == 1).then_some(()));
+    run.until("the loss", || (run.count("lost") == 1).then_some(()));
     run.until_whole(3);
     let run = run.complete();
     run.assert_survived(400);
@@ -141,7 +159,7 @@ fn three_coordinators_that_die_together_are_started_again() {
     let run = three(&world, &[]);
     let cluster = run.until_step(3);
     cluster.coordinators.iter().for_each(|coordinator| coordinator.signal(Signal::KILL));
-    until("the others", || {
+    run.until("the others", || {
         let now = run.cluster()?;
         let mut pairs = now.coordinators.iter().zip(&cluster.coordinators);
         pairs.all(|(now, then)| now.pid.is_some() && now.pid != then.pid).then_some(())

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::world::{Launched, Node, Program, Run, Signal, World, show, until};
+use crate::world::{Launched, Node, Program, Run, Signal, World, show};
 
 /// `everstep worker drain`.
 fn drain(world: &World, run: &Launched, id: u64, flags: &[&str]) -> Program {
@@ -85,7 +85,7 @@ fn a_worker_that_is_told_to_end_leaves_in_good_order_and_has_no_successor() {
         assert_eq!(guest.end().code, Some(143));
     }
     run.until_whole(2).member(1).signal(Signal::TERM);
-    until("all have left", || (run.count("left") == 3).then_some(()));
+    run.until("all have left", || (run.count("left") == 3).then_some(()));
     let run = run.complete();
     run.assert_survived(800);
     assert_eq!(run.hash(), world.undisturbed());
@@ -114,7 +114,7 @@ fn replace_one_of_two(go: impl FnOnce(&World, &Launched, &Node)) -> Run {
     run.until_step(3);
     go(&world, &run, run.until_whole(2).member(0));
     let sentence = "waiting: 1 of at least 2 workers take part; another joins with: ";
-    let command = until("the command", || {
+    let command = run.until("the command", || {
         let said = run.program.said();
         let line = said.lines().find_map(|line| line.strip_prefix(sentence));
         line.map(str::to_string)
@@ -167,7 +167,7 @@ fn a_drain_that_cannot_be_says_why() {
     let cluster = run.until_whole(3);
     let dead = cluster.member(2);
     dead.signal(Signal::KILL);
-    until("its loss", || (run.count("lost") == 1).then_some(()));
+    run.until("its loss", || (run.count("lost") == 1).then_some(()));
     let dead = dead.id.expect("an id");
     for (id, words) in [(999, "error: there is no worker 999\n"), (dead, "it is gone already")] {
         let ended = drain(&world, &run, id, &[]).end();

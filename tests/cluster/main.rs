@@ -5,6 +5,7 @@
 
 mod by_hand;
 mod coordinator;
+mod daemon;
 mod demo;
 mod elastic;
 mod failpoint;

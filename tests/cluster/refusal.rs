@@ -7,7 +7,7 @@ use std::sync::Arc;
 use everstep_worker::builtin;
 use everstep_worker::daemon::{self, Options};
 
-use crate::world::{Council, Ended, Launched, Member, World, show, until};
+use crate::world::{Council, Ended, Launched, Member, World, show};
 
 /// The program refused its input: exit code 2, and these words in one block.
 fn assert_refused(ended: &Ended, words: &str) {
@@ -127,7 +127,7 @@ fn a_worker_with_other_data_is_refused_and_one_with_the_same_completes_the_run()
     for words in ["differs from worker-", ", which registered first: data ", ", not "] {
         assert!(refused.block().contains(words), "{refused:?}");
     }
-    let told = until("the refusal is an event", || refusals(&run).pop());
+    let told = run.until("the refusal is an event", || refusals(&run).pop());
     assert!(told.contains("which registered first: data "), "{told}");
 
     world.write("text.txt", &text);

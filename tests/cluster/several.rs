@@ -5,19 +5,25 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use everstep::cli::Overrides;
 use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::Wish;
 use everstep_transport::protocol::outcome::{Outcome, state_hash};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::Value;
 
-use crate::world::{Council, Member, Program, Signal, World, show, until};
+use crate::world::{
+    Council, Ended, Member, Program, SLOW, Signal, World, longest_gap, show, until,
+};
 
 /// A wish that can be repeated for ever: it is refused, and that is agreed on.
 const NOTHING: Wish = Wish::RevokeToken([0; 9]);
-/// What makes a worker so slow that the run lasts until it is gone.
-const SLOW: &str = "load=sleep(50)";
+/// For so long a disk stands still.
+const STILL: Duration = Duration::from_secs(10);
+/// The thread that writes the log stands still so long, before it says that a request is written.
+const STALL: &str = "appended.request=1*sleep(10000)";
 
 /// A run with three workers, of whom one is slow.
 struct Training<'w> {
@@ -64,7 +70,8 @@ impl<'w> Training<'w> {
     }
 
     /// The slow one is lost, and the run becomes complete, with the bits of any other.
-    fn complete(self, council: &Council) {
+    /// Returns the lines.
+    fn complete(self, council: &Council) -> Vec<Value> {
         self.slow.signal(Signal::KILL);
         let Outcome::Complete(results) = council.outcome() else { panic!("it is not complete") };
         let hash = state_hash(self.run.steps, &results).expect("every shard was reported");
@@ -80,6 +87,7 @@ impl<'w> Training<'w> {
         assert_eq!(steps, (1..=self.run.steps).map(Some).collect::<Vec<_>>());
         let lost = events.iter().filter(|event| event["event"] == "lost").count();
         assert_eq!(lost, 1, "nobody but the one that was killed: {events:?}");
+        lines
     }
 }
 
@@ -117,6 +125,70 @@ fn every_coordinator_is_replaced_while_workers_train() {
     training.complete(&council);
 }
 
+/// How soon another one leads is told where the test fails.
+#[test]
+fn a_leader_whose_disk_stands_still_is_replaced_and_nobody_notices() {
+    let world = world();
+    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut council);
+    let (stalled, met) = ((council.leader(3) + 1) % 3, world.path("met"));
+    let environment = [("FAILPOINTS", STALL), ("EVERSTEP_FAILPOINT_LOG", show(&met))];
+    council.restart(stalled, &environment);
+    council.transfer(stalled, 3);
+    assert!(!met.exists(), "it leads before it stands still");
+
+    let began = Instant::now();
+    assert!(council.wish(NOTHING).is_err(), "it is agreed that there is none");
+    let agreed = began.elapsed();
+    council.leader_beside(stalled, 3);
+    let led = began.elapsed();
+    assert!(met.exists(), "its disk stands still");
+    assert!(agreed.max(led) < STILL, "agreed after {agreed:?}, another one led after {led:?}");
+    until("ten seconds", || {
+        training.until_it_goes_on();
+        (began.elapsed() > STILL).then_some(())
+    });
+    council.until_caught_up(stalled, 3);
+    training.until_it_goes_on();
+    let leader = council.leader(3);
+    let [events, _] = council.members[leader].history().expect("it answers");
+    let generations = events.iter().filter(|event| event["event"] == "generation").count();
+    assert_eq!(generations, 1, "nothing was done again: {events:?}");
+    let gap = longest_gap(&training.complete(&council));
+    assert!(gap < STILL, "{gap:?} between two steps; another one led after {led:?}");
+    council.until_agreed(3);
+    assert!(!council.members[stalled].program.is_over(), "it stood still, and lives");
+}
+
+/// One that reaches too few others tells nothing as what is agreed, and what it knows if asked.
+fn assert_tells_what_it_knows(member: &Member) {
+    until("it refuses to tell", || {
+        let (status, words) = member.look("GET", "/api/v1/status", "")?;
+        assert_eq!(status, 503, "{words}");
+        let words: Value = serde_json::from_str(&words).expect("JSON");
+        let told = "2 of 5 coordinators can be reached: three must agree; training goes on";
+        (words["error"] == told).then_some(())
+    });
+    let (status, known) =
+        until("it answers", || member.look("GET", "/api/v1/status?stale=true", ""));
+    let known: Value = serde_json::from_str(&known).expect("JSON");
+    assert_eq!((status, &known["stale"]), (200, &true.into()), "{known}");
+}
+
+/// How many lines any of them knows.
+fn known_lines(members: &[Member]) -> usize {
+    let known = members.iter().map(|member| until("its lines", || member.history())[1].len());
+    known.max().expect("somebody")
+}
+
+/// What an operator is told of these coordinators.
+fn status(world: &World, council: &Council) -> Ended {
+    let member = &council.members[0];
+    let addresses = council.addresses();
+    let flags = ["--dir", show(&member.dir), "--coordinators", &addresses];
+    world.start(&[&["coordinator", "status"], &flags[..]].concat()).end()
+}
+
 #[test]
 fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let world = world();
@@ -141,14 +213,26 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
             assert_ne!(status, 201, "{words}");
             words.contains("no coordinator leads at the moment").then_some(())
         });
+        assert_tells_what_it_knows(member);
     }
+    let settled = known_lines(&council.members);
+    let told = status(&world, &council);
+    assert_eq!(told.code, Some(3), "{told:?}");
+    let words = "2 of 5 coordinators answer, none leads: 3 must be there to agree";
+    assert!(told.block().contains(words), "{told:?}");
+    assert!(told.block().contains("training goes on without them"), "{told:?}");
     training.until_it_goes_on();
+    assert_eq!(known_lines(&council.members), settled, "nothing can be agreed on");
 
     let Member { dir, address, program, .. } = dead.pop().expect("the third");
     drop(program);
     let third = Member::listening(council.again(&dir, address), dir).expect("it listens");
     council.members.push(third);
     assert!(council.wish(NOTHING).is_err(), "it is agreed again");
+    // What was trained meanwhile is told to whoever leads.
+    until("steps of the time without a leader", || {
+        (known_lines(&council.members) > settled).then_some(())
+    });
     training.until_it_goes_on();
     for Member { dir, address, program, .. } in dead {
         drop(program);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{hint, thread};
 
-use crate::world::{Run, Signal, World, chance, until};
+use crate::world::{Run, Signal, World, chance};
 
 /// A run that is long enough for some deaths.
 fn world() -> World {
@@ -23,7 +23,7 @@ fn kill(world: &World, workers: usize, deaths: &[&[usize]]) -> Run {
         let cluster = run.until_whole(left);
         ranks.iter().for_each(|rank| cluster.member(*rank).signal(Signal::KILL));
         left -= ranks.len();
-        until("the survivors go on", || (run.count("lost") == workers - left).then_some(()));
+        run.until("the survivors go on", || (run.count("lost") == workers - left).then_some(()));
         run.until_another_step();
     }
     run.complete()
@@ -91,7 +91,7 @@ fn deaths_at_random_moments_are_survived() {
             thread::sleep(Duration::from_millis(draw(300) as u64));
             let members = run.cluster().expect("a cluster").members();
             members[draw(members.len())].signal(Signal::KILL);
-            until("its loss", || (run.count("lost") > deaths).then_some(()));
+            run.until("its loss", || (run.count("lost") > deaths).then_some(()));
         }
         let run = run.complete();
         run.assert_survived(steps as u64);
@@ -122,7 +122,7 @@ fn when_all_are_killed_their_successors_begin_anew_and_say_so() {
     run.until_step(20);
     let cluster = run.until_whole(2);
     cluster.workers.iter().for_each(|worker| worker.signal(Signal::KILL));
-    until("the rollback", || (run.count("rollback") == 1).then_some(()));
+    run.until("the rollback", || (run.count("rollback") == 1).then_some(()));
     let run = run.complete();
     run.assert_one_history(400);
     assert_eq!(run.hash(), world.undisturbed());
@@ -142,7 +142,7 @@ fn a_stopped_worker_is_evicted_and_one_that_goes_on_registers_again() {
     let stopped = cluster.member(0).clone();
     stopped.signal(Signal::STOP);
     let state = || Some(run.cluster()?.worker(stopped.id?)?.state.clone());
-    until("the eviction", || (state()? == "lost").then_some(()));
+    run.until("the eviction", || (state()? == "lost").then_some(()));
     run.until_another_step();
     stopped.signal(Signal::CONT);
     let cluster = run.until_whole(3);
@@ -163,7 +163,7 @@ fn a_host_whose_worker_dies_comes_back_twenty_times() {
         let cluster = run.until_whole(2);
         let newest = cluster.workers.iter().filter(|w| !w.is_over()).max_by_key(|w| w.id);
         newest.expect("a member").signal(Signal::KILL);
-        until("its successor", || (run.count("joined") == death).then_some(()));
+        run.until("its successor", || (run.count("joined") == death).then_some(()));
     }
     assert_eq!((run.count("lost"), run.count("rollback")), (20, 0));
     let run = run.complete();

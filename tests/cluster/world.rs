@@ -17,6 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 pub use council::{Council, Member};
@@ -28,6 +29,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// How long anything may take that a test waits for, far above what it takes: a test that hangs
 /// shall say so.
 const PATIENCE: Duration = Duration::from_secs(1_200);
+
+/// What makes a worker so slow that a run of some hundred steps lasts until it is gone.
+pub const SLOW: &str = "load=sleep(50)";
 
 /// A folder with a text and a configuration.
 pub struct World {
@@ -94,10 +98,21 @@ impl World {
 
     /// The same, with these flags.
     pub fn join_with(&self, run: &Launched, flags: &[&str]) -> Program {
+        Program::start(self.joining(run, flags))
+    }
+
+    /// The same; so slow that the run lasts until it is gone.
+    pub fn join_slowly(&self, run: &Launched) -> Program {
+        let mut command = self.joining(run, &[]);
+        command.env("FAILPOINTS", SLOW);
+        Program::start(command)
+    }
+
+    fn joining(&self, run: &Launched, flags: &[&str]) -> Command {
         let address = run.cluster().expect("a cluster").addresses();
         let token = format!("@{}", show(&run.dir.join("join.token")));
         let ours = ["worker", "--coordinators", &address, "--join", &token];
-        self.start(&[&ours[..], flags].concat())
+        self.command(&[&ours[..], flags].concat())
     }
 
     /// Starts `everstep train` with the configuration, in a new directory.
@@ -176,6 +191,13 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The longest time between two lines of metrics.
+pub fn longest_gap(lines: &[Value]) -> Duration {
+    let unix_ms = |line: &Value| line["unix_ms"].as_u64().expect("a time");
+    let gaps = lines.windows(2).map(|pair| unix_ms(&pair[1]).saturating_sub(unix_ms(&pair[0])));
+    Duration::from_millis(gaps.max().unwrap_or_default())
 }
 
 /// Words in a fixed, irregular order.

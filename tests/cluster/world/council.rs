@@ -20,6 +20,9 @@ use super::{command, show, until};
 /// How long one coordinator may take to answer, before another is asked.
 const ANSWER: Duration = Duration::from_secs(1);
 
+/// The same over HTTP, where one waits for another one to lead before it refuses.
+const PAGE: Duration = Duration::from_secs(5);
+
 /// Several coordinators.
 pub struct Council {
     folder: PathBuf,
@@ -106,14 +109,27 @@ impl Council {
 
     /// Which of them leads, once one does and so many have a vote.
     pub fn leader(&self, voters: usize) -> usize {
-        until("a leader", || {
-            self.members.iter().position(|member| {
-                let all = member.coordinators();
-                let own = all.iter().find(|view| view["address"] == member.address.to_string());
-                let leads = own.is_some_and(|own| own["leader"] == true && !own["term"].is_null());
-                leads && all.iter().filter(|view| view["voter"] == true).count() == voters
-            })
+        until("a leader", || self.members.iter().position(|member| member.leads(voters)))
+    }
+
+    /// The same, once it is another one than this.
+    pub fn leader_beside(&self, old: usize, voters: usize) -> usize {
+        until("another leader", || {
+            let mut others = self.members.iter().enumerate().filter(|(at, _)| *at != old);
+            others.find_map(|(at, member)| member.leads(voters).then_some(at))
         })
+    }
+
+    /// Has this one lead.
+    pub fn transfer(&self, to: usize, voters: usize) {
+        let heir = format!(r#"{{"to": {}}}"#, self.members[to].id());
+        until("it leads", || {
+            let leader = self.leader(voters);
+            (leader == to).then_some(()).or_else(|| {
+                self.members[leader].look("POST", "/api/v1/coordinators/transfer", &heir)?;
+                None
+            })
+        });
     }
 
     /// Wishes something until somebody has answered.
@@ -148,6 +164,16 @@ impl Council {
                 .then_some(())
         });
     }
+
+    /// Waits until this one knows what whoever leads knows by now; more may happen meanwhile.
+    pub fn until_caught_up(&self, at: usize, voters: usize) {
+        let known = until("what is known", || self.members[self.leader(voters)].history());
+        let known = known.map(|all| all.len());
+        until("it knows what the others know", || {
+            let knows = self.members[at].history()?.map(|all| all.len());
+            (knows[0] >= known[0] && knows[1] >= known[1]).then_some(())
+        });
+    }
 }
 
 impl Member {
@@ -178,7 +204,7 @@ impl Member {
     /// What is at a path of its API, if it answers: the status, and the body.
     pub fn look(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.api).ok()?;
-        stream.set_read_timeout(Some(ANSWER)).ok()?;
+        stream.set_read_timeout(Some(PAGE)).ok()?;
         let token = fs::read_to_string(self.dir.join("api.token")).unwrap_or_default();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
@@ -196,6 +222,14 @@ impl Member {
 
     fn json(&self, path: &str) -> Option<Value> {
         serde_json::from_str(&self.look("GET", path, "")?.1).ok()
+    }
+
+    /// Whether it is known to itself as the leader, of so many that have a vote.
+    fn leads(&self, voters: usize) -> bool {
+        let all = self.coordinators();
+        let own = all.iter().find(|view| view["address"] == self.address.to_string());
+        let leads = own.is_some_and(|own| own["leader"] == true && !own["term"].is_null());
+        leads && all.iter().filter(|view| view["voter"] == true).count() == voters
     }
 
     /// The coordinators, as it knows them; none if it does not answer.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, kill_process};
+use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -69,9 +69,12 @@ impl Program {
         String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
     }
 
-    /// Whether it has ended.
-    pub fn is_over(&mut self) -> bool {
-        self.child.try_wait().expect("a child").is_some()
+    /// Whether it has ended; how, it can be asked afterwards.
+    pub fn is_over(&self) -> bool {
+        let child = WaitId::Pid(Pid::from_child(&self.child));
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        // One that was waited for is nobody's child any more.
+        !matches!(waitid(child, look), Ok(None))
     }
 
     /// Waits for its end.
@@ -114,6 +117,17 @@ pub struct Launched {
 }
 
 impl Launched {
+    /// Looks for something until it is there; in vain, once the launcher has ended.
+    pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        until(what, || {
+            let is_over = self.program.is_over();
+            let found = look();
+            let last = || format!("the launcher has ended: {}", self.program.said());
+            assert!(found.is_some() || !is_over, "waited in vain: {what}; {}", last());
+            found
+        })
+    }
+
     /// The cluster as `cluster.json` has it.
     pub fn cluster(&self) -> Option<Cluster> {
         let text = fs::read_to_string(self.dir.join("cluster.json")).ok()?;
@@ -122,7 +136,7 @@ impl Launched {
 
     /// Waits until `count` workers are in that state, and no other worker is there.
     pub fn until_workers(&self, count: usize, state: &str) -> Cluster {
-        until(&format!("{count} workers {state}"), || {
+        self.until(&format!("{count} workers {state}"), || {
             let cluster = self.cluster()?;
             let there = cluster.workers.iter().filter(|worker| worker.state == state).count();
             (there == count && cluster.workers.len() == count).then_some(cluster)
@@ -132,7 +146,7 @@ impl Launched {
     /// Waits until there are so many members, each parameter shard has its owners, and nobody else
     /// is there.
     pub fn until_whole(&self, count: usize) -> Cluster {
-        until(&format!("a whole cluster of {count}"), || {
+        self.until(&format!("a whole cluster of {count}"), || {
             let cluster = self.cluster()?;
             let living = cluster.workers.iter().filter(|worker| !worker.is_over());
             let (training, others): (Vec<_>, Vec<_>) = living.partition(|w| w.state == "training");
@@ -143,7 +157,7 @@ impl Launched {
 
     /// Waits until so many workers were lost, and each parameter shard has its owners all the same.
     pub fn until_protected(&self, lost: usize) {
-        until(&format!("owners for all after {lost} losses"), || {
+        self.until(&format!("owners for all after {lost} losses"), || {
             let cluster = self.cluster()?;
             let known = cluster.workers.iter().filter(|worker| worker.state == "lost").count();
             (known == lost && cluster.under_protected.is_empty()).then_some(())
@@ -170,7 +184,7 @@ impl Launched {
 
     /// Waits until that step is settled, and its line written.
     pub fn until_step(&self, step: usize) -> Cluster {
-        until(&format!("step {step}"), || {
+        self.until(&format!("step {step}"), || {
             let text = fs::read_to_string(self.dir.join("metrics.jsonl")).ok()?;
             (text.lines().count() >= step).then(|| self.cluster())?
         })

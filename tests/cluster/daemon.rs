@@ -1,0 +1,100 @@
+//! Daemons as whoever looks after services starts them: with a file, a log for machines, and
+//! signals.
+
+use serde_json::Value;
+
+use crate::world::{Member, Program, Signal, World, show};
+
+/// The line that a daemon prints when it listens.
+fn ready(program: &mut Program) -> Value {
+    let line = program.line().unwrap_or_else(|| panic!("it ended: {}", program.said()));
+    serde_json::from_str(&line).expect("JSON")
+}
+
+/// Starts one with this in its environment; returns it, and the address at which it listens.
+fn listening(world: &World, flags: &[&str], environment: &[(&str, &str)]) -> (Program, String) {
+    let mut command = world.command(flags);
+    command.envs(environment.iter().copied());
+    let mut program = Program::start(command);
+    let address = ready(&mut program)["address"].as_str().expect("an address").to_string();
+    (program, address)
+}
+
+/// What a file says holds, a variable beats it, and a flag both: each says another address.
+#[test]
+fn a_file_says_what_neither_a_flag_nor_a_variable_does() {
+    let world = World::new();
+    let coordinator = world.write("coordinator.toml", "coordinator.listen = \"127.0.0.2:0\"\n");
+    let (_founder, founder) =
+        listening(&world, &["coordinator", "--dir", "founder", "--bootstrap"], &[]);
+    let worker = format!(
+        "[worker]\ncoordinators = [\"{founder}\"]\njoin = \"@founder/join.token\"\n\
+         listen = \"127.0.0.2:0\"\n"
+    );
+    let worker = world.write("worker.toml", &worker);
+    let variable = ("EVERSTEP_LISTEN", "127.0.0.3:0");
+    let flag = ["--listen", "127.0.0.4:0"];
+    for (at, flags, environment, ip) in [
+        ("file", &[][..], &[][..], "127.0.0.2:"),
+        ("variable", &[], &[variable], "127.0.0.3:"),
+        ("flag", &flag, &[variable], "127.0.0.4:"),
+    ] {
+        let config = ["--config", show(&coordinator)];
+        let found = ["coordinator", "--dir", at, "--bootstrap"];
+        let (_, address) = listening(&world, &[&found[..], &config, flags].concat(), environment);
+        assert!(address.starts_with(ip), "{at}: {address}");
+        let config = ["worker", "--config", show(&worker)];
+        let (_, address) = listening(&world, &[&config[..], flags].concat(), environment);
+        assert!(address.starts_with(ip), "{at}: {address}");
+    }
+    let (_, address) = listening(&world, &["worker"], &[("EVERSTEP_CONFIG", show(&worker))]);
+    assert!(address.starts_with("127.0.0.2:"), "the file may be named by a variable: {address}");
+}
+
+/// The reason of its end as well.
+#[test]
+fn a_log_for_machines_has_an_object_a_line() {
+    let world = World::new();
+    let file = "coordinator.log_format = \"json\"\nworker.log_format = \"json\"\n";
+    let file = world.write("daemons.toml", file);
+    let found = ["coordinator", "--dir", "one", "--bootstrap", "--log-format", "json"];
+    let (coordinator, address) = listening(&world, &found, &[]);
+    let join = ["worker", "--coordinators", &address, "--join", "no token"];
+    let worker = world.start(&[&join[..], &["--config", show(&file)]].concat());
+    coordinator.signal(Signal::TERM);
+    for (daemon, code, last) in [
+        (worker, 2, "the worker ended before its run was over"),
+        (coordinator, 143, "the coordinator has stopped"),
+    ] {
+        let ended = daemon.end();
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        let line = |line| serde_json::from_str::<Value>(line).unwrap_or_else(|_| panic!("{line}"));
+        let lines: Vec<Value> = ended.stderr.lines().map(line).collect();
+        for line in &lines {
+            let says = |key| line[key].as_str().is_some_and(|text: &str| !text.is_empty());
+            let whole = ["level", "timestamp", "target"].into_iter().all(says);
+            assert!(whole && line["fields"].is_object(), "{line}");
+        }
+        let message = lines.last().expect("a line")["fields"]["message"].as_str();
+        assert!(message.is_some_and(|message| message.contains(last)), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_is_told_to_stop_says_how_it_goes_on() {
+    let world = World::new();
+    let dir = world.path("one");
+    for (flags, signal, code) in [
+        (&["--bootstrap"][..], Signal::TERM, 143),
+        (&[], Signal::INT, 130),
+        (&[], Signal::TERM, 143),
+    ] {
+        let start = [&["coordinator", "--dir", show(&dir)], flags].concat();
+        let member = Member::listening(world.command(&start), dir.clone()).expect("it listens");
+        member.program.signal(signal);
+        let ended = member.end();
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        let words = "start it again with the same --dir and --listen, and it goes on";
+        assert!(ended.block().contains(words), "{ended:?}");
+    }
+}
