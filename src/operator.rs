@@ -59,8 +59,6 @@ pub(crate) struct Standing {
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After this time the leader is asked again: it may not have been ready to answer.
 const AGAIN: Duration = Duration::from_millis(500);
-/// The same where to ask twice may be refused: after as long as it may take to let another lead.
-const PATIENTLY: Duration = Duration::from_secs(20);
 /// It is asked again after this part of the time, if all that is said is who leads.
 const SOON: u32 = 10;
 /// What coordinators may have said that nobody has looked at.
@@ -185,7 +183,7 @@ impl Operator {
     pub(crate) async fn transfer(&mut self, to: CoordinatorId) -> Result<(), OperatorError> {
         let id = self.next_id();
         let question = Message::Transfer { id, to: Some(to) };
-        self.ask_every(PATIENTLY, question, |answer| answer_to(id, answer)).await?.map(drop)
+        self.ask(question, |answer| answer_to(id, answer)).await?.map(drop)
     }
 
     /// Says that a worker's process has ended. Whether that is heard, nobody says.
@@ -223,16 +221,6 @@ impl Operator {
     async fn ask<T>(
         &mut self,
         question: Message,
-        wanted: impl FnMut(Message) -> Option<T>,
-    ) -> Result<T, OperatorError> {
-        self.ask_every(AGAIN, question, wanted).await
-    }
-
-    /// The same, asking one that does not answer again after this time.
-    async fn ask_every<T>(
-        &mut self,
-        again: Duration,
-        question: Message,
         mut wanted: impl FnMut(Message) -> Option<T>,
     ) -> Result<T, OperatorError> {
         let began = Instant::now();
@@ -245,7 +233,7 @@ impl Operator {
             }
             if asked != leader || now >= until {
                 asked = leader;
-                until = now + if leader.is_some() { again } else { AGAIN / SOON };
+                until = now + if leader.is_some() { AGAIN } else { AGAIN / SOON };
                 match leader {
                     Some(_) => self.circle.tell_leader(question.clone()),
                     None => self.circle.introduce(),
@@ -259,7 +247,7 @@ impl Operator {
                 }
                 Some(_) => {}
                 // It may be that this was the answer: it did not lead, or not yet.
-                None => until = until.min(now + again / SOON),
+                None => until = until.min(now + AGAIN / SOON),
             }
         }
     }

@@ -34,6 +34,7 @@ use everstep_transport::identity::{
 };
 use everstep_transport::protocol::{NodeName, Zone};
 use everstep_transport::quic::{BindError, ConnectError, Endpoint, EnrolError, Settings, enrol};
+use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -148,6 +149,7 @@ async fn work(
     let settings = Settings::for_address(options.listen.ip());
     let endpoint = Arc::new(Endpoint::bind(options.listen, &credentials, settings, None)?);
     let address = endpoint.local_address();
+    let terminations = drain::terminations().map_err(WorkerError::Signals)?;
     ready(&Ready { name: name.clone(), address });
     tracing::info!(%name, %address, "admitted");
 
@@ -158,7 +160,7 @@ async fn work(
     let shell = Shell { endpoint: endpoint.clone(), workshop, known, began };
     let addresses = options.coordinators;
     let reach = Reach { endpoint: endpoint.clone(), addresses, known: coordinators, token };
-    let (exit, links) = attend(shell, reach, name).await?;
+    let (exit, links) = attend(shell, reach, name, terminations).await;
     tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
     let mut finishing = JoinSet::new();
@@ -176,8 +178,7 @@ async fn work(
 }
 
 /// Runs the actor to its end.
-async fn attend(shell: Shell, reach: Reach, name: NodeName) -> Result<Ending, WorkerError> {
-    let terminations = drain::terminations().map_err(WorkerError::Signals)?;
+async fn attend(shell: Shell, reach: Reach, name: NodeName, terminations: Signal) -> Ending {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
     let unix_ms_at_zero = unix_ms.saturating_sub(shell.began.elapsed().as_millis() as u64);
@@ -190,7 +191,7 @@ async fn attend(shell: Shell, reach: Reach, name: NodeName) -> Result<Ending, Wo
     let tell = Tell { connected: actor.clone().recipient(), event: actor.recipient() };
     actix::spawn(coordinator::attend(reach, tell));
     let broken = |_| (Exit::Failed("the worker's actor stopped".into()), Vec::new());
-    Ok(ended.await.unwrap_or_else(broken))
+    ended.await.unwrap_or_else(broken)
 }
 
 async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {

@@ -731,6 +731,24 @@ fn another_coordinator_leads_when_that_is_asked_for() {
     assert_eq!(world.transfer(Some(dead)), Some(Some(silent)));
 }
 
+/// Its first link is lost with the answer.
+#[test]
+fn who_asks_again_for_another_leader_is_answered_where_it_asks() {
+    let (mut world, ids) = World::of_three();
+    let leader = world.leader().expect("somebody leads");
+    let heir = ids.into_iter().find(|id| *id != leader).expect("a follower");
+    let id = RequestId { client: 8, number: 1 };
+    let links = [(); 2].map(|()| {
+        let link = world.connect(leader, identity(Role::Operator, "operator"));
+        world.say(link, Message::Transfer { id, to: Some(heir) });
+        link
+    });
+    world.pass(1_000);
+    let answer = Message::Answer { id, refusal: None, run: None };
+    assert!(world.said[&links[1]].contains(&answer), "{:?}", world.said[&links[1]]);
+    assert_eq!(world.leader(), Some(heir));
+}
+
 #[test]
 fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
     let (mut world, ids) = World::of_three();

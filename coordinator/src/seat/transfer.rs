@@ -36,6 +36,10 @@ impl Seat {
         to: Option<CoordinatorId>,
     ) {
         let own = self.peers.own();
+        if let Some(same) = self.transfer.as_mut().filter(|transfer| transfer.id == id) {
+            same.asked_by = asked_by; // it is said again, perhaps on another link
+            return;
+        }
         let answer = match to.map(ReplicaId) {
             _ if self.transfer.is_some() => {
                 Err("another transfer is under way; wait for it".into())
