@@ -241,7 +241,7 @@ pub struct Core {
     effects: VecDeque<Effect>,
     ignored: u64,
     #[cfg(feature = "planted")]
-    plant: Option<Plant>,
+    pub(crate) plant: Option<Plant>,
 }
 
 // Inputs and outputs.
@@ -396,7 +396,7 @@ impl Core {
                 }
             }
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
-            Command::Lead | Command::End { .. } => {}
+            Command::Lead | Command::End { .. } | Command::ShutOut { .. } => {}
         }
     }
 

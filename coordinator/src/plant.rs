@@ -32,4 +32,6 @@ pub enum Plant {
     LoseTheBackup,
     /// A generation is recorded whoever led when it was proposed.
     IgnoreTerm,
+    /// A coordinator is shut out when the log does without it as far as one other knows.
+    ShutOutEarly,
 }

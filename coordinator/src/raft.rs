@@ -321,6 +321,19 @@ impl Replica {
         Ok(())
     }
 
+    /// Whether these, by id, are the voters, and nothing else is asked for.
+    pub fn is_settled_on(&self, voters: &[ReplicaId]) -> bool {
+        let members = self.members();
+        let is_so = members.voters == voters && members.learners.is_empty() && !members.is_joint();
+        is_so && self.goal.as_ref().is_none_or(|goal| goal == voters)
+    }
+
+    /// Whether a replica is no member, and nothing that this leader knows of can make it one.
+    pub fn is_done_without(&self, id: ReplicaId) -> bool {
+        let is_wanted = self.goal.as_ref().is_some_and(|goal| goal.contains(&id));
+        !is_wanted && !self.members().contain(id) && !self.node.raft.has_pending_conf()
+    }
+
     /// Asks to hand leadership over. Proposals are refused until that is done, or given up after
     /// some heartbeats.
     ///

@@ -10,6 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod log;
+mod membership;
 mod peers;
 mod standing;
 mod transfer;
@@ -19,9 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use everstep_transport::identity::{Identity, Refusal, TokenId};
-use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Frame, Message, NodeName, Term,
-};
+use everstep_transport::protocol::{CoordinatorView, Frame, Message, NodeName, Term, Wish};
 use everstep_transport::time::Time;
 
 #[cfg(feature = "failpoints")]
@@ -32,14 +31,11 @@ use self::standing::Heard;
 use self::transfer::Transfer;
 use self::writes::Writes;
 use crate::core::{self, Core, LinkId};
-use crate::raft::{self, Batch, Kept, Replica, ReplicaId, Unsound};
-use crate::state::{Command, Coordinator, Entry, SnapshotError};
+use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId, Unsound};
+use crate::state::{Coordinator, SnapshotError};
 
 /// How often the driver should give an [`Input::Tick`]: the replica counts time in these.
 pub const TICK: Duration = raft::LAN_TICK;
-/// How often a coordinator says where it is, until the log says the same.
-const INTRODUCTION: Duration = Duration::from_millis(500);
-
 /// The first ticket of a read of the seat's own: above all that the core gives.
 const FIRST_DOUBT: u64 = 1 << 63;
 
@@ -201,8 +197,12 @@ pub struct Seat {
     core_ticked: Time,
     /// When it last said where it is.
     introduced: Option<Time>,
+    /// When it last proposed to shut out who has left.
+    said_who_left: Option<Time>,
     /// The history up to the snapshot that the disk holds, until that is installed.
     past: Option<Vec<Frame>>,
+    /// The replicas, as this disk has them.
+    settled: Members,
     /// Who may have been removed, by the ticket of a read that will tell.
     doubts: BTreeMap<u64, LinkId>,
     /// How many doubts there have been.
@@ -254,13 +254,16 @@ impl Seat {
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
         let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, book } = options;
+        let peers = Peers::new(replica.id, book);
+        let replica = Replica::new(now, replica, kept)?;
         Ok(Self {
             own,
             founds,
             core: Core::new(now, epoch_unix_ms),
             writes: Writes::default(),
-            peers: Peers::new(replica.id, book),
-            replica: Replica::new(now, replica, kept)?,
+            peers,
+            settled: replica.members().clone(),
+            replica,
             leads: None,
             leader: None,
             put_off: VecDeque::new(),
@@ -270,6 +273,7 @@ impl Seat {
             transfer: None,
             core_ticked: now,
             introduced: None,
+            said_who_left: None,
             past: Some(history),
             doubts: BTreeMap::new(),
             doubts_before: 0,
@@ -336,20 +340,6 @@ impl Seat {
     pub fn leader(&self) -> Option<ReplicaId> {
         self.leader
     }
-
-    /// The names of coordinators that were removed, and without which the log goes on: until it
-    /// does, a vote of theirs may be needed.
-    pub fn shut_out(&self) -> Vec<NodeName> {
-        let members = self.replica.members();
-        let gone = self.core.state().removed().into_iter();
-        let gone = gone.filter(|view| !members.contain(ReplicaId(view.id)));
-        gone.map(|view| view.name).collect()
-    }
-
-    /// Coordinators to which there is no link.
-    pub fn to_dial(&self) -> Vec<CoordinatorView> {
-        self.peers.missing(self.replica.members())
-    }
 }
 
 // What peers say.
@@ -372,13 +362,11 @@ impl Seat {
                 self.doubt(from);
             }
             Message::Joined { .. } if coordinator => {} // what it says is in the log, too
+            Message::Request { id, wish: Wish::Remove(gone) } if self.core.is_operator(from) => {
+                self.asked_to_remove(now, from, id, gone);
+            }
             message => self.core.handle(now, core::Input::Message { from, message }),
         }
-    }
-
-    fn was_removed(&self, id: CoordinatorId) -> bool {
-        let all = self.core.state().coordinators();
-        !all.is_empty() && all.iter().all(|view| view.id != id)
     }
 
     /// Who it is, its link has proved; under which id, the log says.
@@ -397,40 +385,6 @@ impl Seat {
         };
         self.effects.push_back(Effect::Close { to: from, reason });
     }
-
-    /// Whoever is at the other end may have been removed, and not know. But this one may not know
-    /// either that it leads no longer, and that the other has joined since: it asks.
-    fn doubt(&mut self, link: LinkId) {
-        if self.leads.is_some() && !self.doubts.values().any(|other| *other == link) {
-            let ticket = FIRST_DOUBT + self.doubts_before;
-            self.doubts_before += 1;
-            self.doubts.insert(ticket, link);
-            self.replica.read(ticket);
-        }
-    }
-
-    /// A doubt is over: all that was agreed when it arose is applied here, or nobody knows.
-    fn settle_doubt(&mut self, ticket: u64, is_certain: bool) {
-        let Some(link) = self.doubts.remove(&ticket) else { return };
-        // Until the log does without it, its vote may be needed.
-        let known = self.peers.id_of(self.replica.members(), link);
-        if is_certain && known.is_none() && self.peers.is_coordinator(link) {
-            self.effects.push_back(Effect::Send { to: link, message: Message::Removed });
-        }
-    }
-
-    /// A coordinator says where it is to every other that it meets.
-    fn introduce_to(&mut self, to: LinkId, identity: &Identity) {
-        if peers::is_coordinator(identity) {
-            self.say_where(to);
-        }
-    }
-
-    fn say_where(&mut self, to: LinkId) {
-        let Coordinator { incarnation, address, api, .. } = self.own;
-        let message = Message::Join { id: Some(self.peers.own().0), incarnation, address, api };
-        self.effects.push_back(Effect::Send { to, message });
-    }
 }
 
 // Time.
@@ -444,55 +398,10 @@ impl Seat {
         self.end_transfer(now);
         if self.leads.is_some() {
             self.propose_put_off();
-            self.seek_members();
+            self.seek_members(now);
             self.yield_to_faster(now);
         }
         self.settle_in(now);
-    }
-
-    /// The replicas are to be those of the coordinators. The wish goes with leadership, and is
-    /// repeated until it has come true.
-    fn seek_members(&mut self) {
-        let all = self.core.state().coordinators();
-        let wanted: Vec<_> = all.iter().map(|view| ReplicaId(view.id)).collect();
-        let members = self.replica.members();
-        if !wanted.is_empty() && (members.voters != wanted || !members.learners.is_empty()) {
-            let _ = self.replica.change(wanted); // refused while leadership is handed over
-        }
-    }
-
-    /// Founds the cluster, or says where it is found by now, until the log says the same.
-    fn settle_in(&mut self, now: Time) {
-        let due = self.introduced.is_none_or(|last| now.since(last) >= INTRODUCTION);
-        let (state, id) = (self.core.state(), self.peers.own());
-        let coordinators = state.coordinators();
-        if !due || state.knows(&self.own) {
-            return;
-        }
-        let listed = coordinators.iter().any(|view| view.id == id.0);
-        let coordinator = self.own.clone();
-        let command = match self.founds {
-            Some(ephemeral) if coordinators.is_empty() => {
-                Command::Found { ephemeral, founder: coordinator }
-            }
-            _ if listed => Command::Coordinator { id: Some(id.0), coordinator },
-            // It does not know the log yet, or was removed, and asks whether it may go.
-            _ => {
-                self.introduced = Some(now);
-                return self.peers.links().into_iter().for_each(|link| self.say_where(link));
-            }
-        };
-        // Where there is nobody to tell yet, it is told as soon as there is.
-        if self.leads.is_some() {
-            self.introduced = Some(now);
-            let entry = Entry { unix_ms: self.core.unix_ms(now), command };
-            self.propose(encode(&entry));
-        } else if let Some(link) =
-            self.leader.and_then(|id| self.peers.link_of(self.replica.members(), id))
-        {
-            self.introduced = Some(now);
-            self.say_where(link);
-        }
     }
 }
 

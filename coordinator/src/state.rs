@@ -63,8 +63,11 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
-    /// Those that were removed last: shut out, but heard as long as the log counts on them.
-    removed: Coordinators,
+    /// Those that were removed, or whose place another one took: until the log does without them,
+    /// and a majority knows, their word may be needed.
+    leaving: Coordinators,
+    /// Those of them that were shut out: the newest.
+    shut_out: Coordinators,
     /// The index of the newest entry that changed who they are, or where.
     revision: u64,
     tokens: Tokens,
@@ -108,7 +111,8 @@ impl Default for State {
             applied: 0,
             ephemeral: true,
             coordinators: Coordinators::default(),
-            removed: Coordinators::default(),
+            leaving: Coordinators::default(),
+            shut_out: Coordinators::default(),
             revision: 0,
             tokens: Tokens::default(),
             outcomes: Outcomes::default(),
@@ -153,6 +157,7 @@ impl State {
             Command::Request { id, wish } => self.once(unix_ms, *id, wish),
             Command::Found { ephemeral, founder } => self.found(*ephemeral, founder),
             Command::Coordinator { id, coordinator } => self.settle_in(*id, coordinator),
+            Command::ShutOut { coordinator } => self.shut_out(*coordinator),
             Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
             Command::Submit(run) => self.submit(unix_ms, run),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),

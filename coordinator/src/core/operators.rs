@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use everstep_transport::protocol::{Message, NodeName, RequestId, RunSpec, Wish, WorkerId};
 use everstep_transport::time::Time;
 
+use super::links::Phase;
 use super::silence::Doubt;
 use super::{Core, Effect, LinkId};
 use crate::state::{Command, Verdict};
@@ -40,6 +41,11 @@ impl Requests {
 }
 
 impl Core {
+    /// Whether an operator is at the other end of a link.
+    pub(crate) fn is_operator(&self, link: LinkId) -> bool {
+        self.links.find(link).is_some_and(|link| link.phase == Phase::Operator)
+    }
+
     /// What an operator says.
     pub(super) fn operate(&mut self, now: Time, from: LinkId, message: Message) {
         let is_told = self.introduce(from);

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub(super) use self::outfit::Outfit;
 use super::CoordinatorError;
 use super::asked::{Ask, Known, Petition, Petitions, elsewhere};
-use super::book::Book;
+use super::book::Keeper;
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::gate::Admission;
@@ -25,7 +25,7 @@ use super::journal::Journal;
 use super::looks::{Look, Looks};
 use crate::core::LinkId;
 use crate::history::History;
-use crate::log::{LogError, Writer};
+use crate::log::Writer;
 use crate::seat::{Input, Seat};
 
 /// A link to a peer who has proved who it is.
@@ -57,11 +57,11 @@ pub(super) struct Expelled;
 #[rtype(result = "bool")]
 pub(super) struct Leave;
 
-/// What the log's thread reports: the newest batch that is durable, and how many entries came with
-/// it and those before.
+/// What the threads that write report: the log's newest batch that is durable, and how many entries
+/// came with it and those before; or that a file has failed.
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Written(Result<(u64, usize), LogError>);
+struct Written(Result<(u64, usize), CoordinatorError>);
 
 /// Whose admission is being agreed on, and who waits for that.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
@@ -87,7 +87,7 @@ pub(crate) struct Coordinator {
     /// When what the journal lacks was asked for last.
     asked: Option<Time>,
     history: History,
-    book: Book,
+    book: Keeper,
     keys: Keys,
     /// The tokens that need no agreement.
     tokens: Tokens,
@@ -119,6 +119,8 @@ impl Coordinator {
         // A predecessor may have lacked a part.
         let restores = journal.wanted().map(|_| 0);
         // What waits there is bounded by the backlog.
+        let own = address.clone();
+        let book = book.keep(move |error| own.do_send(Written(Err(error.into()))));
         let writer = log.write(sync, move |report| {
             #[cfg(feature = "failpoints")]
             report.iter().for_each(|batches| failpoint::on_appended(batches));
@@ -126,7 +128,7 @@ impl Coordinator {
                 let newest = batches.last().map_or(0, |batch| batch.number);
                 (newest, batches.iter().map(|batch| batch.entries.len()).sum())
             });
-            address.do_send(Written(count));
+            address.do_send(Written(count.map_err(CoordinatorError::from)));
         });
         Self {
             seat,
@@ -208,9 +210,8 @@ impl Coordinator {
         let link = self.links.get(&from);
         if let protocol::Message::Coordinators { revision, members, .. } = message
             && link.is_some_and(|link| link.identity().role == Role::Coordinator)
-            && let Err(error) = self.book.heard(*revision, members.clone())
         {
-            self.failure = Some(error.into());
+            self.book.heard(*revision, members.clone());
         }
     }
 }
@@ -320,7 +321,7 @@ impl Handler<Written> for Coordinator {
                 (0..entries).for_each(|_| self.history.applied(now));
                 self.happen(Input::Persisted(newest));
             }
-            Err(error) => self.failure = Some(error.into()),
+            Err(error) => self.failure = Some(error),
         }
     }
 }

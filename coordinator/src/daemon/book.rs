@@ -7,6 +7,8 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
 
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName, codec};
 use rkyv::rancor;
@@ -106,6 +108,27 @@ impl Book {
         self.save()
     }
 
+    /// Keeps the book up to date from a thread of its own: a disk may take seconds. `report` is
+    /// called there if that fails; nothing is written any more then.
+    ///
+    /// # Panics
+    /// If the system cannot start a thread.
+    pub(super) fn keep(mut self, report: impl FnOnce(BookError) + Send + 'static) -> Keeper {
+        let (lists, heard) = mpsc::channel::<List>();
+        let revision = self.content.revision;
+        let work = move || {
+            while let Ok(list) = heard.recv() {
+                let (revision, members) = heard.try_iter().last().unwrap_or(list);
+                if let Err(error) = self.heard(revision, members) {
+                    return report(error);
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("book".into()).spawn(work);
+        let thread = thread.expect("a thread can be started");
+        Keeper { revision, lists: Some(lists), thread: Some(thread) }
+    }
+
     fn save(&self) -> Result<(), BookError> {
         let body = rkyv::to_bytes::<rancor::Error>(&self.content).expect("it is plain data");
         let layout = codec::schema().to_le_bytes();
@@ -113,6 +136,41 @@ impl Book {
         let failed =
             |error: io::Error| BookError { path: self.path.clone(), problem: error.into() };
         replace(&self.path, &bytes, 0o644).map_err(failed)
+    }
+}
+
+/// A list of coordinators, with its revision.
+type List = (u64, Vec<CoordinatorView>);
+
+/// Who keeps a book. Dropped, it writes the newest list and closes the book.
+pub(super) struct Keeper {
+    /// The newest list's.
+    revision: u64,
+    lists: Option<Sender<List>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// The newest list's revision.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Takes a newer list; an older one, or the same, changes nothing. Never waits.
+    pub(super) fn heard(&mut self, revision: u64, members: Vec<CoordinatorView>) {
+        if let Some(lists) = self.lists.as_ref().filter(|_| revision > self.revision) {
+            self.revision = revision;
+            let _ = lists.send((revision, members)); // an error was reported
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.lists = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it panics only where `report` does
+        }
     }
 }
 
@@ -157,6 +215,27 @@ mod tests {
         let expected = Content { id: Some(7), revision: 9, members: Vec::new(), ..content() };
         assert_eq!(*found.content(), expected);
         assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 1);
+    }
+
+    #[test]
+    fn a_keeper_writes_the_newest_list_or_says_why_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("coordinators");
+        let book = Book::create(&path, content()).expect("written");
+        let (report, reported) = mpsc::channel();
+        let mut keeper = book.keep(move |error| report.send(error).expect("somebody listens"));
+        keeper.heard(2, Vec::new());
+        assert_eq!(keeper.revision(), 2, "it is not newer");
+        (3..=5).for_each(|revision| keeper.heard(revision, Vec::new()));
+        drop(keeper);
+        let book = Book::load(&path).expect("sound");
+        assert_eq!((book.content().revision, reported.try_recv().is_err()), (5, true));
+        let (report, reported) = mpsc::channel();
+        let mut keeper = book.keep(move |error| report.send(error).expect("somebody listens"));
+        drop(dir);
+        keeper.heard(6, Vec::new());
+        let error = reported.recv().expect("it says why not");
+        assert!(error.to_string().contains("coordinators"), "{error}");
     }
 
     #[test]

@@ -244,6 +244,7 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Submit(_)
         | Command::Found { .. }
         | Command::Coordinator { .. }
+        | Command::ShutOut { .. }
         | Command::SpendToken { .. } => return None,
     };
     find(stage, kind)

@@ -56,10 +56,23 @@ impl Replica {
         if !members.learners.iter().all(|id| self.has_the_log(*id)) {
             return None;
         }
+        if !self.hears_majority_of(goal) {
+            return None;
+        }
         let join = members.learners.iter().map(|id| (ConfChangeType::AddNode, *id));
         let leave = members.voters.iter().filter(|id| !goal.contains(id));
         let leave = leave.map(|id| (ConfChangeType::RemoveNode, *id));
         Some(changes(join.chain(leave), true))
+    }
+
+    /// A joint configuration is left by a majority of those to come: entered without one, it could
+    /// not be, and nothing would be agreed on again, though the others live.
+    fn hears_majority_of(&self, goal: &[ReplicaId]) -> bool {
+        let progress = |id: &ReplicaId| self.node.raft.prs().get(id.0);
+        let is_heard = |id: &&ReplicaId| {
+            **id == self.id || progress(id).is_some_and(|progress| progress.recent_active)
+        };
+        2 * goal.iter().filter(is_heard).count() > goal.len()
     }
 
     fn has_the_log(&self, id: ReplicaId) -> bool {

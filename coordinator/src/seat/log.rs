@@ -46,6 +46,7 @@ impl Seat {
             raft::Effect::Leads(term) => {
                 (self.leads, self.leader) = (Some(term), Some(self.peers.own()));
                 self.heard.begin(now);
+                self.said_who_left = None;
                 self.transferred(self.leader);
                 self.core.handle(now, core::Input::Elected { term });
                 let leader = Some(self.peers.own().0);
@@ -71,7 +72,7 @@ impl Seat {
             raft::Effect::ReadLost { ticket } => {
                 self.core.handle(now, core::Input::Unconfirmed { ticket });
             }
-            raft::Effect::Members(_) => {} // whoever wants to know asks the replica
+            raft::Effect::Members(members) => self.settled = members,
         }
         Ok(())
     }
@@ -139,14 +140,14 @@ impl Seat {
         Ok(())
     }
 
-    /// Who the coordinators are, as the log has it by now, and who was removed last: one that comes
-    /// back from its disk alone may need the word of these, too.
+    /// Who the coordinators are, as the log has it by now, and whose word may still be needed: one
+    /// that comes back from its disk alone knows them by nothing else.
     fn learn_of_peers(&mut self) {
         let (state, members) = (self.core.state(), self.replica.members());
         self.peers.learn(state.revision(), state.coordinators(), members);
-        let removed = state.removed();
-        if !removed.is_empty() {
-            self.peers.learn(0, removed, members);
+        let leaving = state.leaving();
+        if !leaving.is_empty() {
+            self.peers.learn(0, leaving, members);
         }
     }
 

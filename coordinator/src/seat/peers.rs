@@ -81,6 +81,11 @@ impl Peers {
         }
     }
 
+    /// Who is at the other end of a link, by name.
+    pub(super) fn name_of(&self, link: LinkId) -> Option<&NodeName> {
+        self.links.get(&link)
+    }
+
     /// All links to coordinators.
     pub(super) fn links(&self) -> Vec<LinkId> {
         self.links.keys().copied().collect()

@@ -2,7 +2,7 @@
 //! one; who is killed keeps its disk.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::Role;
@@ -20,6 +20,11 @@ enum Happening {
     /// A batch is durable on the disk of a seat that was started the nth time.
     Written(u64, u64, Batch),
     Arrives(u64, Input),
+    /// A disk stands still from now on.
+    Stalls(u64),
+    /// With what it has just said.
+    Dies(u64),
+    Nothing,
 }
 
 struct World {
@@ -38,6 +43,8 @@ struct World {
     /// What was said to the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     removed: Vec<u64>,
+    /// Whom anybody has shut out.
+    shut_out: BTreeSet<NodeName>,
     /// Who dies of the next snapshot that comes, and whether it has.
     struck: Option<u64>,
     /// Its disk stands still.
@@ -73,6 +80,7 @@ impl World {
             told: BTreeMap::new(),
             said: BTreeMap::new(),
             removed: Vec::new(),
+            shut_out: BTreeSet::new(),
             struck: None,
             stalled: None,
             deaf: None,
@@ -196,6 +204,7 @@ impl World {
     fn give(&mut self, id: u64, input: Input) {
         if let Some(seat) = self.seats.get_mut(&id) {
             seat.handle(self.now, input).expect("it goes on");
+            self.shut_out.extend(seat.shut_out());
             self.drain(id);
         }
     }
@@ -303,6 +312,20 @@ impl World {
     fn happen(&mut self, number: u64) {
         match self.happenings.remove(&number).expect("it was put there") {
             Happening::Arrives(id, input) => self.give(id, input),
+            Happening::Stalls(id) => self.stalled = Some(id),
+            Happening::Dies(id) => {
+                let links = &self.links;
+                let is_lost = |happening: &Happening| match happening {
+                    Happening::Arrives(_, Input::Message { from, .. }) => {
+                        links.get(from).is_some_and(|end| end.0 == Some(id))
+                    }
+                    _ => false,
+                };
+                let lost = self.happenings.iter_mut().filter(|(_, it)| is_lost(it));
+                lost.for_each(|(_, it)| *it = Happening::Nothing);
+                self.kill(id);
+            }
+            Happening::Nothing => {}
             Happening::Written(id, start, batch) => {
                 if self.starts[&id] == start {
                     self.disks.get_mut(&id).expect("it has one").absorb(&batch);
@@ -468,6 +491,79 @@ fn of_two_either_can_be_removed() {
     }
 }
 
+/// Microseconds from a wish to a disaster: longer than a removal takes.
+fn moments() -> impl Iterator<Item = u64> {
+    (0..60_000).step_by(250)
+}
+
+/// Who is told that it is not needed is switched off, and its disk thrown away. The other one's disk
+/// stands still from some moment on, and what was not written by then is lost.
+#[test]
+fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
+    for moment in moments() {
+        let mut world = World::founded();
+        let gone = world.join(2);
+        world.pass(1_000);
+        if world.leader() != Some(1) {
+            assert_eq!(world.transfer(Some(1)), Some(None));
+        }
+        let link = world.connect(1, identity(Role::Operator, "operator"));
+        let id = RequestId { client: 7, number: 1 };
+        world.say(link, Message::Request { id, wish: Wish::Remove(gone) });
+        world.later(Duration::from_micros(moment), Happening::Stalls(1));
+        world.pass(200);
+        world.switch_off_if_removed(gone);
+        world.kill(1);
+        world.stalled = None;
+        world.start(1, own(1));
+        world.pass(3_000);
+        assert!(world.leader().is_some(), "stalled after {moment} µs");
+    }
+}
+
+/// Who leads dies for good at some moment.
+#[test]
+fn nobody_of_four_is_let_go_before_a_majority_of_the_others_knows_it() {
+    for moment in moments() {
+        let (mut world, ids) = World::of_three();
+        let gone = world.join(4);
+        world.pass(1_000);
+        let leader = world.leader().filter(|id| *id != gone);
+        let leader = leader.unwrap_or_else(|| {
+            assert_eq!(world.transfer(Some(ids[0])), Some(None));
+            ids[0]
+        });
+        let link = world.connect(leader, identity(Role::Operator, "operator"));
+        let id = RequestId { client: 7, number: 1 };
+        world.say(link, Message::Request { id, wish: Wish::Remove(gone) });
+        world.later(Duration::from_micros(moment), Happening::Dies(leader));
+        world.pass(100);
+        world.switch_off_if_removed(gone);
+        world.pass(3_000);
+        assert!(world.leader().is_some(), "killed after {moment} µs");
+    }
+}
+
+/// The new majority would have to agree, and cannot; the old one could not go back either.
+#[test]
+fn nobody_is_removed_whose_word_is_needed() {
+    let (mut world, ids) = World::of_three();
+    let leader = world.leader().expect("somebody leads");
+    let [dead, needed] = match ids.into_iter().filter(|id| *id != leader).collect::<Vec<_>>()[..] {
+        [one, other] => [one, other],
+        _ => panic!("three, and one leads"),
+    };
+    world.kill(dead);
+    world.pass(1_000);
+    let refusal = world.wish(1, Wish::Remove(needed)).flatten().expect("it is needed");
+    assert!(refusal.contains(&format!("1 of the 2 that would be left are not heard (id {dead})")));
+    assert_eq!(world.wish(2, Wish::Remove(dead)), Some(None));
+    world.pass(1_000);
+    assert_eq!(world.wish(3, Wish::Remove(needed)), Some(None), "two are left, and both live");
+    world.pass(1_000);
+    assert_eq!(world.voters(leader), [leader]);
+}
+
 /// What it says of itself was heard long ago, and the log has nothing for it any more.
 #[test]
 fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
@@ -547,6 +643,15 @@ fn who_was_away_while_all_others_were_replaced_comes_back() {
 }
 
 impl World {
+    /// It was told that it is needed no more, and is believed.
+    fn switch_off_if_removed(&mut self, id: u64) {
+        let name = &self.seats[&id].own.name;
+        if self.removed.contains(&id) || self.shut_out.contains(name) {
+            self.kill(id);
+            self.disks.remove(&id);
+        }
+    }
+
     fn replace(&mut self, old: u64, round: u64) -> u64 {
         let id = self.apply_for(10 + round);
         self.start(id, own(10 + round));

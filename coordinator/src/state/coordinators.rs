@@ -14,8 +14,8 @@ use crate::raft::MAX_MEMBERS;
 /// The id of the coordinator that founded the cluster.
 pub const FOUNDER: CoordinatorId = 1;
 
-/// So many that were removed are remembered.
-const REMOVED: usize = 1_000;
+/// So many that were shut out are remembered.
+const SHUT_OUT: usize = 1_000;
 
 /// Who they are.
 pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
@@ -26,11 +26,16 @@ impl State {
         views(&self.coordinators)
     }
 
-    /// The coordinators that were removed, by id: the newest thousand. Their certificates do not
-    /// live for long. That one of them is no voter any more, the log may still have to agree on,
-    /// perhaps with its help.
-    pub fn removed(&self) -> Vec<CoordinatorView> {
-        views(&self.removed)
+    /// The coordinators that were removed, or whose place was taken, by id, and whose word the log
+    /// may still need: to agree on doing without them, or to elect who knows that it does.
+    pub fn leaving(&self) -> Vec<CoordinatorView> {
+        views(&self.leaving)
+    }
+
+    /// The coordinators that were removed and that nobody needs any more, by id: the newest
+    /// thousand.
+    pub fn those_shut_out(&self) -> Vec<CoordinatorView> {
+        views(&self.shut_out)
     }
 
     /// Grows with every change of who they are, or where: the index of the entry that made it.
@@ -91,7 +96,9 @@ impl State {
                 return Err(format!("there are {MAX_MEMBERS} coordinators already"));
             }
             _ => {
-                before.map(|(lost, _)| self.coordinators.remove(&lost));
+                if let Some((lost, _)) = before {
+                    self.leaving.extend(self.coordinators.remove_entry(&lost));
+                }
                 self.applied
             }
         };
@@ -113,11 +120,22 @@ impl State {
         if self.coordinators.len() == 1 {
             return Err(format!("coordinator {id} is the last; stop it instead"));
         }
-        self.removed.extend(self.coordinators.remove_entry(&id));
-        if self.removed.len() > REMOVED {
-            self.removed.pop_first();
-        }
+        self.leaving.extend(self.coordinators.remove_entry(&id));
         self.revision = self.applied;
+        Ok(Verdict::Accepted)
+    }
+
+    pub(super) fn shut_out(&mut self, id: CoordinatorId) -> Result<Verdict, String> {
+        let Some(gone) = self.leaving.remove(&id) else {
+            return Err(format!("coordinator {id} was not removed, or is shut out already"));
+        };
+        // Whoever took its place goes by its name.
+        if self.coordinators.values().all(|known| known.name != gone.name) {
+            self.shut_out.insert(id, gone);
+        }
+        if self.shut_out.len() > SHUT_OUT {
+            self.shut_out.pop_first();
+        }
         Ok(Verdict::Accepted)
     }
 }

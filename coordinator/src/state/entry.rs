@@ -91,6 +91,12 @@ pub enum Command {
         /// As it tells of itself.
         coordinator: Coordinator,
     },
+    /// The log goes on without a coordinator that was removed, and a majority of those that are
+    /// left have this on their disks: its word is needed no more.
+    ShutOut {
+        /// Its id.
+        coordinator: CoordinatorId,
+    },
     /// A node was admitted with a token.
     SpendToken {
         /// Which.

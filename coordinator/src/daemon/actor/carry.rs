@@ -44,9 +44,9 @@ impl Coordinator {
             self.endpoint.admit_only(move |node| !is_out(node));
         }
         let revision = state.revision();
-        if revision > self.book.content().revision {
+        if revision > self.book.revision() {
             let members = state.coordinators();
-            self.book.heard(revision, members)?;
+            self.book.heard(revision, members);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use everstep_transport::quic::Settings;
 use super::*;
 use crate::daemon::files::Cluster;
 use crate::daemon::gate::gate;
+use crate::log::LogError;
 use crate::state;
 
 #[test]
@@ -31,7 +32,7 @@ fn a_disk_that_fails_stops_the_coordinator_with_the_reason() {
         coordinator.send(Tick).await.expect("it runs").expect("nothing has failed");
         let (path, source) = (PathBuf::from("log.redb"), std::io::ErrorKind::StorageFull.into());
         let full = LogError::File { path, source };
-        coordinator.send(Written(Err(full))).await.expect("it runs");
+        coordinator.send(Written(Err(full.into()))).await.expect("it runs");
         let failure = coordinator.send(Tick).await.expect("it answers").expect_err("it is over");
         assert_eq!(failure.to_string(), "log.redb: no storage space");
         assert!(coordinator.send(Tick).await.is_err(), "it has stopped");
