@@ -13,7 +13,7 @@
 //! have, an entry with the outcome, Dismiss.
 //!
 //! A coordinator follows until it is elected and its own first entry has applied, and follows again
-//! when it is deposed: meanwhile it proposes nothing, and says only who leads (`reign.rs`). A
+//! when it is deposed: meanwhile it decides nothing, and says only who leads (`reign.rs`). A
 //! proposal may be applied late, twice, or not at all: conditions are looked at anew after every
 //! entry, and an entry that no longer fits changes nothing.
 
@@ -372,19 +372,12 @@ impl Core {
     /// What a leader does about an entry.
     fn follow_up(&mut self, now: Time, command: Command, verdict: Verdict) {
         match command {
-            Command::Submit(run) => {
-                self.submitted(&run, &verdict);
-                self.receive_waiting(now);
-            }
             Command::Register { name, registration, .. } => {
                 self.registered(now, &name, registration.incarnation, verdict);
                 self.start(now);
             }
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
-            Command::Drain { worker } => {
-                self.answer_drain(worker, &verdict);
-                self.drained(now, worker);
-            }
+            Command::Drain { worker } => self.drained(now, worker),
             Command::Generation(change) if verdict == Verdict::Accepted => self.began(now, change),
             Command::Generation(change) => self.not_begun(now, change.record.number),
             Command::Lines { .. } => self.settled(now),

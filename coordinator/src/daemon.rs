@@ -38,7 +38,7 @@ use tokio::time::MissedTickBehavior;
 
 pub(crate) use self::actor::Coordinator;
 use self::actor::{Leave, Outfit, Tick};
-pub(crate) use self::asked::{Ask, Known, Petition};
+pub(crate) use self::asked::{Ask, Denial, Known, Petition};
 use self::book::Book;
 pub use self::book::BookError;
 use self::desk::Desk;

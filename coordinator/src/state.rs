@@ -159,7 +159,6 @@ impl State {
             Command::Coordinator { id, coordinator } => self.settle_in(*id, coordinator),
             Command::ShutOut { coordinator } => self.shut_out(*coordinator),
             Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
-            Command::Submit(run) => self.submit(unix_ms, run),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),
         };
         applied.unwrap_or_else(Verdict::Refused)

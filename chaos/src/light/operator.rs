@@ -5,7 +5,7 @@ use std::time::Duration;
 use everstep_coordinator::core::Input;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{Message, NodeName, Step};
+use everstep_transport::protocol::{Message, NodeName, RequestId, Step, Wish};
 
 use super::{Crowd, Failure, Happening, Lane, OPERATOR};
 
@@ -37,8 +37,8 @@ impl Crowd {
         let identity = Identity { role: Role::Operator, name };
         let connected = Input::Connected { link: OPERATOR, identity };
         self.bring(Lane::Up(OPERATOR), Happening::Arrive(connected));
-        let run = self.run_spec();
-        self.say(OPERATOR, Message::Submit(run));
+        let (id, wish) = (RequestId { client: 1, number: 1 }, Wish::Submit(self.run_spec()));
+        self.say(OPERATOR, Message::Request { id, wish });
         self.put(self.now, Happening::Watch);
     }
 
@@ -57,7 +57,7 @@ impl Crowd {
                 self.put(self.now + PAUSE, Happening::Watch);
                 Ok(())
             }
-            Message::Refused { reason } => Err(Failure::Run(reason)),
+            Message::Answer { refusal: Some(reason), .. } => Err(Failure::Run(reason)),
             _ => Ok(()),
         }
     }

@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_transport::protocol::{Message, Question, Reply, RunId, Step};
 use everstep_transport::time::Time;
 
-use super::reign::Reign;
 use super::{Core, Effect, LinkId};
 
 /// What a watcher has: lines of this run up to this step, and events up to this number.
@@ -56,22 +55,16 @@ impl Reads {
 }
 
 impl Core {
-    /// An operator reads; returns whether it is to be told who leads instead.
-    pub(super) fn read(&mut self, from: LinkId, message: Message) -> bool {
-        // One that is elected will lead in a moment; before there is a cluster, nobody else does.
-        if self.reign == Reign::Follows && !self.state.coordinators().is_empty() {
-            return true;
-        }
-        let reads = self.confirmations.reads();
-        match message {
-            Message::Watch { run, step, event } => {
-                reads.watches.insert(from, Seen { run, step, event });
-            }
-            Message::Ask(question) => drop(reads.questions.insert((from, question))),
-            _ => {}
-        }
+    /// An operator asks for what is new.
+    pub(super) fn watch(&mut self, from: LinkId, seen: Seen) {
+        self.confirmations.reads().watches.insert(from, seen);
         self.ask_for_confirmation();
-        false
+    }
+
+    /// An operator asks a question.
+    pub(super) fn ask(&mut self, from: LinkId, question: Question) {
+        self.confirmations.reads().questions.insert((from, question));
+        self.ask_for_confirmation();
     }
 
     /// The shell reads; numbers grow.

@@ -48,9 +48,6 @@ impl Core {
         self.begin_anew(now);
         self.silence = Silence::begin(now, self.state.present().map(|(worker, _)| worker));
         self.reached = self.state.record().map_or(Step(0), |record| record.resume);
-        for run in self.requests.runs() {
-            self.propose(now, Command::Submit(run));
-        }
         self.receive_waiting(now);
         self.miss_departed(now);
         self.ask_for_confirmation();

@@ -29,12 +29,14 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
     Cause, Commit, Decision, Generation, MetricsLine, News, NodeName, Record, RequestId, RunSpec,
-    Shard, Zone, exemplars,
+    Shard, Wish, Zone, exemplars,
 };
 
 use super::*;
 
 const EPOCH_UNIX_MS: u64 = 1_000_000;
+/// The operator among all clients.
+const CLIENT: u64 = 5;
 /// Parameter shards of every run here.
 const SHARDS: u32 = 8;
 
@@ -116,7 +118,8 @@ impl World {
 
     fn with_run(run: RunSpec) -> Self {
         let mut world = Self::empty();
-        world.say(world.operator, Message::Submit(run));
+        world.request(0, Wish::Submit(run));
+        world.hear(world.operator);
         world
     }
 
@@ -210,6 +213,11 @@ impl World {
 
     fn say(&mut self, from: LinkId, message: Message) {
         self.give(Input::Message { from, message });
+    }
+
+    /// The operator wishes something.
+    fn request(&mut self, number: u64, wish: Wish) {
+        self.say(self.operator, request(number, wish));
     }
 
     fn hear(&mut self, link: LinkId) -> Vec<Message> {
@@ -489,6 +497,17 @@ impl Actor {
 }
 
 /// Of so many workers, 20 steps and two copies; one worker is enough to go on.
+/// A wish of the operator.
+fn request(number: u64, wish: Wish) -> Message {
+    Message::Request { id: RequestId { client: CLIENT, number }, wish }
+}
+
+/// What is answered to that.
+fn answer(number: u64, refusal: Option<&str>) -> Message {
+    let refusal = refusal.map(str::to_string);
+    Message::Answer { id: RequestId { client: CLIENT, number }, refusal, run: None }
+}
+
 fn run_of(start_workers: u32) -> RunSpec {
     RunSpec { start_workers, steps: 20, min_workers: 1, copies: 2, ..exemplars::run() }
 }

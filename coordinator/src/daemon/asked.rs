@@ -2,13 +2,14 @@
 //!
 //! A question is a function of what is known; it is answered at once. A petition is an operator's
 //! message on a link of its own, which no peer can have: what the core says on that link is the
-//! answer; where it does not lead, that is who does. There is at most one petition at a time; a
-//! newer one takes the place of one that nobody waits for any more. Neither knows of HTTP.
+//! answer; where it does not lead, that is who does. If that is this coordinator by then, a request
+//! is said once more. There is at most one petition at a time; a newer one takes the place of one
+//! that nobody waits for any more. Neither knows of HTTP.
 
 use actix::Message;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::question::CoordinatorStanding;
-use everstep_transport::protocol::{self, CoordinatorView, NodeName, RunSpec};
+use everstep_transport::protocol::{self, CoordinatorView, NodeName, RunId};
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
@@ -40,12 +41,26 @@ pub(crate) struct Ask<A: 'static>(pub(crate) Question<A>);
 /// See [`Ask`].
 pub(crate) type Question<A> = Box<dyn FnOnce(&Known<'_>) -> A + Send>;
 
-/// What an operator says, and where it waits for the answer: the core's words where it refuses.
+/// What has become of a petition: the run, if one was submitted.
+pub(crate) type Verdict = Result<Option<RunId>, Denial>;
+
+/// Why a petition was not granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Denial {
+    /// It cannot be, for this reason.
+    Refused(String),
+    /// This coordinator does not lead: nothing was done. Where to ask instead, in words.
+    Elsewhere(String),
+    /// This coordinator led, and then no more: what was asked for may yet be done, or be lost.
+    Undecided,
+}
+
+/// What an operator says, and where it waits for the answer.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Petition {
     pub(crate) message: protocol::Message,
-    pub(crate) answer: oneshot::Sender<Result<(), String>>,
+    pub(crate) answer: oneshot::Sender<Verdict>,
 }
 
 /// The first of the links that petitions have: above all that peers are given.
@@ -60,11 +75,13 @@ pub(super) struct Petitions {
 
 struct Open {
     link: LinkId,
-    /// The run that was asked for: that it is accepted, the log says, and the core does not.
-    run: Option<RunSpec>,
+    /// A request that came before this coordinator led: its core may have kept nothing of it.
+    early: Option<protocol::Message>,
+    /// It was asked for where it could be done.
+    proposed: bool,
     /// That it leads no longer is what was asked for.
     resigns: bool,
-    answer: Option<oneshot::Sender<Result<(), String>>>,
+    answer: Option<oneshot::Sender<Verdict>>,
 }
 
 impl Petitions {
@@ -73,13 +90,17 @@ impl Petitions {
     pub(super) fn open(&mut self, petition: Petition, leads: bool) -> Vec<Input> {
         let Petition { message, answer } = petition;
         let (link, name) = (LinkId(FIRST_LINK + self.count), NodeName::parse("http-api"));
-        let run = match &message {
-            protocol::Message::Submit(run) => Some(run.clone()),
-            _ => None,
-        };
+        let is_request = matches!(message, protocol::Message::Request { .. });
+        let early = (is_request && !leads).then(|| message.clone());
         let resigns = leads && matches!(message, protocol::Message::Transfer { .. });
         self.count += 1;
-        let before = self.open.replace(Open { link, run, resigns, answer: Some(answer) });
+        let before = self.open.replace(Open {
+            link,
+            early,
+            proposed: is_request && leads,
+            resigns,
+            answer: Some(answer),
+        });
         let closed = before.map(|open| {
             let reason = "it was answered, or nobody waited any more".into();
             Input::Disconnected { link: open.link, gone: true, reason }
@@ -91,27 +112,24 @@ impl Petitions {
 
     /// Takes what is said on a link, to one or to many, if the link is a petition's. `leads` is
     /// whether this coordinator does.
-    pub(super) fn hear(
-        &mut self,
-        to: LinkId,
-        message: &protocol::Message,
-        leads: impl Fn() -> bool,
-    ) -> bool {
+    pub(super) fn hear(&mut self, to: LinkId, message: &protocol::Message, leads: bool) -> bool {
         if to.0 >= FIRST_LINK
             && let Some(open) = self.open.as_mut().filter(|open| open.link == to)
         {
             match message {
-                protocol::Message::Accepted => open.answer(Ok(())),
-                protocol::Message::Refused { reason } => open.answer(Err(reason.clone())),
-                protocol::Message::Answer { refusal, .. } => {
-                    open.answer(refusal.clone().map_or(Ok(()), Err));
+                protocol::Message::Answer { refusal, run, .. } => {
+                    let refused = refusal.clone().map(Denial::Refused);
+                    open.answer(refused.map_or(Ok(*run), Err));
                 }
                 // Who leads says so as well, and then answers.
                 protocol::Message::Coordinators { leader, members, .. }
-                    if !open.resigns && !leads() =>
+                    if !open.resigns && !leads =>
                 {
                     let there = members.iter().find(|view| Some(view.id) == *leader);
-                    open.answer(Err(elsewhere(there)));
+                    open.answer(Err(match open.proposed {
+                        true => Denial::Undecided,
+                        false => Denial::Elsewhere(elsewhere(there)),
+                    }));
                 }
                 _ => {}
             }
@@ -119,14 +137,12 @@ impl Petitions {
         to.0 >= FIRST_LINK
     }
 
-    /// This is the run that the log knows, if it knows one.
-    pub(super) fn look(&mut self, run: Option<&RunSpec>) {
-        if let Some(open) = self.open.as_mut().filter(|open| open.run.is_some())
-            && open.run.as_ref() == run
-        {
-            open.run = None;
-            open.answer(Ok(()));
-        }
+    /// What is said once more, now that this coordinator leads: somebody waits for its answer.
+    pub(super) fn say_again(&mut self) -> Option<Input> {
+        let open = self.open.as_mut().filter(|open| open.answer.is_some())?;
+        let message = open.early.take()?;
+        open.proposed = true;
+        Some(Input::Message { from: open.link, message })
     }
 }
 
@@ -144,7 +160,7 @@ pub(super) fn elsewhere(leader: Option<&CoordinatorView>) -> String {
 }
 
 impl Open {
-    fn answer(&mut self, answer: Result<(), String>) {
+    fn answer(&mut self, answer: Verdict) {
         if let Some(waits) = self.answer.take() {
             let _ = waits.send(answer); // an error means that nobody waits any more
         }
@@ -153,7 +169,7 @@ impl Open {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{Message, Term};
+    use everstep_transport::protocol::{Message, RequestId, Term, Wish};
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
@@ -175,10 +191,44 @@ mod tests {
             leader: Some(7),
             members: vec![view],
         };
-        assert!(petitions.hear(LinkId(FIRST_LINK), &message, || true), "it is a petition's link");
+        assert!(petitions.hear(LinkId(FIRST_LINK), &message, true), "it is a petition's link");
         assert_eq!(answered.try_recv(), Err(TryRecvError::Empty), "the leader will answer");
-        petitions.hear(LinkId(FIRST_LINK), &message, || false);
-        let words = answered.try_recv().expect("an answer").expect_err("it does not lead");
+        petitions.hear(LinkId(FIRST_LINK), &message, false);
+        let denial = answered.try_recv().expect("an answer").expect_err("it does not lead");
+        let Denial::Elsewhere(words) = denial else { panic!("not elsewhere but {denial:?}") };
         assert!(words.ends_with("ask coordinator 7, at http://127.0.0.1:5"), "{words}");
+        let id = RequestId { client: 1, number: 1 };
+        let (answer, mut answered) = oneshot::channel();
+        let request = Message::Request { id, wish: Wish::Cancel };
+        petitions.open(Petition { message: request, answer }, true);
+        petitions.hear(LinkId(FIRST_LINK + 1), &message, false);
+        let answer = answered.try_recv().expect("an answer");
+        assert_eq!(answer, Err(Denial::Undecided), "the next leader may find it in the log");
+    }
+
+    /// It was not kept: before anybody leads, nobody is told who does.
+    #[test]
+    fn a_request_that_came_before_its_coordinator_led_is_said_once_more_while_somebody_waits() {
+        let mut petitions = Petitions::default();
+        let id = RequestId { client: 1, number: 1 };
+        let message = Message::Request { id, wish: Wish::Cancel };
+        let mut open = |leads| {
+            let (answer, answered) = oneshot::channel();
+            petitions.open(Petition { message: message.clone(), answer }, leads);
+            let again = petitions.say_again();
+            assert_eq!(petitions.say_again(), None);
+            (again, answered)
+        };
+        assert_eq!(open(true).0, None, "it is on its way");
+        let (again, mut answered) = open(false);
+        let from = LinkId(FIRST_LINK + 1);
+        assert_eq!(again, Some(Input::Message { from, message: message.clone() }));
+        petitions.hear(from, &Message::Answer { id, refusal: None, run: Some(4) }, true);
+        assert_eq!(answered.try_recv(), Ok(Ok(Some(4))));
+        let (answer, _answered) = oneshot::channel();
+        petitions.open(Petition { message, answer }, false);
+        let refusal = Some("there is no run to cancel".into());
+        petitions.hear(LinkId(FIRST_LINK + 2), &Message::Answer { id, refusal, run: None }, true);
+        assert_eq!(petitions.say_again(), None);
     }
 }

@@ -241,8 +241,7 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
-        Command::Submit(_)
-        | Command::Found { .. }
+        Command::Found { .. }
         | Command::Coordinator { .. }
         | Command::ShutOut { .. }
         | Command::SpendToken { .. } => return None,
@@ -364,7 +363,7 @@ mod tests {
     /// What is said only where there are several runs; what workers say to each other; what
     /// operators say only over HTTP, or when they look around; and what has points by what is in
     /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 19] = [
+    const WITHOUT_A_POINT: [&str; 17] = [
         "released",
         "prepared",
         "commit",
@@ -375,9 +374,7 @@ mod tests {
         "coordinators",
         "raft",
         "removed",
-        "submit",
         "transfer",
-        "accepted",
         "ask_coordinators",
         "ask_tokens",
         "ask_runs",

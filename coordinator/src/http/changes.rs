@@ -20,9 +20,9 @@ type Answer = Result<HttpResponse, Problem>;
 pub(super) async fn submit(source: Data<Source>, body: Payload) -> Answer {
     let run = parse_run(&read(body).await?)?;
     let name = run.name.clone();
-    source.change(|_| Message::Submit(run)).await?;
+    let id = source.wish(Wish::Submit(run)).await?;
     let place = ("location", "/api/v1/run");
-    Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name })))
+    Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name, "id": id })))
 }
 
 pub(super) async fn cancel(source: Data<Source>) -> Answer {
@@ -36,7 +36,7 @@ pub(super) async fn drain(source: Data<Source>, id: web::Path<String>) -> Answer
     if !overview.cluster.workers.iter().any(|view| view.worker == worker) {
         return Err(no_worker(&id));
     }
-    source.change(|_| Message::Drain { worker }).await?;
+    source.wish(Wish::Drain(worker)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": worker, "state": "leaving" })))
 }
 

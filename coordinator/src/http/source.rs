@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use actix::Addr;
 use actix_web::http::StatusCode;
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{Message, RequestId, Wish};
+use everstep_transport::protocol::{Message, RequestId, RunId, Wish};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{sleep_until, timeout};
 
 use super::Overview;
 use super::problem::Problem;
-use crate::daemon::{Ask, Coordinator, Known, Look, Petition};
+use crate::daemon::{Ask, Coordinator, Denial, Known, Look, Petition};
 
 /// For so long an overview is new enough, where an old one will do.
 const FRESH: Duration = Duration::from_millis(100);
@@ -133,8 +133,9 @@ impl Source {
         }
     }
 
-    /// Has a wish agreed to by the log, or says in the coordinator's words why not.
-    pub(super) async fn wish(&self, wish: Wish) -> Result<(), Problem> {
+    /// Has a wish agreed to by the log, or says in the coordinator's words why not. Returns the
+    /// run's id, if it was to train one.
+    pub(super) async fn wish(&self, wish: Wish) -> Result<Option<RunId>, Problem> {
         self.change(|id| Message::Request { id, wish }).await
     }
 
@@ -142,7 +143,7 @@ impl Source {
     pub(super) async fn change(
         &self,
         message: impl FnOnce(RequestId) -> Message,
-    ) -> Result<(), Problem> {
+    ) -> Result<Option<RunId>, Problem> {
         let mut newest = patiently(self.change.lock()).await?;
         newest.number += 1;
         let (answer, answered) = oneshot::channel();
@@ -151,13 +152,16 @@ impl Source {
         // Whoever asks now sees what has changed.
         *self.latest.lock().await = None;
         match agreed {
-            Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(reason))) => {
+            Ok(Ok(Ok(run))) => Ok(run),
+            Ok(Ok(Err(Denial::Refused(reason)))) => {
                 let next = "look at /api/v1/status for how the run stands";
                 Err(Problem::new(StatusCode::CONFLICT, reason, next))
             }
+            Ok(Ok(Err(Denial::Elsewhere(words)))) => {
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
+            }
             Ok(Err(_)) => Err(stopping()),
-            Err(_) => {
+            Ok(Ok(Err(Denial::Undecided))) | Err(_) => {
                 let error = "the coordinators have not agreed to it in time; they may yet";
                 let next = "look at /api/v1/status, and ask again if nothing has changed";
                 Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, error, next))

@@ -68,6 +68,13 @@ fn identity(role: Role, name: &str) -> Identity {
 impl World {
     /// One coordinator that founds a cluster.
     fn founded() -> Self {
+        let mut world = Self::begun();
+        world.pass(100);
+        world
+    }
+
+    /// The same, before it leads.
+    fn begun() -> Self {
         let mut world = Self {
             now: Time(0),
             seats: BTreeMap::new(),
@@ -87,7 +94,6 @@ impl World {
             snapshot: None,
         };
         world.start(1, own(1));
-        world.pass(100);
         world
     }
 
@@ -413,6 +419,25 @@ fn i9_what_was_answered_survives_the_death_of_all() {
         assert_eq!(world.seats[&id].core.state().run(), Some(&run));
     }
     world.assert_agreed();
+}
+
+/// What it was asked before, it has not kept.
+#[test]
+fn who_asks_one_that_has_just_begun_is_told_when_it_leads_and_asks_again() {
+    let mut world = World::begun();
+    assert_eq!(world.leader(), None);
+    let link = world.connect(1, identity(Role::Operator, "operator"));
+    let (id, wish) = (RequestId { client: 7, number: 1 }, Wish::Submit(exemplars::run()));
+    let (from, message) = (world.links[&link].1, Message::Request { id, wish });
+    world.give(1, Input::Message { from, message: message.clone() });
+    world.pass(100);
+    let told = world.said.remove(&link).expect("it is told who leads");
+    let leads = |it: &Message| matches!(it, Message::Coordinators { leader: Some(1), .. });
+    assert!(told.len() == 1 && leads(&told[0]), "{told:?}");
+    world.say(link, message);
+    world.pass(100);
+    let run = Some(world.seats[&1].core.state().run_id());
+    assert_eq!(world.said[&link], [Message::Answer { id, refusal: None, run }]);
 }
 
 /// What it cannot write, it cannot answer.

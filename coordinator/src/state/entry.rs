@@ -12,8 +12,7 @@ use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, MetricsLine, NodeName, Record, RequestId, RunSpec, Step, Wish,
-    WorkerId,
+    CoordinatorId, Generation, MetricsLine, NodeName, Record, RequestId, Step, Wish, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -29,8 +28,6 @@ pub struct Entry {
 /// What an entry changes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Train this.
-    Submit(RunSpec),
     /// A worker asks to take part.
     Register {
         /// For which run, by its id.

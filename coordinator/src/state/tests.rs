@@ -95,7 +95,12 @@ fn replay(entries: &[Entry]) -> (State, Vec<Verdict>) {
 }
 
 fn submitted() -> Entry {
-    entry(Command::Submit(exemplars::run()))
+    submit(1, exemplars::run())
+}
+
+/// An operator, who asks for nothing else, wants this trained.
+fn submit(number: u64, run: RunSpec) -> Entry {
+    entry(Command::Request { id: RequestId { client: 2, number }, wish: Wish::Submit(run) })
 }
 
 fn refusal(entries: &[Entry]) -> String {
@@ -486,8 +491,7 @@ fn a_cluster_for_one_run_takes_no_other() {
     let end = end(2, Outcome::Complete(vec![]));
     let other = RunSpec { name: "other".into(), ..exemplars::run() };
     for (ephemeral, refused) in [(true, true), (false, false)] {
-        let submit = entry(Command::Submit(other.clone()));
-        let entries = [found(ephemeral), submitted(), end.clone(), submit];
+        let entries = [found(ephemeral), submitted(), end.clone(), submit(2, other.clone())];
         let (state, verdicts) = replay(&entries);
         assert_eq!(verdicts[3] == Verdict::Refused("the run is over".into()), refused);
         assert_eq!((state.past_runs().len(), state.past_runs()[0].id), (1, 2));
@@ -500,7 +504,7 @@ fn a_cluster_for_one_run_takes_no_other() {
 fn what_was_proposed_for_one_run_does_not_touch_the_next() {
     let end = end(2, Outcome::Complete(vec![]));
     let late = [end.clone(), register_for(2, "a", 1, |_| {})];
-    let entries = [found(false), submitted(), end, submitted()];
+    let entries = [found(false), submitted(), end, submit(2, exemplars::run())];
     let (state, verdicts) = replay(&[&entries[..], &late].concat());
     let refused = Verdict::Refused("run 2 is not the current one".into());
     assert_eq!(verdicts[4..], [refused.clone(), refused]);
@@ -518,7 +522,7 @@ fn the_numbers_of_generations_go_on_from_run_to_run() {
         register_for(2, "a", 1, |_| {}),
         generation(1, &[3]),
         end,
-        submitted(),
+        submit(2, exemplars::run()),
         again,
         generation(1, &[7]),
         generation(2, &[7]),

@@ -97,7 +97,7 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     let token = std::fs::read_to_string(second.path("api.token")).expect("a token");
     let run = serde_json::to_string(&everstep_transport::protocol::exemplars::run());
     let refused = send(second.api, "/api/v1/run", &token, &run.expect("plain data")).await;
-    assert_eq!(refused.status, 409, "{refused:?}");
+    assert_eq!(refused.status, 503, "{refused:?}");
     let words = refused.json()["error"].to_string();
     assert!(words.contains(&format!("at http://{}", first.api)), "{words}");
     for secret in ["authority/authority.key", "join.token", "coordinator.token"] {

@@ -15,8 +15,8 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Generation, Message, MetricsLine, Record, Shard, Step, Term,
-    WorkerId, codec, exemplars,
+    CoordinatorId, CoordinatorView, Generation, Message, MetricsLine, Record, RequestId, RunSpec,
+    Shard, Step, Term, Wish, WorkerId, codec, exemplars,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
 
@@ -194,8 +194,23 @@ impl Cluster {
     /// With the run of the examples.
     pub async fn start() -> Self {
         let cluster = Self::idle(None).await;
-        cluster.operator.say(Message::Submit(exemplars::run()));
+        cluster.submit(exemplars::run()).await;
         cluster
+    }
+
+    /// One that has just begun may not lead yet, and says so when it does.
+    async fn submit(&self, run: RunSpec) {
+        let (id, wish) = (RequestId { client: 1, number: 1 }, Wish::Submit(run));
+        let request = Message::Request { id, wish };
+        self.operator.say(request.clone());
+        loop {
+            let heard = tokio::time::timeout(PATIENCE, self.operator.link.receive()).await;
+            match heard.expect("an answer in time").expect("a message") {
+                Message::Coordinators { .. } => self.operator.say(request.clone()),
+                Message::Answer { refusal: None, .. } => return,
+                other => panic!("not submitted but {other:?}"),
+            }
+        }
     }
 
     /// Without a run. With a token, its API answers nobody else.

@@ -49,9 +49,9 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     let archived = rkyv::access::<ArchivedMessage, Failure>(&aligned).map_err(garbled)?;
     let message = rkyv::deserialize::<Message, Failure>(archived).map_err(garbled)?;
     match &message {
-        Message::Welcome { run, .. }
-        | Message::Submit(run)
-        | Message::Request { wish: Wish::Submit(run), .. } => run.validate()?,
+        Message::Welcome { run, .. } | Message::Request { wish: Wish::Submit(run), .. } => {
+            run.validate()?;
+        }
         _ => {}
     }
     if !names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {

@@ -158,6 +158,7 @@ fn from_coordinator() -> Vec<Message> {
             shards: vec![Shard(1)],
         },
         Message::Hold { term, generation },
+        Message::Drain { worker: WORKER },
         Message::Dismiss,
         Message::Released { term },
     ]
@@ -241,7 +242,6 @@ fn of_operators() -> Vec<Message> {
     };
     let id = RequestId { client: 5, number: 6 };
     vec![
-        Message::Submit(run()),
         Message::Watch { run: Some(4), step: STEP, event: 1 },
         Message::Update(Update {
             run: Some(4),
@@ -255,11 +255,9 @@ fn of_operators() -> Vec<Message> {
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
-        Message::Drain { worker: WORKER },
         Message::Request { id, wish: Wish::CreateToken(token()) },
         Message::Answer { id, refusal: Some("expired".into()), run: Some(4) },
         Message::Transfer { id, to: Some(9) },
-        Message::Accepted,
     ]
 }
 

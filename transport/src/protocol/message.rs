@@ -167,6 +167,11 @@ pub enum Message {
         /// The generation it holds for.
         generation: Generation,
     },
+    /// The worker has drained: exit.
+    Drain {
+        /// Which.
+        worker: WorkerId,
+    },
     /// The run is over, and the cluster was there for it: exit.
     Dismiss,
     /// The run is over: whatever the receiver holds is void, and it waits for the next run.
@@ -265,8 +270,6 @@ pub enum Message {
     },
 
     // Operator to coordinator, and back.
-    /// Train this.
-    Submit(RunSpec),
     /// What is new after this step and this event? Who leads answers, once it knows that it does
     /// and all that was agreed by then.
     Watch {
@@ -287,12 +290,8 @@ pub enum Message {
         /// How, in words: "was killed by signal 9".
         how: String,
     },
-    /// Let this worker go. From a coordinator, to that worker: it has drained; exit.
-    Drain {
-        /// Which.
-        worker: WorkerId,
-    },
-    /// Have this changed, once.
+    /// Have this changed, once. One that does not lead, nor is about to, keeps none: it tells who
+    /// leads, as soon as it knows, and the sender asks that one.
     Request {
         /// Said again with the same, it is answered as before.
         id: RequestId,
@@ -320,8 +319,6 @@ pub enum Message {
     Ask(Question),
     /// The answer to Ask.
     Told(Reply),
-    /// The answer to Drain: it is under way.
-    Accepted,
 }
 
 impl Message {
@@ -358,6 +355,7 @@ impl Message {
             Self::Pause { .. } => "pause",
             Self::Feed { .. } => "feed",
             Self::Hold { .. } => "hold",
+            Self::Drain { .. } => "drain",
             Self::Dismiss => "dismiss",
             Self::Released { .. } => "released",
             Self::Coordinators { .. } => "coordinators",
@@ -375,11 +373,9 @@ impl Message {
             Self::FetchParameters { .. } => "fetch_parameters",
             Self::FetchState { .. } => "fetch_state",
             Self::State { .. } => "state",
-            Self::Submit(_) => "submit",
             Self::Watch { .. } => "watch",
             Self::Update(_) => "update",
             Self::Exited { .. } => "exited",
-            Self::Drain { .. } => "drain",
             Self::Request { .. } => "request",
             Self::Answer { .. } => "answer",
             Self::Transfer { .. } => "transfer",
@@ -389,7 +385,6 @@ impl Message {
             Self::Told(Reply::Coordinators { .. }) => "told_coordinators",
             Self::Told(Reply::Tokens(_)) => "told_tokens",
             Self::Told(Reply::Runs(_)) => "told_runs",
-            Self::Accepted => "accepted",
         }
     }
 }

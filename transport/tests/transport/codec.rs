@@ -59,7 +59,6 @@ fn a_message_with_an_impossible_run_is_refused() {
     let run = RunSpec { steps: 0, ..exemplars::run() };
     let id = RequestId { client: 1, number: 1 };
     for message in [
-        Message::Submit(run.clone()),
         Message::Request { id, wish: Wish::Submit(run.clone()) },
         Message::Welcome { run, term: Term(1) },
     ] {

@@ -139,6 +139,6 @@ fn a_watcher_gets_pages_and_the_outcome_with_the_last() {
 fn events_carry_the_wall_clock() {
     let mut world = World::empty();
     world.pass(2_000, &[]);
-    world.say(world.operator, Message::Submit(run_of(2)));
+    world.request(1, Wish::Submit(run_of(2)));
     assert_eq!(world.watch(0, 0).events[1].unix_ms, EPOCH_UNIX_MS + 2_000);
 }

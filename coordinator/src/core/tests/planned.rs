@@ -204,8 +204,8 @@ fn a_worker_that_drains_is_copied_first() {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
     world.commit(1..=3);
     let id = world.id(links[1]);
-    world.say(world.operator, Message::Drain { worker: id });
-    assert_eq!(world.words(world.operator), ["accepted"]);
+    world.request(1, Wish::Drain(id));
+    assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.generation(), Generation(1));
     let lessons = world.actor(links[0]).lessons.clone().expect("the other learns");
     assert_eq!(lessons.len(), 4);
@@ -229,14 +229,12 @@ fn the_last_worker_that_drains_stays_until_another_can_take_over() {
 #[test]
 fn a_drain_is_refused_in_words_where_it_cannot_be() {
     let (mut world, links) = World::training(3);
-    world.say(world.operator, Message::Drain { worker: WorkerId(99) });
-    let reason = "worker 99 is not registered".into();
-    assert_eq!(world.hear(world.operator), [Message::Refused { reason }]);
+    world.request(1, Wish::Drain(WorkerId(99)));
+    assert_eq!(world.hear(world.operator), [answer(1, Some("worker 99 is not registered"))]);
     let id = world.id(links[2]);
     world.kill(links[2]);
-    world.say(world.operator, Message::Drain { worker: id });
-    let reason = format!("worker {id} is gone");
-    assert_eq!(world.hear(world.operator), [Message::Refused { reason }]);
+    world.request(2, Wish::Drain(id));
+    assert_eq!(world.hear(world.operator), [answer(2, Some(&format!("worker {id} is gone")))]);
 }
 
 #[test]

@@ -82,13 +82,12 @@ fn a_request_that_is_done_twice_is_found() {
         let mut world = World::empty();
         plant.into_iter().for_each(|plant| world.core.plant(plant));
         world.found(false);
-        let submit = |number, wish| Message::Request { id: RequestId { client: 1, number }, wish };
-        world.say(world.operator, submit(1, Wish::Submit(run_of(2))));
+        world.request(1, Wish::Submit(run_of(2)));
         let outcome = Outcome::Failed { name: None, reason: "it broke".into() };
         let other = Command::End { run: world.core.state().run_id(), outcome };
         world.log.push_back(Entry { unix_ms: 1, command: other });
         world.drain();
-        world.say(world.operator, submit(1, Wish::Submit(run_of(2))));
+        world.request(1, Wish::Submit(run_of(2)));
         !world.running()
     });
 }

@@ -1,4 +1,4 @@
-use everstep_transport::protocol::{Question, Reply, Wish};
+use everstep_transport::protocol::{Question, Reply};
 
 use super::*;
 
@@ -105,12 +105,11 @@ fn a_read_whose_confirmation_failed_is_confirmed_at_the_next_tick_but_not_for_on
 fn the_runs_are_told_with_their_ends_and_the_one_under_way_last() {
     let mut world = World::empty();
     world.found(false);
-    let wish = |number, wish| Message::Request { id: RequestId { client: 5, number }, wish };
-    world.say(world.operator, wish(1, Wish::Submit(run_of(2))));
-    world.say(world.operator, wish(2, Wish::Cancel));
+    world.request(1, Wish::Submit(run_of(2)));
+    world.request(2, Wish::Cancel);
     let next = RunSpec { name: "next".into(), ..run_of(2) };
-    world.say(world.operator, wish(3, Wish::Submit(next)));
-    world.say(world.operator, wish(4, Wish::CreateToken(exemplars::token())));
+    world.request(3, Wish::Submit(next));
+    world.request(4, Wish::CreateToken(exemplars::token()));
     world.hear(world.operator);
     world.say(world.operator, Message::Ask(Question::Runs));
     world.say(world.operator, Message::Ask(Question::Tokens));

@@ -36,19 +36,20 @@ fn workers_that_came_before_the_run_are_welcomed_when_it_is_submitted() {
     let early = world.greeted("worker-1");
     world.say(early, Message::Register(registration(1)));
     assert_eq!((world.hear(early), world.core.ignored()), (vec![], 1));
-    world.say(world.operator, Message::Submit(run_of(2)));
+    world.request(1, Wish::Submit(run_of(2)));
     assert_eq!(world.hear(early), [Message::Welcome { run: run_of(2), term: Term(1) }]);
 }
 
 #[test]
 fn a_second_run_is_refused_and_the_same_again_is_not() {
     let mut world = World::with_run(run_of(2));
-    world.say(world.operator, Message::Submit(run_of(2)));
-    assert_eq!(world.hear(world.operator), []);
+    world.request(1, Wish::Submit(run_of(2)));
+    let (id, run) = (RequestId { client: CLIENT, number: 1 }, Some(world.core.state().run_id()));
+    assert_eq!(world.hear(world.operator), [Message::Answer { id, refusal: None, run }]);
     let other = RunSpec { name: "other".into(), ..run_of(2) };
-    world.say(world.operator, Message::Submit(other));
-    let reason = "this cluster already trains example, another run; cancel it or wait".into();
-    assert_eq!(world.hear(world.operator), [Message::Refused { reason }]);
+    world.request(2, Wish::Submit(other));
+    let reason = "this cluster already trains example, another run; cancel it or wait";
+    assert_eq!(world.hear(world.operator), [answer(2, Some(reason))]);
 }
 
 #[test]
@@ -56,7 +57,7 @@ fn an_operator_who_has_left_gets_no_answer() {
     let mut world = World::with_run(run_of(2));
     world.holds_back = true;
     let other = RunSpec { name: "other".into(), ..run_of(2) };
-    world.say(world.operator, Message::Submit(other));
+    world.request(1, Wish::Submit(other));
     world.cut(world.operator);
     world.catch_up();
     assert_eq!(world.hear(world.operator), []);

@@ -71,8 +71,8 @@ fn a_follower_answers_no_hello_and_sends_whoever_asks_to_the_leader() {
         assert_eq!(world.hear(link), std::slice::from_ref(&guide));
     }
     world.hear(world.operator);
-    world.say(world.operator, Message::Drain { worker: WorkerId(3) });
-    world.say(world.operator, Message::Submit(run_of(3)));
+    world.request(1, Wish::Drain(WorkerId(3)));
+    world.request(2, Wish::Submit(run_of(3)));
     assert_eq!(world.hear(world.operator), [guide.clone(), guide]);
     world.pass(20_000, &[]);
     assert_eq!((world.words(worker), world.log.len(), world.tickets.len()), (vec![], 0, 0));
@@ -84,7 +84,7 @@ fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
     world.found(true);
     world.commit(1..=2);
     world.holds_back = true;
-    world.say(world.operator, Message::Drain { worker: world.id(links[2]) });
+    world.request(1, Wish::Drain(world.id(links[2])));
     links.iter().for_each(|link| drop(world.hear(*link)));
     world.hear(world.operator);
     world.give(Input::Leader { term: Term(2), leader: Some(7) });

@@ -1,16 +1,6 @@
 use everstep_transport::identity::Refusal;
-use everstep_transport::protocol::Wish;
 
 use super::*;
-
-fn request(number: u64, wish: Wish) -> Message {
-    Message::Request { id: RequestId { client: 5, number }, wish }
-}
-
-fn answer(number: u64, refusal: Option<&str>) -> Message {
-    let refusal = refusal.map(str::to_string);
-    Message::Answer { id: RequestId { client: 5, number }, refusal, run: None }
-}
 
 /// The leader died before it could answer: the next one is asked the same.
 #[test]
@@ -24,7 +14,7 @@ fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
     world.say(world.operator, drain);
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.events().len(), events.len() + 1, "somebody leads, and that is all");
-    world.say(world.operator, request(2, Wish::Drain(WorkerId(99))));
+    world.request(2, Wish::Drain(WorkerId(99)));
     let refused = answer(2, Some("worker 99 is not registered"));
     assert_eq!(world.hear(world.operator), [refused]);
 }
@@ -33,7 +23,7 @@ fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
 fn one_run_follows_the_other_where_the_cluster_lasts() {
     let mut world = World::empty();
     world.found(false);
-    world.say(world.operator, request(1, Wish::Submit(run_of(2))));
+    world.request(1, Wish::Submit(run_of(2)));
     let links = [world.worker("worker-1"), world.worker("worker-2")];
     world.report_lines(links[0], 1..=20);
     links.iter().for_each(|link| drop(world.hear(*link)));
@@ -47,11 +37,12 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
     }
     assert_eq!(world.words(links[1]), ["released"]);
     let next = RunSpec { name: "next".into(), ..run_of(2) };
-    world.say(world.operator, request(2, Wish::Submit(next.clone())));
+    world.request(2, Wish::Submit(next.clone()));
     let run = Some(world.core.state().run_id());
-    let granted = Message::Answer { id: RequestId { client: 5, number: 2 }, refusal: None, run };
+    let granted =
+        Message::Answer { id: RequestId { client: CLIENT, number: 2 }, refusal: None, run };
     assert_eq!(world.hear(world.operator).pop(), Some(granted.clone()));
-    world.say(world.operator, request(2, Wish::Submit(next)));
+    world.request(2, Wish::Submit(next));
     assert_eq!(world.hear(world.operator), [granted], "the same run, however often it is said");
     assert_eq!(world.words(links[0]), ["welcome"]);
     for link in links {
@@ -70,7 +61,7 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
 #[test]
 fn a_run_is_cancelled_on_request() {
     let (mut world, links) = World::training(2);
-    world.say(world.operator, request(1, Wish::Cancel));
+    world.request(1, Wish::Cancel);
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.failure(), "it was cancelled");
     assert_eq!(world.hear(links[0]), [Message::Dismiss]);
@@ -81,12 +72,12 @@ fn a_token_admits_as_many_nodes_as_it_may_and_none_when_it_is_revoked() {
     let mut world = World::empty();
     let token = exemplars::token();
     let id = [0; 9];
-    world.say(world.operator, request(1, Wish::CreateToken(token)));
+    world.request(1, Wish::CreateToken(token));
     let node = NodeName::parse("worker-1").expect("a valid name");
     world.give(Input::Admit { token: id, node: node.clone() });
-    world.say(world.operator, request(2, Wish::RevokeToken(id)));
+    world.request(2, Wish::RevokeToken(id));
     world.give(Input::Admit { token: id, node: node.clone() });
-    world.say(world.operator, request(3, Wish::RevokeToken(id)));
+    world.request(3, Wish::RevokeToken(id));
     world.give(Input::Deposed);
     world.give(Input::Admit { token: id, node: node.clone() });
     let refusals = [None, Some(Refusal::UnknownToken), Some(Refusal::Undecided)];
@@ -98,7 +89,7 @@ fn a_token_admits_as_many_nodes_as_it_may_and_none_when_it_is_revoked() {
 #[test]
 fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
     let mut world = World::empty();
-    world.say(world.operator, request(1, Wish::CreateToken(exemplars::token())));
+    world.request(1, Wish::CreateToken(exemplars::token()));
     world.holds_back = true;
     let node = NodeName::parse("worker-1").expect("a valid name");
     world.give(Input::Admit { token: [0; 9], node: node.clone() });
@@ -116,14 +107,50 @@ fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
 fn a_request_that_is_refused_answers_nobody_else() {
     let (mut world, links) = World::training(3);
     let drain = Wish::Drain(world.id(links[2]));
-    world.say(world.operator, request(2, Wish::RevokeToken([0; 9])));
+    world.request(2, Wish::RevokeToken([0; 9]));
     world.hear(world.operator);
     world.holds_back = true;
     let other = world.connect(Role::Operator, "another");
-    world.say(world.operator, request(1, drain));
-    world.say(other, Message::Drain { worker: world.id(links[2]) });
+    world.request(1, drain.clone());
+    let id = RequestId { client: 6, number: 1 };
+    world.say(other, Message::Request { id, wish: drain });
     world.catch_up();
     let refused = answer(1, Some("its client has asked for more since"));
     assert_eq!(world.hear(world.operator), [refused]);
-    assert_eq!(world.hear(other), [Message::Accepted]);
+    assert_eq!(world.hear(other), [Message::Answer { id, refusal: None, run: None }]);
+}
+
+/// Before the cluster is founded, nobody can be told who leads.
+#[test]
+fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
+    let mut world = World::empty();
+    world.give(Input::Deposed);
+    world.request(1, Wish::Submit(run_of(2)));
+    assert_eq!((world.hear(world.operator), world.log.len()), (vec![], 0));
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Leader { term: Term(2), leader: Some(1) });
+    assert_eq!((world.hear(world.operator), world.core.state().run()), (vec![], None), "not kept");
+    world.found(true);
+    assert_eq!(world.hear(world.operator), [world.told(2, Some(1), &[(1, 1)])]);
+    world.request(1, Wish::Submit(run_of(2)));
+    assert_eq!(world.words(world.operator), ["answer"]);
+}
+
+/// Its entry comes into the log after the one with which it leads.
+#[test]
+fn a_request_to_one_that_is_about_to_lead_is_answered_when_it_does() {
+    let mut world = World::with_run(run_of(2));
+    world.found(true);
+    world.give(Input::Deposed);
+    world.holds_back = true;
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    world.hear(world.operator);
+    world.request(1, Wish::Cancel);
+    world.request(1, Wish::Cancel);
+    assert_eq!(world.hear(world.operator), []);
+    world.catch_up();
+    assert_eq!(world.hear(world.operator), [answer(1, None)], "once, though it was said twice");
+    assert_eq!(world.failure(), "it was cancelled");
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{self, Frame, News};
 use everstep_transport::quic::{Encoded, LinkError};
 
@@ -23,18 +22,17 @@ const PATIENCE: Duration = Duration::from_millis(500);
 impl Coordinator {
     /// Does what the seat wants, in its order, until it wants nothing more.
     pub(super) fn carry_out(&mut self) -> Result<(), CoordinatorError> {
-        while let Some(effect) = self.seat.poll_effect() {
-            #[cfg(feature = "failpoints")]
-            let done = failpoint::on_effect(&effect);
-            self.act(effect)?;
-            #[cfg(feature = "failpoints")]
-            done.pass();
+        self.do_all()?;
+        if self.seat.leads().is_some()
+            && let Some(input) = self.petitions.say_again()
+        {
+            self.seat.handle(self.now(), input)?;
+            self.do_all()?;
         }
         self.restore()?;
         let state = self.seat.core().state();
         #[cfg(feature = "failpoints")]
         self.passing.applied(state.index());
-        self.petitions.look(state.run().filter(|_| *state.outcome() == Outcome::Running));
         let shut_out = self.seat.shut_out();
         if shut_out != self.shut_out {
             self.shut_out.clone_from(&shut_out);
@@ -47,6 +45,18 @@ impl Coordinator {
         if revision > self.book.revision() {
             let members = state.coordinators();
             self.book.heard(revision, members);
+        }
+        Ok(())
+    }
+
+    /// Does what the seat wants so far.
+    fn do_all(&mut self) -> Result<(), CoordinatorError> {
+        while let Some(effect) = self.seat.poll_effect() {
+            #[cfg(feature = "failpoints")]
+            let done = failpoint::on_effect(&effect);
+            self.act(effect)?;
+            #[cfg(feature = "failpoints")]
+            done.pass();
         }
         Ok(())
     }
@@ -172,9 +182,7 @@ impl Coordinator {
 
     /// Whether this is said to a petition, which has heard it then.
     fn is_petition(&mut self, to: LinkId, message: &protocol::Message) -> bool {
-        let (core, now) = (self.seat.core(), self.now());
-        let leads = || core.cluster_view(now).leads.is_some();
-        self.petitions.hear(to, message, leads)
+        self.petitions.hear(to, message, self.seat.leads().is_some())
     }
 
     fn broadcast(&mut self, to: &[LinkId], message: &protocol::Message) {
