@@ -213,8 +213,8 @@ pub struct SimulateFlags {
     #[arg(long, value_name = "W", env = "EVERSTEP_WORKERS", default_value_t = 4,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
-    /// How many coordinators a cluster has, not counting those that join; by default 1 or 3, by the
-    /// seed
+    /// How many coordinators a cluster has, not counting those that join; by default 1, 3 or 5, by
+    /// the seed
     #[arg(long, value_name = "N", env = "EVERSTEP_COORDINATORS",
         value_parser = clap::value_parser!(u32).range(1..=5))]
     pub coordinators: Option<u32>,

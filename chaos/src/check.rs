@@ -33,8 +33,8 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, Decision, Frame, Generation, MetricsLine, Record, RunSpec, Shard, Step, Term,
-    WorkerId,
+    Chunk, Commit, CoordinatorId, Decision, Frame, Generation, MetricsLine, Record, RunSpec, Shard,
+    Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -80,6 +80,10 @@ pub enum Observation<'a> {
     Applied(u64, Term, &'a [u8]),
     /// A coordinator that has applied the log up to this index has this state.
     Stands(u64, &'a [u8]),
+    /// The log lists these coordinators since this entry.
+    Listed(u64, &'a [CoordinatorId]),
+    /// A coordinator ends, since the others do without it.
+    Dismissed(CoordinatorId),
     /// What an entry has brought to a coordinator's history.
     Brought(&'a Frame),
     /// A coordinator tells a worker that it is lost.
@@ -316,6 +320,11 @@ impl Checks {
             }
             Observation::Applied(index, term, bytes) => self.agreement.applied(index, term, bytes),
             Observation::Stands(index, state) => self.agreement.stands(index, state),
+            Observation::Listed(revision, ids) => {
+                self.agreement.listed(revision, ids);
+                Ok(())
+            }
+            Observation::Dismissed(id) => self.agreement.dismissed(id),
             Observation::Brought(frame) => self.agreement.brought(frame),
             Observation::Evicted(worker) => self.agreement.evicted(worker),
             _ => Ok(()),
@@ -403,6 +412,16 @@ impl Checks {
     /// Whether no coordinator has applied an entry yet.
     pub fn is_new(&self, index: u64) -> bool {
         self.agreement.is_new(index)
+    }
+
+    /// Whether the log lists a coordinator, as far as anybody has applied it.
+    pub fn is_listed(&self, id: CoordinatorId) -> bool {
+        self.agreement.is_listed(id)
+    }
+
+    /// Whether a coordinator has ended, since the others do without it.
+    pub fn was_dismissed(&self, id: CoordinatorId) -> bool {
+        self.agreement.was_dismissed(id)
     }
 
     /// Whether some coordinator has told what an entry has brought to the history.

@@ -38,6 +38,12 @@ pub enum Fault {
         /// When somebody starts it again.
         restart: Duration,
     },
+    /// A coordinator's process ends when it has shut out another that was removed, before all that
+    /// it has to write is durable.
+    CrashExpelling {
+        /// When somebody starts it again.
+        restart: Duration,
+    },
     /// Several processes end at once, without a word.
     CrashTogether {
         /// Which.
@@ -57,18 +63,36 @@ pub enum Fault {
         /// When somebody starts it again.
         restart: Duration,
     },
-    /// A coordinator's disk is lost with its process, unless the cluster would be lost with it.
+    /// A coordinator's disk is lost with its process, unless the cluster would be lost with it. The
+    /// operator removes it.
     Wipe {
         /// Whose.
         node: Node,
         /// When somebody starts it again, as nobody's coordinator: it asks to be one.
         restart: Duration,
     },
-    /// The operator does without a coordinator, if nothing is lost with it. Its machine, if it was
-    /// there at first, asks to be a coordinator again.
+    /// A coordinator's process ends, and a byte of its log is another one at the next start, which
+    /// refuses that; unless the cluster would be lost with it. The operator removes it, and then
+    /// its machine asks to be a coordinator with an empty disk.
+    Damage {
+        /// Whose.
+        node: Node,
+        /// How much later than it has ended it is started again, and than it is removed it asks.
+        restart: Duration,
+    },
+    /// The disk of a coordinator has no room for the next write: its process ends.
+    FullDisk {
+        /// Whose.
+        node: Node,
+        /// When there is room, and somebody starts it again.
+        restart: Duration,
+    },
+    /// The operator does without a coordinator, if nothing is lost with it.
     Remove {
         /// Which.
         node: Node,
+        /// When its machine asks to be a coordinator again, with an empty disk; else never.
+        restart: Option<Duration>,
     },
     /// A worker is asked to leave.
     Drain {
@@ -215,11 +239,14 @@ impl Fault {
             Self::Crash { node: Node::Worker(_), .. } => "crash of a worker",
             Self::Crash { .. } => "crash of a coordinator",
             Self::CrashProposing { .. } => "crash in a proposal",
+            Self::CrashExpelling { .. } => "crash in a removal",
             Self::CrashTogether { .. } => "crash of several",
             Self::Join { node: Node::Worker(_) } => "join",
             Self::Join { .. } => "join of a coordinator",
             Self::Stop { .. } => "stop of a coordinator",
             Self::Wipe { .. } => "wiped disk",
+            Self::Damage { .. } => "damaged log",
+            Self::FullDisk { .. } => "full disk",
             Self::Remove { .. } => "removal of a coordinator",
             Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
             Self::Drain { by: Asker::Operator, .. } => "drain by the operator",
@@ -248,7 +275,7 @@ impl Fault {
             }
         };
         match &mut self {
-            Self::CrashProposing { .. } => {}
+            Self::CrashProposing { .. } | Self::CrashExpelling { .. } => {}
             Self::CrashTogether { side, .. }
             | Self::Partition { side, .. }
             | Self::OneWay { side, .. } => side.iter_mut().for_each(named),
@@ -264,7 +291,9 @@ impl Fault {
             | Self::Join { node }
             | Self::Stop { node, .. }
             | Self::Wipe { node, .. }
-            | Self::Remove { node }
+            | Self::Damage { node, .. }
+            | Self::FullDisk { node, .. }
+            | Self::Remove { node, .. }
             | Self::Drain { node, .. }
             | Self::Pause { node, .. }
             | Self::Stall { node, .. }
@@ -288,6 +317,34 @@ impl Fault {
             _ => Duration::ZERO,
         }
     }
+
+    /// In words, what happens to one coordinator.
+    fn tell_of_a_coordinator(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stop { node, restart } => {
+                write!(f, "{node} is asked to stop, and is started again {restart:?} later")
+            }
+            Self::Wipe { node, restart } => {
+                write!(f, "{node} crashes, its disk is lost, and it joins again after {restart:?}")
+            }
+            Self::Damage { node, restart } => {
+                write!(
+                    f,
+                    "{node} crashes, its log is damaged, and it begins anew after {restart:?}"
+                )
+            }
+            Self::FullDisk { node, restart } => {
+                write!(f, "the disk of {node} is full, and has room {restart:?} later")
+            }
+            Self::Remove { node, restart: None } => {
+                write!(f, "the operator does without {node} for good")
+            }
+            Self::Remove { node, restart: Some(after) } => {
+                write!(f, "the operator does without {node}, which joins again after {after:?}")
+            }
+            other => f.write_str(other.kind()),
+        }
+    }
 }
 
 impl fmt::Display for Fault {
@@ -304,6 +361,12 @@ impl fmt::Display for Fault {
                     "a coordinator crashes when it proposes, and is started again {restart:?} later"
                 )
             }
+            Self::CrashExpelling { restart } => {
+                write!(
+                    f,
+                    "a coordinator crashes when it shuts one out, and is back {restart:?} later"
+                )
+            }
             Self::CrashTogether { side, restart: None } => {
                 write!(f, "{} crash at once", all(side))
             }
@@ -311,13 +374,11 @@ impl fmt::Display for Fault {
                 write!(f, "{} crash at once, and are started again after {after:?}", all(side))
             }
             Self::Join { node } => write!(f, "{node} joins, if there is none"),
-            Self::Stop { node, restart } => {
-                write!(f, "{node} is asked to stop, and is started again {restart:?} later")
-            }
-            Self::Wipe { node, restart } => {
-                write!(f, "{node} crashes, its disk is lost, and it joins again after {restart:?}")
-            }
-            Self::Remove { node } => write!(f, "the operator does without {node}"),
+            Self::Stop { .. }
+            | Self::Wipe { .. }
+            | Self::Damage { .. }
+            | Self::FullDisk { .. }
+            | Self::Remove { .. } => self.tell_of_a_coordinator(f),
             Self::Drain { node, by: Asker::Operator, .. } => {
                 write!(f, "the operator asks {node} to leave")
             }

@@ -300,7 +300,7 @@ impl World {
             Happening::Leave { place, since, restart } => {
                 return self.leave(place, since, restart);
             }
-            Happening::Removed(place) => self.removed(place),
+            Happening::Removed(place) => return self.removed(place),
             Happening::Glance => return self.glance(),
             Happening::Calm => return self.calm_down(),
         }

@@ -1,11 +1,11 @@
 //! I9 and I14, and I1 as far as it is about leaders: the log is one, whoever applies it and
 //! whenever; what it comes to is one state and one history; of a term there is one leader. I8, as
-//! far as somebody is told that it is lost.
+//! far as somebody is told that it is lost, or that it is a coordinator no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{Frame, News, Term, WorkerId};
+use everstep_transport::protocol::{CoordinatorId, Frame, News, Term, WorkerId};
 
 use super::{Found, Invariant};
 
@@ -21,6 +21,10 @@ pub(super) struct Agreement {
     frames: BTreeMap<u64, Frame>,
     /// The workers that are registered, and not gone.
     present: BTreeSet<WorkerId>,
+    /// The coordinators that the log lists, and the entry since which it does.
+    listed: (u64, BTreeSet<CoordinatorId>),
+    /// Those that were told that the others do without them.
+    dismissed: BTreeSet<CoordinatorId>,
 }
 
 impl Agreement {
@@ -88,6 +92,33 @@ impl Agreement {
         }
         self.frames.insert(frame.index, frame.clone());
         Ok(())
+    }
+
+    /// The log lists these coordinators since this entry, as somebody has applied it.
+    pub(super) fn listed(&mut self, revision: u64, ids: &[CoordinatorId]) {
+        if revision > self.listed.0 {
+            self.listed = (revision, ids.iter().copied().collect());
+        }
+    }
+
+    /// A coordinator ends for good: only if the log lists it no more.
+    pub(super) fn dismissed(&mut self, id: CoordinatorId) -> Result<(), Found> {
+        self.dismissed.insert(id);
+        if !self.is_listed(id) {
+            return Ok(());
+        }
+        let seen = format!("coordinator {id} ends as removed; the log lists it");
+        Err((Invariant::I8, seen))
+    }
+
+    /// Whether the log lists a coordinator.
+    pub(super) fn is_listed(&self, id: CoordinatorId) -> bool {
+        self.listed.1.contains(&id)
+    }
+
+    /// Whether a coordinator has ended so.
+    pub(super) fn was_dismissed(&self, id: CoordinatorId) -> bool {
+        self.dismissed.contains(&id)
     }
 
     /// A coordinator tells a worker that it is lost.

@@ -593,6 +593,17 @@ fn i8_a_worker_that_is_told_that_it_is_lost_while_the_log_has_it() {
 }
 
 #[test]
+fn i8_a_coordinator_that_ends_as_removed_while_the_log_lists_it() {
+    let mut checks = fresh(None);
+    assert_eq!(see(&mut checks, Observation::Listed(4, &[1, 3])), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Dismissed(3)), Err(Invariant::I8));
+    assert_eq!(see(&mut checks, Observation::Listed(9, &[1])), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Listed(4, &[1, 3])), Ok(()), "somebody is behind");
+    assert_eq!(see(&mut checks, Observation::Dismissed(3)), Ok(()));
+    assert!(checks.was_dismissed(3) && checks.is_listed(1) && !checks.is_listed(3));
+}
+
+#[test]
 fn a_pause_that_nobody_has_heard_is_void_when_another_leads() {
     for heard in [false, true] {
         let mut checks = fresh(None);

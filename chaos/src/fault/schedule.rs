@@ -31,8 +31,14 @@ pub struct Rates {
     pub proposing_crashes: f64,
     /// Coordinators that are asked to stop, and are started again.
     pub coordinator_stops: f64,
+    /// Coordinators that crash when they shut another out.
+    pub expelling_crashes: f64,
     /// Coordinators whose disks are lost.
     pub coordinator_wipes: f64,
+    /// Coordinators whose logs are damaged.
+    pub damages: f64,
+    /// Coordinators whose disks are full.
+    pub full_disks: f64,
     /// Coordinators that the operator does without.
     pub coordinator_removals: f64,
     /// Machines that become coordinators besides those that are.
@@ -92,7 +98,10 @@ impl Default for Rates {
             cluster_crashes: 0.3,
             proposing_crashes: 0.5,
             coordinator_stops: 1.0,
+            expelling_crashes: 0.5,
             coordinator_wipes: 1.0,
+            damages: 0.5,
+            full_disks: 0.7,
             coordinator_removals: 0.7,
             coordinator_joins: 0.7,
             disk_stalls: 1.0,
@@ -131,7 +140,10 @@ impl Rates {
             cluster_crashes: 0.0,
             proposing_crashes: 0.0,
             coordinator_stops: 0.0,
+            expelling_crashes: 0.0,
             coordinator_wipes: 0.0,
+            damages: 0.0,
+            full_disks: 0.0,
             coordinator_removals: 0.0,
             coordinator_joins: 0.0,
             disconnects: 0.0,
@@ -214,7 +226,11 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    fn kinds(&self) -> [(f64, Make); 25] {
+    fn kinds(&self) -> Vec<(f64, Make)> {
+        self.of_processes_and_ways().into_iter().chain(self.of_coordinators()).collect()
+    }
+
+    fn of_processes_and_ways(&self) -> [(f64, Make); 21] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
@@ -269,6 +285,13 @@ impl Draw<'_> {
             (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
             (rates.garbles, |draw| Fault::Garble { node: draw.worker() }),
             (rates.mistakes, |draw| Fault::Mistake { node: draw.worker() }),
+        ]
+    }
+
+    /// Who they are changes, and so do their disks.
+    fn of_coordinators(&self) -> [(f64, Make); 7] {
+        let rates = self.rates;
+        [
             (rates.coordinator_stops, |draw| Fault::Stop {
                 node: draw.coordinator(),
                 restart: draw.soon(),
@@ -277,10 +300,22 @@ impl Draw<'_> {
                 node: draw.coordinator(),
                 restart: draw.soon(),
             }),
-            (rates.coordinator_removals, |draw| Fault::Remove { node: draw.coordinator() }),
+            (rates.coordinator_removals, |draw| {
+                let node = draw.coordinator();
+                Fault::Remove { node, restart: draw.restart() }
+            }),
             (rates.coordinator_joins, |draw| {
                 let spare = draw.coordinators + draw.random.below(u64::from(SPARE_COORDINATORS));
                 Fault::Join { node: Node::Coordinator(spare as usize) }
+            }),
+            (rates.expelling_crashes, |draw| Fault::CrashExpelling { restart: draw.soon() }),
+            (rates.damages, |draw| Fault::Damage {
+                node: draw.coordinator(),
+                restart: draw.soon(),
+            }),
+            (rates.full_disks, |draw| Fault::FullDisk {
+                node: draw.coordinator(),
+                restart: draw.soon(),
             }),
         ]
     }
@@ -427,7 +462,7 @@ mod tests {
         let rates = Rates { mistakes: 1.0, ..Rates::default() };
         let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &rates);
         let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 25);
+        assert_eq!(kinds.len(), 28);
     }
 
     #[test]

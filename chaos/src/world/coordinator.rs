@@ -22,6 +22,7 @@ use super::clock::Clock;
 use super::disk::Disk;
 use super::journal::{Journal, Lacking};
 use super::link::End;
+use super::membership::Prospect;
 use super::types::Happening;
 use super::{Node, UNIX_MS_AT_ZERO, World};
 use crate::check::{Observation, Violation};
@@ -33,6 +34,10 @@ pub struct Coordinator {
     pub(super) directory: Directory,
     process: Process,
     pub(super) lacking: Lacking,
+    /// The removed coordinators with which it has no links.
+    pub(super) shut_out: Vec<NodeName>,
+    /// What becomes of its machine.
+    pub(super) prospect: Prospect,
     clock: Clock,
     disk: Disk,
     /// Since when it listens, and when it last heard each worker's process, by its clock.
@@ -86,6 +91,8 @@ impl Coordinator {
             directory,
             process: Process::Down,
             lacking: Lacking::default(),
+            shut_out: Vec::new(),
+            prospect: Prospect::default(),
             clock: Clock::new(Time(0), 1000),
             disk,
             awake: Time(0),
@@ -183,6 +190,11 @@ impl Coordinator {
     pub fn own(&self) -> state::Coordinator {
         own(self.place, self.directory.incarnation)
     }
+
+    /// As its certificate has it.
+    pub fn identity(&self) -> Identity {
+        Identity { role: Role::Coordinator, name: self.own().name }
+    }
 }
 
 /// As the coordinator at a place tells of itself, in a directory after so many others.
@@ -190,16 +202,9 @@ fn own(place: usize, before: u64) -> state::Coordinator {
     let machine = place as u8 + 1;
     let address = (Ipv4Addr::new(10, 0, 1, machine), 4000).into();
     let incarnation = u64::from(machine) + (before << 8);
-    state::Coordinator { name: name(place), incarnation, address, api: None }
-}
-
-/// The name of the coordinator at a place.
-pub fn name(place: usize) -> NodeName {
-    NodeName::parse(&format!("coordinator-{}", place + 1)).expect("a valid name")
-}
-
-fn identity(place: usize) -> Identity {
-    Identity { role: Role::Coordinator, name: name(place) }
+    // A name follows from a key, and every directory has its own.
+    let name = NodeName::parse(&format!("coordinator-{machine}-{before}")).expect("a valid name");
+    state::Coordinator { name, incarnation, address, api: None }
 }
 
 /// What is on the disk of everyone at first, and who they are: so many coordinators of one cluster,
@@ -264,6 +269,7 @@ impl World {
         let coordinator = &mut self.coordinators[place];
         let wanted = coordinator.disk.journal().ledger().wanted();
         coordinator.lacking = Lacking { asked: None, restores: wanted.map(|_| 0) };
+        coordinator.shut_out.clear();
         coordinator.lives += 1;
         coordinator.process = process;
         coordinator.clock = Clock::new(now, permille);
@@ -309,10 +315,14 @@ impl World {
     /// Two coordinators have a link from now on.
     pub(super) fn connect_coordinators(&mut self, one: usize, two: usize) -> Result<(), Violation> {
         let (own, peer) = (Node::Coordinator(one), Node::Coordinator(two));
+        if self.refuse(one, two) {
+            return Ok(());
+        }
         self.lose(peer, own, End::lost("another link replaces it"))?;
         let link = LinkId(self.link(own, peer));
-        self.coordinate(one, Input::Connected { link, identity: identity(two) })?;
-        self.coordinate(two, Input::Connected { link, identity: identity(one) })
+        let [first, second] = [one, two].map(|place| self.coordinators[place].identity());
+        self.coordinate(one, Input::Connected { link, identity: second })?;
+        self.coordinate(two, Input::Connected { link, identity: first })
     }
 
     pub(super) fn tick_coordinator(&mut self, place: usize) -> Result<(), Violation> {
@@ -329,6 +339,10 @@ impl World {
         let disk = &mut self.coordinators[place].disk;
         if let Some(until) = disk.stalled(self.now) {
             self.queue.put(until, Happening::Durable(place));
+            return Ok(());
+        }
+        if let Some(restart) = disk.refuse() {
+            self.end_for_room(place, restart);
             return Ok(());
         }
         match disk.written() {
@@ -373,7 +387,8 @@ impl World {
             self.bring_about(place, effect)?;
         }
         self.restore_history(place);
-        self.keep_book(place);
+        self.keep_book(place)?;
+        self.shut_out(place);
         Ok(())
     }
 
@@ -423,13 +438,7 @@ impl World {
                 Ok(())
             }
             Effect::Close { to, reason } => {
-                let own = Node::Coordinator(place);
-                let Some(peer) = self.links.peer(own, to.0) else { return Ok(()) };
-                if self.links.number(own, peer) == Some(to.0) {
-                    self.close_link(own, peer, End::lost(&reason));
-                }
-                let closed = Input::Disconnected { link: to, gone: false, reason };
-                self.later(Happening::Coordinator(place, closed));
+                self.hang_up(place, to, End::lost(&reason));
                 Ok(())
             }
             Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks

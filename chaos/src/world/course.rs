@@ -95,6 +95,10 @@ pub struct Tally {
     pub removed: u64,
     /// Coordinators that were asked to stop, and did.
     pub stopped: u64,
+    /// Coordinators that have ended because their disks were full.
+    pub full: u64,
+    /// Damaged logs with which no coordinator began, and in whose place another one came.
+    pub refused: u64,
 }
 
 impl AddAssign for Tally {
@@ -109,6 +113,8 @@ impl AddAssign for Tally {
         self.joined += more.joined;
         self.removed += more.removed;
         self.stopped += more.stopped;
+        self.full += more.full;
+        self.refused += more.refused;
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! A crash loses what is on its way, but for what was written in time: the first batches of it, any
 //! number of them, for a batch is written whole or not at all. Before a batch with a snapshot the
-//! file of the history is made durable. A disk that stalls writes nothing for a while.
+//! file of the history is made durable. A disk that stalls writes nothing for a while; one that is
+//! full refuses the next batch, and nothing of that or of a later one is there, as in redb, whose
+//! transactions are whole or not at all.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,12 +24,15 @@ pub struct Disk {
     /// When the newest batch will be durable.
     last: Time,
     stalled: Time,
+    /// It is full, and will have room so much later than that is noticed.
+    full: Option<Duration>,
 }
 
 impl Disk {
     /// A disk with this on it.
     pub fn new(kept: Kept, journal: Journal) -> Self {
-        Self { kept, journal, under_way: VecDeque::new(), last: Time(0), stalled: Time(0) }
+        let (under_way, last, stalled) = (VecDeque::new(), Time(0), Time(0));
+        Self { kept, journal, under_way, last, stalled, full: None }
     }
 
     /// What a process finds that starts now.
@@ -62,6 +67,18 @@ impl Disk {
         (self.stalled > now).then_some(self.stalled)
     }
 
+    /// There is no room for another batch, until `room` after the next one is refused.
+    pub fn fill(&mut self, room: Duration) {
+        self.full = Some(room);
+    }
+
+    /// Refuses the next batch, and all behind it, if it is full: says in how long there is room.
+    pub fn refuse(&mut self) -> Option<Duration> {
+        let room = self.full.filter(|_| !self.under_way.is_empty())?;
+        self.under_way.clear();
+        Some(room)
+    }
+
     /// The next batch is durable; returns its number.
     pub fn written(&mut self) -> Option<u64> {
         let batch = self.under_way.pop_front()?;
@@ -74,14 +91,18 @@ impl Disk {
 
     /// Whatever is on its way arrives.
     pub fn finish(&mut self) {
+        if self.full.is_some() {
+            return;
+        }
         while self.written().is_some() {}
         self.journal.sync();
     }
 
-    /// The process is gone.
+    /// The process is gone. When there is another, there is room.
     pub fn crash(&mut self, random: &mut Random) {
-        for _ in 0..random.below(self.under_way.len() as u64 + 1) {
-            self.written();
+        let in_time = random.below(self.under_way.len() as u64 + 1);
+        if self.full.take().is_none() {
+            (0..in_time).for_each(|_| _ = self.written());
         }
         self.under_way.clear();
         self.journal.crash(random);
@@ -121,6 +142,25 @@ mod tests {
             assert_eq!(disk.written(), None, "the rest is gone");
         }
         assert!(found.iter().all(|count| *count > 5), "{found:?}");
+    }
+
+    #[test]
+    fn a_full_disk_refuses_what_comes_and_keeps_what_is_there() {
+        let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)), Journal::default());
+        let ms = Duration::from_millis;
+        disk.write(Time(0), ms(1), batch(2));
+        assert_eq!((disk.refuse(), disk.written()), (None, Some(2)));
+        disk.fill(ms(70));
+        assert_eq!(disk.refuse(), None, "nothing is to be written");
+        for number in 3..5 {
+            disk.write(Time(0), ms(1), batch(number));
+        }
+        assert_eq!((disk.refuse(), disk.written()), (Some(ms(70)), None));
+        disk.write(Time(0), ms(1), batch(3));
+        disk.crash(&mut Random::new(1));
+        assert_eq!(disk.kept().hard_state.term, Term(2));
+        disk.write(Time(0), ms(1), batch(3));
+        assert_eq!((disk.refuse(), disk.written()), (None, Some(3)), "there is room again");
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Armed {
     duplicates: Vec<Duplicate>,
     /// A coordinator crashes at its next proposal, and comes again so much later.
     proposing: Option<Duration>,
+    /// A coordinator crashes when it next shuts another out, and comes again so much later.
+    expelling: Option<Duration>,
     /// Slots in whose memory the next reduced gradient will be garbled.
     garbles: BTreeSet<usize>,
     /// Slots of workers that will err in an update.
@@ -55,6 +57,11 @@ impl Armed {
     /// A generation is proposed: if its proposer is to crash, when it is to come again.
     pub fn proposing(&mut self) -> Option<Duration> {
         self.proposing.take()
+    }
+
+    /// A coordinator shuts another one out: if it is to crash, when it is to come again.
+    pub fn expelling(&mut self) -> Option<Duration> {
+        self.expelling.take()
     }
 }
 
@@ -78,6 +85,7 @@ impl World {
         match fault {
             Fault::Crash { node, restart } => self.crash(*node, *restart),
             Fault::CrashProposing { restart } => self.armed.proposing = Some(*restart),
+            Fault::CrashExpelling { restart } => self.armed.expelling = Some(*restart),
             Fault::CrashTogether { side, restart } => {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
@@ -86,8 +94,13 @@ impl World {
                 self.later(leave);
             }
             Fault::Wipe { node, restart } => self.wipe(*node, *restart),
-            Fault::Remove { node } => self.remove(*node),
-            Fault::Join { node } => return self.start_again(*node),
+            Fault::Remove { node, restart } => self.remove(*node, *restart),
+            Fault::FullDisk { node, restart } => self.fill(*node, *restart),
+            Fault::Damage { node, restart } => self.damage(*node, *restart),
+            Fault::Join { node } => {
+                self.revive(*node);
+                return self.start_again(*node);
+            }
             Fault::Drain { node, by, grace } => self.drain(*node, *by, *grace),
             Fault::Pause { node, .. } => self.pause(*node, until),
             Fault::Stall { node, .. } => self.stall(*node, until),
@@ -191,7 +204,11 @@ impl World {
             }
             Node::Coordinator(place) => {
                 let Some(coordinator) = self.coordinators.get(place) else { return Ok(()) };
-                let soonest = coordinator.startable();
+                let (soonest, prospect) = (coordinator.startable(), coordinator.prospect);
+                if prospect.is_in_the_way() {
+                    self.note(format_args!("{machine} does not begin: {prospect:?}"));
+                    return Ok(());
+                }
                 if soonest > self.now {
                     self.queue.put(soonest, Happening::Restart(machine));
                     return Ok(());

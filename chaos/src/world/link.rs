@@ -39,21 +39,35 @@ pub enum Item {
 /// How a link ends.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// Whether that shows that the peer's process is gone.
-    pub gone: bool,
-    /// Why, in words.
-    pub reason: String,
+    sign: Sign,
+    reason: String,
+}
+
+/// What the end of a link tells of its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    /// It may live on.
+    Lost,
+    /// Its process is gone.
+    Gone,
+    /// It lives, and has no links any more with whoever hears this, a coordinator.
+    Expelled,
 }
 
 impl End {
     /// The peer may live on.
     pub fn lost(reason: &str) -> Self {
-        Self { gone: false, reason: reason.into() }
+        Self { sign: Sign::Lost, reason: reason.into() }
     }
 
     /// The peer does not.
     pub fn gone(reason: &str) -> Self {
-        Self { gone: true, reason: reason.into() }
+        Self { sign: Sign::Gone, reason: reason.into() }
+    }
+
+    /// The peer shuts out whoever hears this.
+    pub fn expelled() -> Self {
+        Self { sign: Sign::Expelled, reason: "the peer has no links with this node".into() }
     }
 }
 
@@ -250,7 +264,7 @@ impl World {
         self.links.clear(peer, owner);
         self.drop_streams(peer, owner);
         self.review(peer, owner);
-        let End { gone, reason } = end;
+        let End { sign, reason } = end;
         match (owner, peer) {
             (Node::Operator | Node::Client(_), Node::Coordinator(place)) => {
                 self.seek(owner, place, None);
@@ -258,12 +272,17 @@ impl World {
             }
             (Node::Coordinator(place), _) => {
                 match peer {
-                    // Of two the one with the lower number calls.
-                    Node::Coordinator(other) if place < other => self.seek(owner, other, None),
+                    // Of two the one with the lower number calls, whoever has lost the other.
+                    Node::Coordinator(other) => {
+                        self.seek(Node::Coordinator(place.min(other)), place.max(other), None);
+                    }
                     Node::Worker(worker) => self.course.unlinked(self.now, place, worker),
                     _ => {}
                 }
-                let link = coordination::LinkId(number);
+                if sign == Sign::Expelled {
+                    self.later(Happening::Removed(place));
+                }
+                let (link, gone) = (coordination::LinkId(number), sign == Sign::Gone);
                 self.coordinate(place, seat::Input::Disconnected { link, gone, reason })
             }
             (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
@@ -283,6 +302,18 @@ impl World {
             self.drop_streams(peer, owner);
             self.review(peer, owner);
         }
+    }
+
+    /// A coordinator closes a link, and hears of that as of any other end.
+    pub(super) fn hang_up(&mut self, place: usize, link: coordination::LinkId, end: End) {
+        let own = Node::Coordinator(place);
+        let Some(peer) = self.links.peer(own, link.0) else { return };
+        if self.links.number(own, peer) == Some(link.0) {
+            self.close_link(own, peer, end);
+        }
+        let reason = "this coordinator has closed it".into();
+        let closed = seat::Input::Disconnected { link, gone: false, reason };
+        self.later(Happening::Coordinator(place, closed));
     }
 
     /// A process says goodbye on all its links.

@@ -1,12 +1,17 @@
 //! Who the coordinators are, while that changes: machines that ask to be one, whose disks are lost,
-//! that the operator does without, or that are asked to stop.
+//! damaged or full, that the operator does without, or that are asked to stop.
 //!
-//! A directory that is lost never comes back under its id: the machine asks to be a coordinator
-//! again, and is another one. Whatever would cost the cluster its log or its history, as the loss
-//! of a second disk before the first is replaced, does not happen here.
+//! A directory that is lost never comes back under its id or its name: the machine asks to be a
+//! coordinator again, and is another one; the operator removes who was there before. Whatever would
+//! cost the cluster its log or its history, as the loss of a second disk before the first is
+//! replaced, does not happen here.
+//!
+//! Who was removed has no links with those who know that the log does without it. It hears so from
+//! one of them, or is refused, and ends.
 
 use std::time::Duration;
 
+use everstep_coordinator::core::LinkId;
 use everstep_coordinator::raft::{Kept, Members, ReplicaId};
 use everstep_coordinator::seat::{Input, TICK};
 use everstep_transport::protocol::{CoordinatorId, Message, Wish};
@@ -15,16 +20,38 @@ use everstep_transport::time::Time;
 use super::coordinator::{Directory, Process};
 use super::disk::Disk;
 use super::journal::Journal;
+use super::link::End;
 use super::types::Happening;
 use super::{Node, World};
-use crate::check::Violation;
+use crate::check::{Observation, Violation};
+use crate::fault::Fault;
 
 /// How often somebody asks to be a coordinator.
 const ASKING: Duration = Duration::from_millis(500);
 /// How long a coordinator that leads and is to stop waits for another one to lead.
 const HANDING_OVER: Duration = Duration::from_secs(1);
-/// So soon a machine that was removed asks to be a coordinator again.
-const RETURN: Duration = Duration::from_millis(300);
+
+/// What becomes of a coordinator's machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prospect {
+    /// Whatever ends there may be started again.
+    #[default]
+    Open,
+    /// If its coordinator is removed, another one asks in its place so much later; or nobody does.
+    Removal(Option<Duration>),
+    /// Nobody starts anything there.
+    Retired,
+    /// A byte of its log is another one: no process begins with that. Once the operator has removed
+    /// the coordinator whose it was, another one asks in its place so much later.
+    Damaged(Duration),
+}
+
+impl Prospect {
+    /// Whether nothing begins there.
+    pub fn is_in_the_way(self) -> bool {
+        matches!(self, Self::Retired | Self::Damaged(_))
+    }
+}
 
 // Who they are.
 impl World {
@@ -43,7 +70,8 @@ impl World {
         Some(seat.replica().members())
     }
 
-    /// Whether most of them run.
+    /// Whether most of them run. The others must do without who was told that they do, whatever
+    /// they know themselves (I11).
     pub(super) fn has_quorum(&self) -> bool {
         let runs = |id: &ReplicaId| {
             let place = self.place_of(id.0);
@@ -54,7 +82,10 @@ impl World {
                 coordinator.seat().is_some() && !stands
             })
         };
-        let most = |ids: &[ReplicaId]| 2 * ids.iter().filter(|id| runs(id)).count() > ids.len();
+        let most = |ids: &[ReplicaId]| {
+            let needed = || ids.iter().filter(|id| !self.checks.was_dismissed(id.0));
+            2 * needed().filter(|id| runs(id)).count() > needed().count()
+        };
         self.members().is_some_and(|members| {
             most(&members.voters) && (!members.is_joint() || most(&members.outgoing))
         })
@@ -135,55 +166,162 @@ impl World {
     }
 
     /// Keeps the newest list of coordinators.
-    pub(super) fn keep_book(&mut self, place: usize) {
+    pub(super) fn keep_book(&mut self, place: usize) -> Result<(), Violation> {
         let coordinator = &mut self.coordinators[place];
-        let Some(state) = coordinator.seat().map(|seat| seat.core().state()) else { return };
-        if state.revision() > coordinator.directory.book.0 {
-            coordinator.directory.book = (state.revision(), state.coordinators());
+        let Some(state) = coordinator.seat().map(|seat| seat.core().state()) else { return Ok(()) };
+        let (revision, all) = (state.revision(), state.coordinators());
+        if revision <= coordinator.directory.book.0 {
+            return Ok(());
         }
+        let ids: Vec<CoordinatorId> = all.iter().map(|view| view.id).collect();
+        coordinator.directory.book = (revision, all);
+        self.observe(Observation::Listed(revision, &ids))
+    }
+}
+
+// Those who are shut out.
+impl World {
+    /// A coordinator has no links any more with those that were removed, as the daemon's roster.
+    pub(super) fn shut_out(&mut self, place: usize) {
+        let Some(seat) = self.coordinators[place].seat() else { return };
+        let shut_out = seat.shut_out();
+        if shut_out == self.coordinators[place].shut_out {
+            return;
+        }
+        self.note(format_args!("coordinator {place} shuts out {shut_out:?}"));
+        self.coordinators[place].shut_out = shut_out;
+        let own = Node::Coordinator(place);
+        for other in 0..self.coordinators.len() {
+            let peer = Node::Coordinator(other);
+            if self.refuses(place, other)
+                && self.links.is_open(own, peer)
+                && let Some(link) = self.links.number(own, peer)
+            {
+                self.hang_up(place, LinkId(link), End::expelled());
+            }
+        }
+        if let Some(restart) = self.armed.expelling() {
+            let crash = Fault::Crash { node: own, restart: Some(restart) };
+            self.queue.put(self.now, Happening::Fault(Box::new(crash)));
+        }
+    }
+
+    fn refuses(&self, place: usize, other: usize) -> bool {
+        let shut_out = &self.coordinators[place].shut_out;
+        !shut_out.is_empty() && shut_out.contains(&self.coordinators[other].own().name)
+    }
+
+    /// Two coordinators are about to have a link: whether one of them refuses it. The other one
+    /// calls, too, and so learns it, whoever has called now.
+    pub(super) fn refuse(&mut self, one: usize, two: usize) -> bool {
+        let refused = [(one, two), (two, one)].map(|(by, whom)| (self.refuses(by, whom), whom));
+        for (_, whom) in refused.iter().filter(|(is_refused, _)| *is_refused) {
+            self.later(Happening::Removed(*whom));
+        }
+        refused.iter().any(|(is_refused, _)| *is_refused)
     }
 }
 
 // Those who go.
 impl World {
+    /// The place and the id of the coordinator on a machine, if at least so many are members, and
+    /// the others have all that it has.
+    fn expendable(&self, machine: Node, least: usize) -> Option<(usize, CoordinatorId)> {
+        let Node::Coordinator(place) = machine else { return None };
+        let id = self.coordinators.get(place)?.directory.id?;
+        let enough = self.members()?.voters.len() >= least;
+        (enough && self.is_settled() && self.is_told_elsewhere(place)).then_some((place, id))
+    }
+
     /// The disk of a coordinator is lost with its process, if the cluster can bear that.
     pub(super) fn wipe(&mut self, machine: Node, restart: Duration) {
-        let Node::Coordinator(place) = machine else { return };
-        let members = self.members().map_or(0, |members| members.voters.len());
-        let known = self.coordinators.get(place).is_some_and(|it| it.directory.id.is_some());
-        if !known || members < 3 || !self.is_settled() || !self.is_told_elsewhere(place) {
-            return;
-        }
+        let Some((place, id)) = self.expendable(machine, 3) else { return };
         self.crash(machine, Some(restart));
         self.note(format_args!("{machine} has an empty disk"));
         self.renew(place);
+        self.operator.wish(Wish::Remove(id));
+    }
+
+    /// A coordinator's process ends, and a byte of its log becomes another one, if the cluster can
+    /// bear that. The store finds it at every start, and refuses.
+    pub(super) fn damage(&mut self, machine: Node, restart: Duration) {
+        let Some((place, id)) = self.expendable(machine, 3) else { return };
+        self.crash(machine, Some(restart));
+        self.note(format_args!("a byte on the disk of {machine} is another one"));
+        self.coordinators[place].prospect = Prospect::Damaged(restart);
+        self.operator.wish(Wish::Remove(id));
+    }
+
+    /// A removal was answered: on a machine whose log is damaged another one may begin.
+    pub(super) fn has_removed(&mut self, id: CoordinatorId) {
+        let Some(place) = self.place_of(id) else { return };
+        if let Prospect::Damaged(restart) = self.coordinators[place].prospect {
+            self.course.tally.refused += 1;
+            self.renew(place);
+            self.queue.put(self.now + restart, Happening::Restart(Node::Coordinator(place)));
+        }
+    }
+
+    /// The disk of a coordinator is full: the process ends with the next that it is to write.
+    pub(super) fn fill(&mut self, machine: Node, restart: Duration) {
+        if let Node::Coordinator(place) = machine
+            && let Some(coordinator) = self.coordinators.get_mut(place)
+            && coordinator.seat().is_some()
+        {
+            coordinator.disk_mut().fill(restart);
+        }
+    }
+
+    /// A write has failed for want of room: the process ends, and says so to whoever it can.
+    pub(super) fn end_for_room(&mut self, place: usize, restart: Duration) {
+        let node = Node::Coordinator(place);
+        self.note(format_args!("{node} ends: no storage space"));
+        self.course.tally.full += 1;
+        self.close_links(node, "no storage space");
+        self.end_coordinator(place);
+        self.queue.put(self.now + restart, Happening::Restart(node));
     }
 
     /// The operator wants to do without a coordinator, if the others have all that it has.
-    pub(super) fn remove(&mut self, machine: Node) {
-        let Node::Coordinator(place) = machine else { return };
-        let id = self.coordinators.get(place).and_then(|known| known.directory.id);
-        let members = self.members().map_or(0, |members| members.voters.len());
-        if let Some(id) = id
-            && members > 1
-            && self.is_settled()
-            && self.is_told_elsewhere(place)
-        {
+    pub(super) fn remove(&mut self, machine: Node, restart: Option<Duration>) {
+        if let Some((place, id)) = self.expendable(machine, 2) {
+            self.coordinators[place].prospect = Prospect::Removal(restart);
             self.operator.wish(Wish::Remove(id));
         }
     }
 
+    /// Something may begin on a machine again.
+    pub(super) fn revive(&mut self, machine: Node) {
+        if let Node::Coordinator(place) = machine
+            && let Some(coordinator) = self.coordinators.get_mut(place)
+            && coordinator.prospect == Prospect::Retired
+        {
+            coordinator.prospect = Prospect::Open;
+        }
+    }
+
     /// The others go on without it, and it knows that.
-    pub(super) fn removed(&mut self, place: usize) {
+    ///
+    /// # Errors
+    /// I8, if they do not.
+    pub(super) fn removed(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
+        let coordinator = &self.coordinators[place];
+        let prospect = coordinator.prospect;
+        let Some(id) = coordinator.directory.id else { return Ok(()) };
+        self.observe(Observation::Dismissed(id))?;
         self.note(format_args!("{node} was removed"));
         self.course.tally.removed += 1;
         self.close_links(node, "it was removed");
         self.end_coordinator(place);
         self.renew(place);
-        if place < self.scenario.coordinators as usize {
-            self.queue.put(self.now + RETURN, Happening::Restart(node));
+        match prospect {
+            Prospect::Removal(Some(after)) => {
+                self.queue.put(self.now + after, Happening::Restart(node));
+            }
+            _ => self.coordinators[place].prospect = Prospect::Retired,
         }
+        Ok(())
     }
 
     /// An empty disk.
@@ -191,6 +329,7 @@ impl World {
         let coordinator = &mut self.coordinators[place];
         let incarnation = coordinator.directory.incarnation + 1;
         coordinator.directory = Directory { incarnation, ..Directory::default() };
+        coordinator.prospect = Prospect::Open;
         *coordinator.disk_mut() = Disk::new(Kept::default(), Journal::default());
     }
 

@@ -163,11 +163,17 @@ impl World {
             return Ok(());
         }
         let submission = matches!(wish, Wish::Submit(_));
+        let removal = if let Wish::Remove(id) = wish { Some(*id) } else { None };
+        // Too few of the others may be heard at this moment: it asks again.
+        if refusal.is_some() && removal.is_some_and(|id| self.checks.is_listed(id)) {
+            return Ok(());
+        }
         let Some(first) = self.operator.answer.take() else {
             self.operator.answer = Some(refusal);
             return Ok(());
         };
         self.operator.wishes.pop_front();
+        removal.into_iter().for_each(|id| self.has_removed(id));
         if first == refusal && !(submission && refusal.is_some()) {
             return Ok(());
         }

@@ -15,7 +15,6 @@ use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
 use super::bench::Bench;
 use super::clock::Clock;
-use super::coordinator::name;
 use super::peer::Peers;
 use super::types::Happening;
 use super::wire::StreamId;
@@ -210,7 +209,8 @@ impl World {
         let number = self.link(own, Node::Coordinator(coordinator));
         let link = coordination::LinkId(number);
         let identity = Identity { role: Role::Worker, name: self.workers[place].name.clone() };
-        let up = Input::CoordinatorUp { link: LinkId(number), name: name(coordinator) };
+        let name = self.coordinators[coordinator].own().name;
+        let up = Input::CoordinatorUp { link: LinkId(number), name };
         self.later(Happening::Worker(place, up));
         self.coordinate(coordinator, seat::Input::Connected { link, identity })
     }

@@ -19,6 +19,10 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+fn crash(place: usize, after: u64) -> Fault {
+    Fault::Crash { node: Node::Coordinator(place), restart: Some(ms(after)) }
+}
+
 /// What so many coordinators and four workers have endured of these faults, seed by seed. Nobody is
 /// lost.
 fn endure(coordinators: u32, faults: Vec<(Time, Fault)>) -> Vec<Endured> {
@@ -45,10 +49,55 @@ fn every_disk_is_lost_and_replaced_one_after_the_other_while_the_run_goes_on() {
 
 #[test]
 fn who_is_removed_comes_again_as_another_one() {
-    let remove = |place| Fault::Remove { node: Node::Coordinator(place) };
+    let remove = |place| Fault::Remove { node: Node::Coordinator(place), restart: Some(ms(300)) };
     let faults = vec![at(600, remove(0)), at(2_200, remove(1))];
     for endured in endure(3, faults) {
         assert_eq!((endured.changes.removed, endured.changes.joined), (2, 2));
+    }
+}
+
+#[test]
+fn three_become_one_for_good_and_that_one_goes_on() {
+    let remove = |place| Fault::Remove { node: Node::Coordinator(place), restart: None };
+    let faults = vec![at(600, remove(0)), at(2_200, remove(2)), at(3_800, crash(1, 100))];
+    for endured in endure(3, faults) {
+        assert_eq!((endured.changes.removed, endured.changes.joined), (2, 0));
+    }
+}
+
+/// It is cut off meanwhile: nobody can tell it, so whoever it calls refuses it.
+#[test]
+fn i11_who_does_not_hear_that_it_was_removed_is_refused_and_ends() {
+    let gone = Node::Coordinator(2);
+    let faults = vec![
+        at(600, Fault::Partition { side: vec![gone], span: ms(3_000) }),
+        at(1_600, Fault::Remove { node: gone, restart: None }),
+    ];
+    for endured in endure(3, faults) {
+        assert_eq!((endured.changes.removed, endured.changes.joined), (1, 0));
+    }
+}
+
+#[test]
+fn i9_a_full_disk_ends_its_coordinator_and_takes_nothing_away() {
+    let full = |node| Fault::FullDisk { node, restart: ms(200) };
+    let faults = vec![
+        at(600, full(Node::Leader)),
+        at(1_800, full(Node::Coordinator(1))),
+        at(3_000, full(Node::Leader)),
+    ];
+    for coordinators in [1, 3] {
+        let full: u64 = endure(coordinators, faults.clone()).iter().map(|it| it.changes.full).sum();
+        assert!(full >= 2 * SEEDS, "{full} times");
+    }
+}
+
+#[test]
+fn a_damaged_log_is_refused_and_another_coordinator_takes_its_place() {
+    let damage = |node| Fault::Damage { node, restart: ms(50) };
+    let faults = vec![at(600, damage(Node::Leader)), at(2_600, damage(Node::Coordinator(0)))];
+    for endured in endure(3, faults) {
+        assert_eq!((endured.changes.refused, endured.changes.joined), (2, 2));
     }
 }
 
@@ -64,8 +113,10 @@ fn a_leader_that_is_asked_to_stop_hands_over_and_nothing_waits() {
 #[test]
 fn one_alone_is_joined_by_another_that_goes_again() {
     let spare = Node::Coordinator(1);
-    let faults =
-        vec![at(700, Fault::Join { node: spare }), at(2_500, Fault::Remove { node: spare })];
+    let faults = vec![
+        at(700, Fault::Join { node: spare }),
+        at(2_500, Fault::Remove { node: spare, restart: None }),
+    ];
     for endured in endure(1, faults) {
         assert_eq!((endured.changes.joined, endured.changes.removed), (1, 1));
     }
@@ -77,7 +128,7 @@ fn one_alone_is_joined_by_another_that_goes_again() {
 fn i11_of_two_coordinators_the_one_that_leads_is_removed() {
     let faults = vec![
         at(700, Fault::Join { node: Node::Coordinator(1) }),
-        at(2_500, Fault::Remove { node: Node::Leader }),
+        at(2_500, Fault::Remove { node: Node::Leader, restart: None }),
     ];
     for endured in endure(1, faults) {
         assert_eq!(endured.changes.removed, 1);

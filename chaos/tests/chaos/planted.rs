@@ -205,7 +205,9 @@ fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
 
 #[test]
 fn a_member_that_has_not_promised_is_found() {
-    find(plant!(coordinator ListUnpromised), Rates::default(), &[I15]);
+    // Many stand still while others crash: they are members, and do not answer.
+    let rates = Rates { pauses: 20.0, worker_crashes: 12.0, long: 0.6, ..Rates::default() };
+    find(plant!(coordinator ListUnpromised), rates, &[I15]);
 }
 
 #[test]
@@ -282,7 +284,8 @@ fn crash(place: usize, restart_ms: u64) -> Fault {
 }
 
 /// Endures each of these schedules with and without a bug, in a cluster of so many coordinators.
-/// Without it all are borne; with it one at least is not, and what is found is a broken promise.
+/// Without it all are borne; with it one at least is not, and what is found is a broken promise:
+/// not only that nothing goes on.
 #[track_caller]
 fn find_in(
     coordinators: u32,
@@ -290,8 +293,19 @@ fn find_in(
     schedules: impl Iterator<Item = (u64, Schedule)>,
     promised: &[Invariant],
 ) {
+    let found = find_some_in((coordinators, 6), prepare, schedules, promised);
+    assert!(found.iter().any(|failure| failure.invariant() != Some(I11)), "only stuck: {found:?}");
+}
+
+#[track_caller]
+fn find_some_in(
+    (coordinators, seconds): (u32, u64),
+    prepare: Prepare,
+    schedules: impl Iterator<Item = (u64, Schedule)>,
+    promised: &[Invariant],
+) -> Vec<Failure> {
     let cluster = |prepare| {
-        let span = Duration::from_secs(6);
+        let span = Duration::from_secs(seconds);
         let cluster = Simulation::new(4, span, Rates::none()).expect("without a fault");
         cluster.coordinated(coordinators).prepared(prepare)
     };
@@ -306,7 +320,7 @@ fn find_in(
         |failure: &Failure| failure.invariant().is_some_and(|it| promised.contains(&it));
     println!("found {} times: {:?}", found.len(), found.first());
     assert!(!found.is_empty() && found.iter().all(is_promised), "{found:?}");
-    assert!(found.iter().any(|failure| failure.invariant() != Some(I11)), "only stuck: {found:?}");
+    found
 }
 
 /// The leader stands still while another is elected, and hears of that late: for a moment it
@@ -385,4 +399,33 @@ fn i1_a_term_that_begins_twice_is_found() {
         (seed, Schedule(faults))
     };
     find_in(1, plant!(replica LeadEarly), (0..20).map(schedule), &[I1]);
+}
+
+/// The spare machine's coordinator is removed, told so, and never seen again. Another one crashes
+/// at that moment, and comes back so much later.
+fn a_removal(spare: usize, restart: Duration) -> impl Iterator<Item = (u64, Schedule)> {
+    let spare = Node::Coordinator(spare);
+    let schedule = move |seed| {
+        let faults = vec![
+            (at(700.0), Fault::Join { node: spare }),
+            (at(2_400.0), Fault::CrashExpelling { restart }),
+            (at(2_500.0), Fault::Remove { node: spare, restart: None }),
+        ];
+        (seed, Schedule(faults))
+    };
+    (0..20).map(schedule)
+}
+
+/// It finds on its disk that it needs the vote of the one that is gone.
+#[test]
+fn i11_a_removal_that_the_other_of_two_forgets_is_found() {
+    let schedules = a_removal(1, Duration::from_millis(200));
+    find_some_in((1, 6), plant!(coordinator ShutOutEarly), schedules, &[I11]);
+}
+
+/// The two that are left of three do not know that they need nobody else.
+#[test]
+fn i11_a_removal_of_which_only_the_leader_knows_is_found() {
+    let schedules = a_removal(3, Duration::from_secs(60));
+    find_some_in((3, 30), plant!(coordinator ShutOutEarly), schedules, &[I11]);
 }

