@@ -185,7 +185,8 @@ impl Tally {
     fn print(&self) -> Result<(), Failure> {
         let Self { seeds, steps, completed, changes, events, digest, .. } = self;
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = changes;
-        let world::Tally { installed, pages, joined, removed, stopped, .. } = changes;
+        let world::Tally { installed, pages, joined, removed, stopped, full, refused, .. } =
+            changes;
         let (simulated, wall) = (self.simulated.as_secs_f64() / 60.0, self.wall.as_secs_f64());
         output::print(format_args!("simulated {seeds} seeds, {simulated:.0} virtual minutes"))?;
         for (kind, count) in &self.faults {
@@ -196,7 +197,8 @@ impl Tally {
              generations {generations}: {lost} members lost, {left} left, {redone} steps done \
              again, {rollbacks} rollbacks\n  \
              members     {joined} coordinators joined, {removed} removed, {stopped} stopped; \
-             {installed} snapshots and {pages} pages of history sent\n  \
+             {full} ended with a full disk, {refused} refused a damaged one; {installed} snapshots \
+             and {pages} pages of history sent\n  \
              steps       {steps} committed, {events} events\n  \
              longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
              from the last fault to the end\n  \
@@ -211,14 +213,16 @@ impl Tally {
 
     fn json(&self, flags: &SimulateFlags, violation: Value) -> Value {
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = self.changes;
-        let world::Tally { installed, pages, joined, removed, stopped, .. } = self.changes;
+        let world::Tally { installed, pages, joined, removed, stopped, full, refused, .. } =
+            self.changes;
         json!({
             "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
             "minutes": flags.minutes, "virtual_seconds": self.simulated.as_secs_f64(),
             "faults": self.faults, "steps": self.steps, "runs_completed": self.completed,
             "generations": generations, "members_lost": lost, "members_left": left,
             "coordinators_joined": joined, "coordinators_removed": removed,
-            "coordinators_stopped": stopped, "snapshots_sent": installed,
+            "coordinators_stopped": stopped, "full_disks": full, "damaged_logs_refused": refused,
+            "snapshots_sent": installed,
             "history_pages_sent": pages,
             "steps_redone": redone, "rollbacks": rollbacks, "events": self.events,
             "longest_ms": self.longest.as_secs_f64() * 1e3,
