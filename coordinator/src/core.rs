@@ -437,7 +437,7 @@ impl Core {
 // Small words.
 impl Core {
     /// The term in which this coordinator leads.
-    fn leader(&self) -> Option<Term> {
+    pub(crate) fn leader(&self) -> Option<Term> {
         match self.reign {
             Reign::Leads(term) => Some(term),
             Reign::Follows | Reign::Elected(_) => None,

@@ -131,7 +131,8 @@ pub enum Effect {
         /// The read.
         ticket: u64,
     },
-    /// The members have changed, durably: who is none of them any more may be switched off.
+    /// The members have changed, durably here: started again, this replica asks for no vote of one
+    /// that is none of them any more. Others may not know yet.
     Members(Members),
 }
 

@@ -72,7 +72,8 @@ pub enum CoordinatorTask {
     TransferLeader(TransferFlags),
     /// Make a token with which one more coordinator joins, and print the command that it takes
     Add(AddFlags),
-    /// Go on without a coordinator, for good: its process ends
+    /// Go on without a coordinator, for good: its process ends, and then its machine may be
+    /// switched off
     Remove(RemoveFlags),
 }
 
@@ -105,6 +106,9 @@ pub struct RemoveFlags {
     /// The coordinator's id, as `everstep coordinator status` tells it
     #[arg(value_name = "ID")]
     pub coordinator: u64,
+    /// Return as soon as the coordinators have agreed, not when they do without it
+    #[arg(long, env = "EVERSTEP_NO_WAIT", value_parser = BoolishValueParser::new())]
+    pub no_wait: bool,
     /// Whom to ask.
     #[command(flatten)]
     pub ask: AskFlags,

@@ -1,21 +1,54 @@
 //! `everstep coordinator remove`: the others go on without one, for good.
 
-use everstep_transport::protocol::Wish;
+use std::time::{Duration, Instant};
+
+use everstep_transport::protocol::{CoordinatorId, Wish};
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::cli::RemoveFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::{Operator, OperatorError, Place};
 use crate::output;
+
+/// From one look to the next.
+const POLL: Duration = Duration::from_millis(100);
+/// What takes longer is explained.
+const SILENCE: Duration = Duration::from_secs(3);
 
 pub(super) fn run(flags: &RemoveFlags) -> Result<(), Failure> {
     let id = flags.coordinator;
     let place = Place::find(&flags.ask.cluster)?;
-    place.ask(async |operator| operator.wish(Wish::Remove(id)).await)?;
+    place.ask(async |operator| {
+        operator.wish(Wish::Remove(id)).await?;
+        if flags.no_wait { Ok(()) } else { until_gone(operator, id).await }
+    })?;
+    let (state, words) = match flags.no_wait {
+        true => ("leaving", "is to leave; until it is gone from the status, the others need it"),
+        false => ("removed", "is removed: the others go on without it, and its process ends"),
+    };
     if flags.ask.json {
-        return output::print(json!({ "id": id, "state": "removed" }));
+        return output::print(json!({ "id": id, "state": state }));
     }
-    output::print(format_args!(
-        "coordinator {id} is removed: the others go on without it, and its process ends"
-    ))
+    output::print(format_args!("coordinator {id} {words}"))
+}
+
+/// Waits until a majority of the others knows for good that it does without this one.
+async fn until_gone(operator: &mut Operator, id: CoordinatorId) -> Result<(), OperatorError> {
+    let began = Instant::now();
+    let mut told = false;
+    loop {
+        let standing = operator.standing().await?;
+        if standing.coordinators.iter().all(|coordinator| coordinator.view.id != id) {
+            return Ok(());
+        }
+        if began.elapsed() > SILENCE && !told {
+            output::say(format_args!(
+                "waiting until the others do without coordinator {id}: they take in those that \
+                 learn the log first; `everstep coordinator status` tells how they stand"
+            ));
+            told = true;
+        }
+        sleep(POLL).await;
+    }
 }

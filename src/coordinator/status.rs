@@ -37,18 +37,27 @@ fn sentence(standing: &Standing) -> String {
         1 => "one of them may be lost".into(),
         more => format!("{more} of them may be lost"),
     };
-    let learning = coordinators.len() - all;
+    let (leaving, staying): (Vec<_>, Vec<_>) =
+        coordinators.iter().partition(|coordinator| coordinator.leaves);
+    let learning = staying.iter().filter(|coordinator| !coordinator.votes).count();
     let learning = match learning {
         0 => String::new(),
         _ => format!("; waiting: {learning} more learn the log before they vote"),
     };
-    format!("{leads}; {there} of {all} that vote are there, {bears}{learning}")
+    let leaving: Vec<_> = leaving.iter().map(|leaver| leaver.view.id.to_string()).collect();
+    let leaving = match &leaving[..] {
+        [] => String::new(),
+        ids => format!("; waiting: until the others do without {}, it is needed", ids.join(", ")),
+    };
+    format!("{leads}; {there} of {all} that vote are there, {bears}{learning}{leaving}")
 }
 
 fn row(coordinator: &CoordinatorStanding) -> [String; 6] {
-    let CoordinatorStanding { view, votes, leads, matched, silent_since_unix_ms } = coordinator;
+    let CoordinatorStanding { view, votes, leads, leaves, matched, silent_since_unix_ms } =
+        coordinator;
     let state = match (leads, votes, silent_since_unix_ms) {
         (true, ..) => "leads",
+        _ if *leaves => "leaves",
         (_, _, Some(_)) => "silent",
         (_, true, None) => "follows",
         (_, false, None) => "learns",
@@ -75,6 +84,7 @@ mod tests {
         CoordinatorStanding {
             view: CoordinatorView { id, name, address, api: None },
             votes: true,
+            leaves: false,
             leads: id == 1,
             matched: Some(9),
             silent_since_unix_ms: silent.then_some(5),
@@ -95,6 +105,16 @@ mod tests {
             assert!(said.starts_with("coordinator 1 leads in term 3; "), "{said}");
             assert!(said.contains(words), "{said}");
         }
+    }
+
+    #[test]
+    fn who_leaves_is_needed_until_the_log_does_without_it() {
+        let leaver = CoordinatorStanding { leaves: true, ..coordinator(7, false) };
+        assert_eq!(row(&leaver)[2], "leaves");
+        let coordinators = vec![coordinator(1, false), leaver];
+        let said = sentence(&Standing { term: Term(1), coordinators });
+        assert!(said.contains("2 of 2 that vote are there, none of them may be lost"), "{said}");
+        assert!(said.ends_with("waiting: until the others do without 7, it is needed"), "{said}");
     }
 
     #[test]

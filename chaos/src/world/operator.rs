@@ -12,7 +12,7 @@ use everstep_coordinator::seat::Input;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
 use everstep_transport::protocol::{
-    Message, MetricsLine, NodeName, Question, RequestId, Step, Term, Wish,
+    CoordinatorId, Message, MetricsLine, NodeName, Question, RequestId, Step, Term, Wish,
 };
 
 use super::types::Happening;
@@ -33,6 +33,8 @@ pub struct Operator {
     wished: u64,
     /// The answer to the first, if it came once.
     answer: Option<Option<String>>,
+    /// Whose removal was refused while it was one of them, and is asked for anew.
+    refused: Option<CoordinatorId>,
     /// Who leads, as far as it was told, and in which term.
     leader: (Term, Option<usize>),
     /// The link on which it waits for an answer.
@@ -49,6 +51,7 @@ impl Default for Operator {
             wishes: VecDeque::new(),
             wished: 0,
             answer: None,
+            refused: None,
             leader: (Term(0), None),
             asked: None,
             lines: Vec::new(),
@@ -164,9 +167,15 @@ impl World {
         }
         let submission = matches!(wish, Wish::Submit(_));
         let removal = if let Wish::Remove(id) = wish { Some(*id) } else { None };
-        // Too few of the others may be heard at this moment: it asks again.
-        if refusal.is_some() && removal.is_some_and(|id| self.checks.is_listed(id)) {
-            return Ok(());
+        let first = self.operator.answer.is_none();
+        match removal.filter(|_| first && refusal.is_some()) {
+            // Too few of the others may be heard at this moment: it asks anew.
+            Some(id) if self.checks.is_listed(id) => return self.ask_anew(id),
+            Some(id) if self.operator.refused == Some(id) => {
+                let seen = format!("the removal of coordinator {id} was refused, and carried out");
+                return Err(Violation { invariant: Invariant::I9, at: self.now, seen });
+            }
+            _ => {}
         }
         let Some(first) = self.operator.answer.take() else {
             self.operator.answer = Some(refusal);
@@ -179,6 +188,18 @@ impl World {
         }
         let seen = format!("request {} was answered {first:?}, then {refusal:?}", id.number);
         Err(Violation { invariant: Invariant::I9, at: self.now, seen })
+    }
+
+    /// What was refused must not be done, however often it was said: the same wish is another
+    /// request.
+    fn ask_anew(&mut self, refused: CoordinatorId) -> Result<(), Violation> {
+        let Operator { wishes, wished, .. } = &mut self.operator;
+        *wished += 1;
+        if let Some((number, _)) = wishes.front_mut() {
+            *number = *wished;
+        }
+        self.operator.refused = Some(refused);
+        Ok(())
     }
 
     /// Lines that come with the news that the run went back may be of what is void: it asks again,

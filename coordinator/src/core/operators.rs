@@ -38,6 +38,11 @@ impl Core {
         self.links.find(link).is_some_and(|link| link.phase == Phase::Operator)
     }
 
+    /// Whether this coordinator has proposed the request, or the log says what became of it.
+    pub(crate) fn knows_request(&self, id: RequestId) -> bool {
+        self.requests.0.values().any(|asked| *asked == id) || self.state.has_decided(id)
+    }
+
     /// What an operator says.
     pub(super) fn operate(&mut self, now: Time, from: LinkId, message: Message) {
         let is_told = self.introduce(from);

@@ -69,6 +69,7 @@ pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
             "leader": standing.leads,
             "term": overview.cluster.leads.filter(|_| is_this),
             "voter": standing.votes,
+            "leaving": standing.leaves,
             "matched": matched,
             "silent_since_unix_ms": silent_since_unix_ms,
         })

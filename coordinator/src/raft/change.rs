@@ -53,26 +53,32 @@ impl Replica {
             self.goal = None;
             return None;
         }
-        if !members.learners.iter().all(|id| self.has_the_log(*id)) {
+        let (ready, behind): (Vec<ReplicaId>, Vec<ReplicaId>) =
+            members.learners.iter().partition(|id| self.has_the_log(**id));
+        // Who is silent is not waited for: it may be dead, and the others change without it.
+        if behind.iter().any(|id| self.hears(*id)) {
             return None;
         }
-        if !self.hears_majority_of(goal) {
+        let to_come: Vec<_> = goal.iter().copied().filter(|id| !behind.contains(id)).collect();
+        if to_come == members.voters || !self.hears_majority_of(&to_come) {
             return None;
         }
-        let join = members.learners.iter().map(|id| (ConfChangeType::AddNode, *id));
+        let join = ready.into_iter().map(|id| (ConfChangeType::AddNode, id));
         let leave = members.voters.iter().filter(|id| !goal.contains(id));
         let leave = leave.map(|id| (ConfChangeType::RemoveNode, *id));
         Some(changes(join.chain(leave), true))
     }
 
-    /// A joint configuration is left by a majority of those to come: entered without one, it could
-    /// not be, and nothing would be agreed on again, though the others live.
-    fn hears_majority_of(&self, goal: &[ReplicaId]) -> bool {
-        let progress = |id: &ReplicaId| self.node.raft.prs().get(id.0);
-        let is_heard = |id: &&ReplicaId| {
-            **id == self.id || progress(id).is_some_and(|progress| progress.recent_active)
-        };
-        2 * goal.iter().filter(is_heard).count() > goal.len()
+    /// A joint configuration is left by a majority of those to come: entered without one, it cannot
+    /// be, and nothing is agreed on until one of them comes back. Who has died since the newest
+    /// count of votes, some heartbeats ago, still passes for alive.
+    fn hears_majority_of(&self, to_come: &[ReplicaId]) -> bool {
+        2 * to_come.iter().filter(|id| self.hears(**id)).count() > to_come.len()
+    }
+
+    fn hears(&self, id: ReplicaId) -> bool {
+        let progress = self.node.raft.prs().get(id.0);
+        id == self.id || progress.is_some_and(|progress| progress.recent_active)
     }
 
     fn has_the_log(&self, id: ReplicaId) -> bool {
@@ -89,8 +95,8 @@ impl Replica {
         let members = Members::from_raft(&state);
         self.history.insert(entry.place.index, members.clone());
         self.step_down_if_removed();
-        // Whoever was removed may be switched off when this is said. Then the agreement has to be
-        // on this disk: started again, this replica would ask them for their vote.
+        // Who hears this may let go of whoever was removed, once others know as well. Then the
+        // agreement has to be on this disk: started again, this replica would ask for their vote.
         let hard_state = HardState::from_raft(&self.node.raft.hard_state());
         if self.node.store().kept().hard_state.commit < entry.place.index {
             self.write(hard_state, None, Vec::new());

@@ -92,7 +92,9 @@ impl Seat {
         id: RequestId,
         gone: CoordinatorId,
     ) {
-        match self.leads.and_then(|_| self.why_needed(now, gone)) {
+        // What was asked for before may be in the log, and is answered from there.
+        let is_new = self.core.leader().is_some() && !self.core.knows_request(id);
+        match is_new.then(|| self.why_needed(now, gone)).flatten() {
             Some(reason) => {
                 let message = Message::Answer { id, refusal: Some(reason), run: None };
                 self.effects.push_back(Effect::Send { to: from, message });

@@ -50,16 +50,19 @@ impl Seat {
         (id != self.peers.own() && silent).then_some(last)
     }
 
-    /// All coordinators, as far as the log has come here.
+    /// All coordinators, as far as the log has come here, and last those that leave.
     pub fn standings(&self, now: Time) -> Vec<CoordinatorStanding> {
         let (members, leads) = (self.replica.members(), self.leads.is_some());
-        let views = self.core.state().coordinators().into_iter();
-        let standings = views.map(|view| {
+        let state = self.core.state();
+        let views = state.coordinators().into_iter().map(|view| (view, false));
+        let leaving = state.leaving().into_iter().map(|view| (view, true));
+        let standings = views.chain(leaving).map(|(view, leaves)| {
             let id = ReplicaId(view.id);
             let silent = leads.then(|| self.silent_since(now, id)).flatten();
             CoordinatorStanding {
-                votes: members.voters.contains(&id),
+                votes: members.voters.contains(&id) || members.outgoing.contains(&id),
                 leads: self.leader == Some(id),
+                leaves,
                 matched: self.replica.matched(id),
                 silent_since_unix_ms: silent.map(|at| self.core.unix_ms(at)),
                 view,

@@ -12,6 +12,8 @@ use super::*;
 use crate::raft::Profile;
 use crate::state::State;
 
+mod membership;
+
 const DISK: Duration = Duration::from_millis(1);
 const WAY: Duration = Duration::from_micros(500);
 
@@ -165,6 +167,11 @@ impl World {
         let (here, there) = self.link(None, Some(to));
         self.give(to, Input::Connected { link: there, identity });
         here
+    }
+
+    /// The test, as an operator.
+    fn operator(&mut self, to: u64) -> LinkId {
+        self.connect(to, identity(Role::Operator, "operator"))
     }
 
     fn link(&mut self, one: Option<u64>, other: Option<u64>) -> (LinkId, LinkId) {
@@ -349,7 +356,7 @@ impl World {
     /// An operator wishes something of the leader; returns the answer.
     fn wish(&mut self, number: u64, wish: Wish) -> Option<Option<String>> {
         let leader = self.leader().expect("somebody leads");
-        let link = self.connect(leader, identity(Role::Operator, "operator"));
+        let link = self.operator(leader);
         self.say(link, Message::Request { id: RequestId { client: 7, number }, wish });
         self.pass(100);
         self.said.remove(&link)?.into_iter().find_map(|message| match message {
@@ -488,136 +495,6 @@ fn who_leaves_hands_leadership_over_at_once() {
     assert!(world.leader().is_some_and(|next| next != leader));
 }
 
-#[test]
-fn who_is_removed_is_told_and_the_others_go_on() {
-    let (mut world, ids) = World::of_three();
-    assert_eq!(world.wish(1, Wish::Remove(ids[2])), Some(None));
-    world.pass(500);
-    assert_eq!(world.voters(ids[0]), ids[..2]);
-    assert_eq!(world.removed.first(), Some(&ids[2]));
-    world.kill(ids[2]);
-    assert_eq!(world.wish(2, Wish::Cancel).map(|it| it.is_some()), Some(true), "there is no run");
-}
-
-/// Until both have agreed that only one of them is left, they need each other.
-#[test]
-fn of_two_either_can_be_removed() {
-    for leads in [true, false] {
-        let mut world = World::founded();
-        let ids = [1, world.join(2)];
-        world.pass(1_000);
-        let leader = world.leader().expect("one of them leads");
-        let gone = ids.into_iter().find(|id| (*id == leader) == leads).expect("one of two");
-        let stays = ids[0] + ids[1] - gone;
-        assert_eq!(world.wish(1, Wish::Remove(gone)), Some(None));
-        world.pass(1_000);
-        assert_eq!((world.voters(stays), world.leader()), (vec![stays], Some(stays)));
-        assert_eq!(world.removed.first(), Some(&gone));
-    }
-}
-
-/// Microseconds from a wish to a disaster: longer than a removal takes.
-fn moments() -> impl Iterator<Item = u64> {
-    (0..60_000).step_by(250)
-}
-
-/// Who is told that it is not needed is switched off, and its disk thrown away. The other one's
-/// disk stands still from some moment on, and what was not written by then is lost.
-#[test]
-fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
-    for moment in moments() {
-        let mut world = World::founded();
-        let gone = world.join(2);
-        world.pass(1_000);
-        if world.leader() != Some(1) {
-            assert_eq!(world.transfer(Some(1)), Some(None));
-        }
-        let link = world.connect(1, identity(Role::Operator, "operator"));
-        let id = RequestId { client: 7, number: 1 };
-        world.say(link, Message::Request { id, wish: Wish::Remove(gone) });
-        world.later(Duration::from_micros(moment), Happening::Stalls(1));
-        world.pass(200);
-        world.switch_off_if_removed(gone);
-        world.kill(1);
-        world.stalled = None;
-        world.start(1, own(1));
-        world.pass(3_000);
-        assert!(world.leader().is_some(), "stalled after {moment} µs");
-    }
-}
-
-/// Who leads dies for good at some moment.
-#[test]
-fn nobody_of_four_is_let_go_before_a_majority_of_the_others_knows_it() {
-    for moment in moments() {
-        let (mut world, ids) = World::of_three();
-        let gone = world.join(4);
-        world.pass(1_000);
-        let leader = world.leader().filter(|id| *id != gone);
-        let leader = leader.unwrap_or_else(|| {
-            assert_eq!(world.transfer(Some(ids[0])), Some(None));
-            ids[0]
-        });
-        let link = world.connect(leader, identity(Role::Operator, "operator"));
-        let id = RequestId { client: 7, number: 1 };
-        world.say(link, Message::Request { id, wish: Wish::Remove(gone) });
-        world.later(Duration::from_micros(moment), Happening::Dies(leader));
-        world.pass(100);
-        world.switch_off_if_removed(gone);
-        world.pass(3_000);
-        assert!(world.leader().is_some(), "killed after {moment} µs");
-    }
-}
-
-/// The new majority would have to agree, and cannot; the old one could not go back either.
-#[test]
-fn nobody_is_removed_whose_word_is_needed() {
-    let (mut world, ids) = World::of_three();
-    let leader = world.leader().expect("somebody leads");
-    let [dead, needed] = match ids.into_iter().filter(|id| *id != leader).collect::<Vec<_>>()[..] {
-        [one, other] => [one, other],
-        _ => panic!("three, and one leads"),
-    };
-    world.kill(dead);
-    world.pass(1_000);
-    let refusal = world.wish(1, Wish::Remove(needed)).flatten().expect("it is needed");
-    assert!(refusal.contains(&format!("1 of the 2 that would be left are not heard (id {dead})")));
-    assert_eq!(world.wish(2, Wish::Remove(dead)), Some(None));
-    world.pass(1_000);
-    assert_eq!(world.wish(3, Wish::Remove(needed)), Some(None), "two are left, and both live");
-    world.pass(1_000);
-    assert_eq!(world.voters(leader), [leader]);
-}
-
-/// What it says of itself was heard long ago, and the log has nothing for it any more.
-#[test]
-fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
-    let (mut world, ids) = World::of_three();
-    world.deaf = Some(ids[2]);
-    assert_eq!(world.wish(1, Wish::Remove(ids[2])), Some(None));
-    world.pass(1_000);
-    assert_eq!(world.voters(ids[0]), ids[..2]);
-    assert_eq!(world.removed.first(), Some(&ids[2]));
-    assert!(world.removed.iter().all(|id| *id == ids[2]));
-}
-
-/// Who leads may be removed, too.
-#[test]
-fn every_coordinator_can_be_replaced_one_by_one() {
-    let (mut world, ids) = World::of_three();
-    let run = exemplars::run();
-    assert_eq!(world.wish(1, Wish::Submit(run.clone())), Some(None));
-    for (round, old) in ids.into_iter().enumerate() {
-        let next = world.replace(old, round as u64);
-        assert!(!world.voters(next).contains(&old));
-    }
-    let leader = world.leader().expect("somebody leads");
-    assert_eq!(world.voters(leader).len(), 3);
-    assert!(world.voters(leader).iter().all(|id| !ids.contains(id)));
-    assert_eq!(world.seats[&leader].core.state().run(), Some(&run));
-    world.assert_agreed();
-}
-
 /// Its new link may be there before the old one is known to be lost.
 #[test]
 fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
@@ -668,15 +545,6 @@ fn who_was_away_while_all_others_were_replaced_comes_back() {
 }
 
 impl World {
-    /// It was told that it is needed no more, and is believed.
-    fn switch_off_if_removed(&mut self, id: u64) {
-        let name = &self.seats[&id].own.name;
-        if self.removed.contains(&id) || self.shut_out.contains(name) {
-            self.kill(id);
-            self.disks.remove(&id);
-        }
-    }
-
     fn replace(&mut self, old: u64, round: u64) -> u64 {
         let id = self.apply_for(10 + round);
         self.start(id, own(10 + round));
@@ -693,7 +561,7 @@ impl World {
 impl World {
     /// An operator says something to a coordinator; returns what it is told within this time.
     fn ask(&mut self, id: u64, message: Message, ms: u64) -> Vec<Message> {
-        let link = self.connect(id, identity(Role::Operator, "operator"));
+        let link = self.operator(id);
         self.say(link, message);
         self.pass(ms);
         self.said.remove(&link).unwrap_or_default()
@@ -739,7 +607,7 @@ fn who_asks_again_for_another_leader_is_answered_where_it_asks() {
     let heir = ids.into_iter().find(|id| *id != leader).expect("a follower");
     let id = RequestId { client: 8, number: 1 };
     let links = [(); 2].map(|()| {
-        let link = world.connect(leader, identity(Role::Operator, "operator"));
+        let link = world.operator(leader);
         world.say(link, Message::Transfer { id, to: Some(heir) });
         link
     });

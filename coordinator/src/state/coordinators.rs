@@ -88,6 +88,9 @@ impl State {
             return Err(format!("coordinator {id} is none of them any more"));
         }
         let name = &coordinator.name;
+        if self.shut_out.values().any(|known| known.name == *name) {
+            return Err(format!("{name} was removed, and is shut out"));
+        }
         let before = self.coordinators.iter().find(|(_, known)| known.name == *name);
         let before = before.map(|(&id, known)| (id, known.incarnation));
         let id = match before {

@@ -64,6 +64,11 @@ impl Outcomes {
 }
 
 impl State {
+    /// Whether the request was carried out or refused, or a later one of its client was.
+    pub fn has_decided(&self, id: RequestId) -> bool {
+        self.outcomes.of(id).is_some()
+    }
+
     pub(super) fn once(
         &mut self,
         unix_ms: u64,

@@ -440,6 +440,10 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         wish(2, Wish::Remove(6)),
         settle(Some(6), coordinator("two", 8, 4)),
         settle(Some(FOUNDER), coordinator("one", 1, 1)),
+        entry(Command::ShutOut { coordinator: FOUNDER }),
+        entry(Command::ShutOut { coordinator: FOUNDER }),
+        join(coordinator("one", 9, 1)),
+        entry(Command::ShutOut { coordinator: 4 }),
     ];
     let (state, verdicts) = replay(&entries);
     let refused = |words: &str| Verdict::Refused(words.into());
@@ -454,10 +458,16 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         refused("coordinator 6 is the last; stop it instead"),
         Verdict::Coordinator(6),
         refused("coordinator 1 is none of them any more"),
+        Verdict::Accepted,
+        refused("coordinator 1 was not removed, or is shut out already"),
+        refused("one was removed, and is shut out"),
+        Verdict::Accepted,
     ];
     assert_eq!(verdicts[1..], expected);
     let views = state.coordinators();
     assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, 6, 4));
+    let out: Vec<_> = state.those_shut_out().into_iter().map(|view| view.id).collect();
+    assert_eq!((out, state.leaving().len()), (vec![FOUNDER], 0), "the name of 4 is that of 6");
 }
 
 #[test]

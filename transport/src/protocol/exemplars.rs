@@ -266,6 +266,7 @@ fn questions_and_replies() -> Vec<Message> {
     let coordinator = CoordinatorStanding {
         view,
         votes: true,
+        leaves: false,
         leads: false,
         matched: Some(8),
         silent_since_unix_ms: Some(3),

@@ -55,6 +55,9 @@ pub struct CoordinatorStanding {
     /// It leads.
     #[serde(rename = "leader")]
     pub leads: bool,
+    /// It was removed, but the others may still need it.
+    #[serde(rename = "leaving")]
+    pub leaves: bool,
     /// Up to which index it is known to have the log: who leads knows that of all, any other one of
     /// itself.
     pub matched: Option<u64>,
