@@ -23,6 +23,7 @@ mod gate;
 mod join;
 mod journal;
 mod looks;
+mod renewal;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -154,6 +155,7 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };
         let own = own(&cluster, addresses);
+        let authority = cluster.authority.clone();
         let past = match past {
             Some(past) => past,
             None => {
@@ -162,7 +164,12 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
             }
         };
         let outfit = Outfit::new(cluster, own, past, applicants)?;
-        attend(Arc::new(endpoint), api, outfit, stop, || ready(addresses)).await
+        let endpoint = Arc::new(endpoint);
+        let renewals = renewal::attend(endpoint.clone(), authority, renewal::PAUSE);
+        let renewals = tokio::spawn(renewals);
+        let ended = attend(endpoint, api, outfit, stop, || ready(addresses)).await;
+        renewals.abort();
+        ended
     })
 }
 
