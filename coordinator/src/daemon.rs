@@ -151,7 +151,7 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         let api = http
             .map(|http| Api::open(&http, &cluster.dir, cluster.authority.clone()))
             .transpose()?;
-        let stop = Signals::install()?;
+        let mut stop = Signals::install()?;
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };
         let own = own(&cluster, addresses);
@@ -159,7 +159,10 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         let past = match past {
             Some(past) => past,
             None => {
-                let id = join::ask(&endpoint, &mut cluster, &own, &doors).await?;
+                let id = tokio::select! {
+                    id = join::ask(&endpoint, &mut cluster, &own, &doors) => id?,
+                    told = stop.received() => return Ok(told),
+                };
                 cluster.past(id)?
             }
         };
