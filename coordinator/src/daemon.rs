@@ -4,7 +4,7 @@
 //! SIGTERM or SIGINT. It decides nothing: every message, loss and tick goes into
 //! [`crate::seat::Seat`], and what comes out is done.
 //!
-//! A cluster is founded by one coordinator; others [join](join) it. What they agree on is in the
+//! A cluster is founded by one coordinator; others join it. What they agree on is in the
 //! [log](crate::log), and what has happened in a journal of its own. Started again in its
 //! directory, after whatever end, a coordinator goes on where it was; one that is alone leads at
 //! once, in a new term. A file that cannot be read or written ends it: what it cannot keep, it must
