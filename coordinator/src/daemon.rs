@@ -4,7 +4,7 @@
 //! SIGTERM or SIGINT. It decides nothing: every message, loss and tick goes into
 //! [`crate::seat::Seat`], and what comes out is done.
 //!
-//! A cluster is founded by one coordinator; others [join](join) it. What they agree on is in the
+//! A cluster is founded by one coordinator; others join it. What they agree on is in the
 //! [log](crate::log), and what has happened in a journal of its own. Started again in its
 //! directory, after whatever end, a coordinator goes on where it was; one that is alone leads at
 //! once, in a new term. A file that cannot be read or written ends it: what it cannot keep, it must
@@ -23,6 +23,7 @@ mod gate;
 mod join;
 mod journal;
 mod looks;
+mod renewal;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -150,19 +151,28 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         let api = http
             .map(|http| Api::open(&http, &cluster.dir, cluster.authority.clone()))
             .transpose()?;
-        let stop = Signals::install()?;
+        let mut stop = Signals::install()?;
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };
         let own = own(&cluster, addresses);
+        let authority = cluster.authority.clone();
         let past = match past {
             Some(past) => past,
             None => {
-                let id = join::ask(&endpoint, &mut cluster, &own, &doors).await?;
+                let id = tokio::select! {
+                    id = join::ask(&endpoint, &mut cluster, &own, &doors) => id?,
+                    told = stop.received() => return Ok(told),
+                };
                 cluster.past(id)?
             }
         };
         let outfit = Outfit::new(cluster, own, past, applicants)?;
-        attend(Arc::new(endpoint), api, outfit, stop, || ready(addresses)).await
+        let endpoint = Arc::new(endpoint);
+        let renewals = renewal::attend(endpoint.clone(), authority, renewal::PAUSE);
+        let renewals = tokio::spawn(renewals);
+        let ended = attend(endpoint, api, outfit, stop, || ready(addresses)).await;
+        renewals.abort();
+        ended
     })
 }
 

@@ -36,7 +36,7 @@ pub struct AskFlags {
 /// What a daemon's file and log are.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DaemonFlags {
-    /// A TOML file that states in its section [coordinator] or [worker] what neither a flag nor a
+    /// A TOML file that states in its section `coordinator` or `worker` what neither a flag nor a
     /// variable does
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,

@@ -496,7 +496,6 @@ impl Actor {
     }
 }
 
-/// Of so many workers, 20 steps and two copies; one worker is enough to go on.
 /// A wish of the operator.
 fn request(number: u64, wish: Wish) -> Message {
     Message::Request { id: RequestId { client: CLIENT, number }, wish }
@@ -508,6 +507,7 @@ fn answer(number: u64, refusal: Option<&str>) -> Message {
     Message::Answer { id: RequestId { client: CLIENT, number }, refusal, run: None }
 }
 
+/// Of so many workers, 20 steps and two copies; one worker is enough to go on.
 fn run_of(start_workers: u32) -> RunSpec {
     RunSpec { start_workers, steps: 20, min_workers: 1, copies: 2, ..exemplars::run() }
 }

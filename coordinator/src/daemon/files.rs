@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::identity::{Authority, Credentials, Identity, JoinToken, Role};
-use everstep_transport::identity::{Terms, Tokens};
+use everstep_transport::identity::{NODE_LIFETIME, Terms, Tokens};
 use everstep_transport::protocol::{CoordinatorId, Frame, Keys, NodeName, Secret};
 
 use super::CoordinatorError;
@@ -38,9 +38,9 @@ const JOURNAL_FILE: &str = "history.log";
 /// There while the others are made.
 const UNFINISHED: &str = "unfinished";
 
-/// The authority's key lies beside the coordinator's and the operator's certificates: a short life
-/// of these would protect nothing, and shut the door of a long run.
-const KEYHOLDER_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The operator's certificate lies beside the authority's key: a short life would protect nothing,
+/// and whoever has a copy of it on another machine is to be let in tomorrow as well.
+const OPERATOR_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A cluster's identity, a coordinator's place in it, and where both are kept.
 pub(super) struct Cluster {
@@ -180,8 +180,8 @@ impl Cluster {
         let home = self.dir.join(OPERATOR_DIR);
         create_dir(&home)?;
         let operator = NodeName::parse("operator").expect("a valid name");
-        self.issue(Role::Operator, operator)?.save(&home)?;
-        self.issue(Role::Coordinator, self.book.content().name.clone())
+        self.issue(Role::Operator, operator, OPERATOR_LIFETIME)?.save(&home)?;
+        self.issue(Role::Coordinator, self.book.content().name.clone(), NODE_LIFETIME)
     }
 
     /// The tokens that are accepted without asking the log: their uses are not counted.
@@ -221,8 +221,13 @@ impl Cluster {
         Ok(())
     }
 
-    fn issue(&self, role: Role, name: NodeName) -> Result<Credentials, CoordinatorError> {
-        Ok(self.authority.issue(&Identity { role, name }, KEYHOLDER_LIFETIME)?)
+    fn issue(
+        &self,
+        role: Role,
+        name: NodeName,
+        lifetime: Duration,
+    ) -> Result<Credentials, CoordinatorError> {
+        Ok(self.authority.issue(&Identity { role, name }, lifetime)?)
     }
 }
 

@@ -161,8 +161,11 @@ impl Source {
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
             }
             Ok(Err(_)) => Err(stopping()),
-            Ok(Ok(Err(Denial::Undecided))) | Err(_) => {
-                let error = "the coordinators have not agreed to it in time; they may yet";
+            undecided => {
+                let error = match undecided {
+                    Err(_) => "the coordinators have not agreed to it in time; they may yet",
+                    Ok(_) => "another coordinator has come to lead; it may yet be agreed to",
+                };
                 let next = "look at /api/v1/status, and ask again if nothing has changed";
                 Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, error, next))
             }

@@ -141,6 +141,28 @@ async fn a_directory_with_a_file_of_another_cluster_is_refused() {
     checked.await.expect("all are refused");
 }
 
+/// What is another coordinator's of the same cluster is nobody else's either.
+#[tokio::test]
+async fn a_directory_with_the_log_or_the_book_of_another_coordinator_is_refused() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let second = first.joined_by();
+    crate::several::leader(&[&first], 2).await;
+    let (ours, theirs) = (copy(&first.path("")), copy(&second.path("")));
+    drop((first, second));
+    let checked = tokio::task::spawn_blocking(move || {
+        assert!(is_sound(ours.path()) && is_sound(theirs.path()));
+        for file in ["log.redb", "coordinators"] {
+            let dir = copy(ours.path());
+            put(&dir, file, &read(theirs.path(), file));
+            let error = begin(dir.path(), Start::Again);
+            assert!(!matches!(error, CoordinatorError::Bind(_)), "{file} is another's");
+            assert!(error.to_string().contains(&*dir.path().to_string_lossy()), "{file}: {error}");
+        }
+    });
+    checked.await.expect("all are refused");
+}
+
 #[tokio::test]
 async fn a_directory_without_one_of_its_files_is_refused_and_the_file_is_named() {
     let whole = left_by_a_run().await;

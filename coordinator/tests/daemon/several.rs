@@ -176,7 +176,7 @@ async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
 
 /// Its certificate is good for a day, and counts for nothing.
 #[tokio::test]
-async fn a_coordinator_that_was_removed_is_shut_out_at_once_and_ends() {
+async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
     let mut cluster = Cluster::idle(None).await;
     let first = cluster.take_member();
     let (second, third) = (first.joined_by(), first.joined_by());

@@ -336,8 +336,8 @@ impl Door {
     }
 }
 
-/// Whoever calls several may drop its other calls when one is answered. (Why a peer ends a handshake,
-/// TLS hides: one that finds a stranger here looks the same, and says so at its own end.)
+/// Whoever calls several may drop its other calls when one is answered. (Why a peer ends a
+/// handshake, TLS hides: one that finds a stranger here looks the same, and says so at its end.)
 fn is_withdrawn(error: &ConnectionError) -> bool {
     let harmless = [TransportErrorCode::APPLICATION_ERROR, TransportErrorCode::NO_ERROR];
     match error {

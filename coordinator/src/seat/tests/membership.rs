@@ -1,4 +1,4 @@
-//! How one becomes a coordinator, and how one ceases to be: whoever is let go is switched off at once.
+//! How one becomes a coordinator, and how one ceases to be: whoever is let go is switched off.
 
 use super::*;
 

@@ -1,0 +1,64 @@
+//! A coordinator's own certificate, which is as short-lived as any node's: it has the authority's
+//! key, and makes itself a newer one long before the end, whether or not it has links.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_transport::identity::{Authority, NODE_LIFETIME};
+use everstep_transport::quic::Endpoint;
+use tokio::time::sleep;
+
+/// From one certificate to the next; what fails is tried twice again before it is too late.
+pub(super) const PAUSE: Duration = NODE_LIFETIME.checked_div(3).expect("not by zero");
+
+/// Presents a newer certificate after every pause, as long as it is polled.
+pub(super) async fn attend(endpoint: Arc<Endpoint>, authority: Arc<Authority>, pause: Duration) {
+    loop {
+        sleep(pause).await;
+        let identity = endpoint.credentials().identity().clone();
+        let newer = authority.issue(&identity, NODE_LIFETIME).map_err(|error| error.to_string());
+        let presented =
+            newer.and_then(|newer| endpoint.renew(&newer).map_err(|error| error.to_string()));
+        match presented {
+            Ok(()) => tracing::info!("a newer certificate is presented"),
+            Err(error) => tracing::error!(error, "there is no newer certificate"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::identity::{Identity, Role};
+    use everstep_transport::protocol::NodeName;
+    use everstep_transport::quic::Settings;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_presented_is_renewed_again_and_again() {
+        let authority = Arc::new(Authority::create().expect("an authority"));
+        let name = NodeName::parse("coordinator-1").expect("a valid name");
+        let identity = Identity { role: Role::Coordinator, name };
+        let credentials = authority.issue(&identity, NODE_LIFETIME).expect("credentials");
+        let listen = ([127, 0, 0, 1], 0).into();
+        let settings = Settings::for_address([127, 0, 0, 1].into());
+        let endpoint = Endpoint::bind(listen, &credentials, settings, None).expect("bound");
+        let endpoint = Arc::new(endpoint);
+        let renewals = attend(endpoint.clone(), authority, Duration::from_millis(1));
+        let newer = async |than: Vec<_>| {
+            while endpoint.credentials().chain() == than {
+                tokio::task::yield_now().await;
+            }
+            endpoint.credentials().chain()
+        };
+        let renewed = async {
+            let second = newer(credentials.chain()).await;
+            newer(second).await
+        };
+        tokio::select! {
+            () = renewals => unreachable!("it has no end"),
+            third = renewed => assert_ne!(third, credentials.chain()),
+        }
+        assert_eq!(*endpoint.credentials().identity(), identity);
+    }
+}
