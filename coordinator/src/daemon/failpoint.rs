@@ -241,10 +241,10 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
-        Command::Found { .. }
-        | Command::Coordinator { .. }
-        | Command::ShutOut { .. }
-        | Command::SpendToken { .. } => return None,
+        Command::ShutOut { .. } => "shut_out",
+        Command::Found { .. } | Command::Coordinator { .. } | Command::SpendToken { .. } => {
+            return None;
+        }
     };
     find(stage, kind)
 }

@@ -31,6 +31,8 @@ enum While {
     HandingOver,
     /// Another one wants to lead.
     Voting,
+    /// It leads, and another one is removed.
+    Removing,
 }
 
 /// Every point, and what happens.
@@ -46,6 +48,7 @@ const DEATHS: &[(While, &[&str])] = &[
     (While::Leading, &["entries.send", "entries_answer.receive"]),
     (While::HandingOver, &["summons.send"]),
     (While::Voting, &["vote.receive", "ballot.send"]),
+    (While::Removing, &["propose.shut_out", "appended.shut_out", "applied.shut_out"]),
 ];
 
 /// How many clusters there are at once: they mostly wait.
@@ -150,6 +153,18 @@ impl Scene {
         self.council.members.push(joined.expect("it joins"));
     }
 
+    /// The others are to do without one, which ends by itself when they do for good.
+    fn remove(&mut self) {
+        self.arm(0);
+        self.council.until_agreed(3);
+        self.council.transfer(0, 3);
+        let gone = self.council.members.remove(2);
+        let id = gone.id();
+        until("it is removed", || self.council.wish(Wish::Remove(id)).ok());
+        self.revive();
+        assert_eq!(gone.end().code, Some(0), "{}: it was told that it may go", self.point);
+    }
+
     /// The founder hands leadership over to the next, or tries to.
     fn hand_over(&mut self) {
         let leader = self.council.leader(3);
@@ -164,6 +179,7 @@ impl While {
     fn counts(self) -> (usize, usize) {
         match self {
             Self::Joining | Self::Admitting => (1, 2),
+            Self::Removing => (3, 2),
             _ => (3, 3),
         }
     }
@@ -190,6 +206,7 @@ impl While {
                 scene.council.until_agreed(3);
                 scene.hand_over();
             }
+            Self::Removing => scene.remove(),
             Self::HandingOver => {
                 (0..3).for_each(|at| scene.arm(at));
                 scene.hand_over();

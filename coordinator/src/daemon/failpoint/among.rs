@@ -46,6 +46,10 @@ pub const AMONG: &[&str] = &[
     "history.send",
     "history.receive",
     "filled",
+    // Whoever was removed is needed no more, and all are to know: see the entries of one alone.
+    "propose.shut_out",
+    "appended.shut_out",
+    "applied.shut_out",
 ];
 
 /// The point of what one replica says to another, if it has one.
