@@ -28,7 +28,11 @@ fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
 #[test]
 fn a_coordinator_and_a_worker_that_die_together_are_survived() {
     let world = World::new().with("run.steps", 400);
-    let run = world.launch(&["--workers", "3", "--respawn"]);
+    both_die(&world, world.launch(&["--workers", "3", "--respawn"]));
+}
+
+/// Who leads, and a worker.
+fn both_die(world: &World, run: Launched) {
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::KILL);
     cluster.workers[0].signal(Signal::KILL);
@@ -141,16 +145,7 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
 #[test]
 fn the_leader_of_three_and_a_worker_that_die_together_are_survived() {
     let world = World::new().with("run.steps", 400);
-    let run = three(&world, &["--respawn"]);
-    let cluster = run.until_step(3);
-    cluster.leader().signal(Signal::KILL);
-    cluster.workers[0].signal(Signal::KILL);
-    run.until("the loss", || (run.count("lost") == 1).then_some(()));
-    run.until_whole(3);
-    let run = run.complete();
-    run.assert_survived(400);
-    assert_eq!(run.hash(), world.undisturbed());
-    assert_eq!(run.generations("lost").len(), 1);
+    both_die(&world, three(&world, &["--respawn"]));
 }
 
 #[test]

@@ -123,6 +123,18 @@ impl World {
         world
     }
 
+    /// It was elected again, and its own entry is on its way.
+    fn about_to_lead() -> Self {
+        let mut world = Self::with_run(run_of(2));
+        world.found(true);
+        world.give(Input::Deposed);
+        world.holds_back = true;
+        world.term = Term(2);
+        world.give(Input::Elected { term: Term(2) });
+        world.hear(world.operator);
+        world
+    }
+
     /// A run of `count` workers and 20 steps, in its first generation.
     fn training(count: u32) -> (Self, Vec<LinkId>) {
         Self::training_as(run_of(count))

@@ -26,15 +26,17 @@ const PAUSE: Duration = Duration::from_millis(500);
 impl Seat {
     /// The names of coordinators that are to have no link any more.
     pub fn shut_out(&self) -> Vec<NodeName> {
-        #[allow(unused_mut)] // where nothing is planted
-        let mut views = self.core.state().those_shut_out();
+        let views = self.core.state().those_shut_out().into_iter();
         #[cfg(feature = "planted")]
-        if self.core.plant == Some(crate::plant::Plant::ShutOutEarly) {
-            let members = self.replica.members();
-            let leaving = self.core.state().leaving().into_iter();
-            views.extend(leaving.filter(|view| !members.contain(ReplicaId(view.id))));
-        }
-        views.into_iter().map(|view| view.name).collect()
+        let views = views.chain(self.shut_out_early());
+        views.map(|view| view.name).collect()
+    }
+
+    #[cfg(feature = "planted")]
+    fn shut_out_early(&self) -> impl Iterator<Item = CoordinatorView> {
+        let is_planted = self.core.plant == Some(crate::plant::Plant::ShutOutEarly);
+        let leaving = self.core.state().leaving().into_iter().filter(move |_| is_planted);
+        leaving.filter(|view| !self.replica.members().contain(ReplicaId(view.id)))
     }
 
     /// Coordinators to which there is no link.

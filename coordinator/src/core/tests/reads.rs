@@ -53,13 +53,7 @@ fn who_reads_from_one_that_does_not_lead_is_told_who_does() {
 /// Its own entry is on its way.
 #[test]
 fn who_reads_from_one_that_is_about_to_lead_waits_for_that() {
-    let mut world = World::with_run(run_of(2));
-    world.found(true);
-    world.give(Input::Deposed);
-    world.holds_back = true;
-    world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
-    world.hear(world.operator);
+    let mut world = World::about_to_lead();
     world.say(world.operator, WATCH);
     world.give(Input::Look(4));
     assert_eq!((world.words(world.operator), world.looked.len()), (vec!["coordinators"; 0], 0));

@@ -140,13 +140,7 @@ fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
 /// Its entry comes into the log after the one with which it leads.
 #[test]
 fn a_request_to_one_that_is_about_to_lead_is_answered_when_it_does() {
-    let mut world = World::with_run(run_of(2));
-    world.found(true);
-    world.give(Input::Deposed);
-    world.holds_back = true;
-    world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
-    world.hear(world.operator);
+    let mut world = World::about_to_lead();
     world.request(1, Wish::Cancel);
     world.request(1, Wish::Cancel);
     assert_eq!(world.hear(world.operator), []);
