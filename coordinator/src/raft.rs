@@ -246,6 +246,9 @@ impl Replica {
             self.refused += 1;
             return;
         }
+        if self.must_ignore(message) {
+            return;
+        }
         let heard = message.to_raft(from, self.id);
         if message.is_summons() && self.is_writing() {
             self.summons = Some(heard);
@@ -470,15 +473,6 @@ impl Replica {
             Some(_) => Err(Refused::HandingOver),
             None => Ok(()),
         }
-    }
-
-    fn is_writing(&self) -> bool {
-        self.writes.are_under_way()
-    }
-
-    /// Whether the time-out of an election rests.
-    fn must_rest(&self) -> bool {
-        !self.is_elected() && self.is_writing()
     }
 
     /// Whether the next tick makes a follower give its leader up, or a leader itself.

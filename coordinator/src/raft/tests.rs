@@ -180,6 +180,32 @@ fn no_election_begins_while_the_disk_is_busy() {
 }
 
 #[test]
+fn what_waits_for_a_disk_that_stands_still_is_bounded_and_the_next_heartbeat_is_answered() {
+    let mut replica = replica(3, 3);
+    written(&mut replica);
+    let mut begun = effects(&mut replica);
+    for number in 0..2_000 {
+        replica
+            .receive(PEER, &append(2, (4 + number, 1 + number.min(1)), vec![entry(5 + number, 2)]));
+        replica.receive(PEER, &message(Word::Heartbeat, 2));
+        begun.extend(effects(&mut replica));
+    }
+    assert!(!says(&begun, Word::HeartbeatResponse), "it is said before the term is durable");
+    let batches = begun.iter().filter_map(|effect| match effect {
+        Effect::Persist(batch) => Some(batch.number),
+        _ => None,
+    });
+    let batches: Vec<_> = batches.collect();
+    assert!((1..300).contains(&batches.len()), "{} batches wait for the disk", batches.len());
+    replica.persisted(*batches.last().expect("some"));
+    let said = effects(&mut replica);
+    assert!((2..300).contains(&said.len()), "{} effects were held", said.len());
+
+    replica.receive(PEER, &message(Word::Heartbeat, 2));
+    assert!(says(&written(&mut replica), Word::HeartbeatResponse), "it is deaf for good");
+}
+
+#[test]
 fn a_snapshot_says_who_the_members_were_at_its_place() {
     let mut replica = replica(1, 5);
     written(&mut replica);

@@ -5,7 +5,10 @@
 
 use std::collections::VecDeque;
 
-use super::Effect;
+use super::{Effect, Message, Replica};
+
+/// Most effects that wait for the disk: answers to what a leader says in some seconds.
+const MAX_HELD: usize = 256;
 
 /// What is done when a batch is durable.
 pub(super) struct Waiting {
@@ -27,12 +30,14 @@ pub(super) struct Writes {
     durable: u64,
     term: u64,
     waiting: VecDeque<Waiting>,
+    /// How many effects wait.
+    held: usize,
 }
 
 impl Writes {
     /// None yet, on a disk that knows a term.
     pub(super) fn new(term: u64) -> Self {
-        Self { given: 0, durable: 0, term, waiting: VecDeque::new() }
+        Self { given: 0, durable: 0, term, waiting: VecDeque::new(), held: 0 }
     }
 
     /// The newest term that is on the disk.
@@ -58,6 +63,7 @@ impl Writes {
 
     /// Something waits for the newest batch, or for nothing if that is durable.
     pub(super) fn wait(&mut self, waiting: Waiting) {
+        self.held += waiting.effects.len();
         self.waiting.push_back(waiting);
     }
 
@@ -71,6 +77,24 @@ impl Writes {
     pub(super) fn released(&mut self) -> Option<Waiting> {
         let waiting = self.waiting.pop_front_if(|waiting| waiting.batch <= self.durable)?;
         self.term = waiting.term;
+        self.held -= waiting.effects.len();
         Some(waiting)
+    }
+}
+
+impl Replica {
+    pub(super) fn is_writing(&self) -> bool {
+        self.writes.are_under_way()
+    }
+
+    /// Whether the time-out of an election rests.
+    pub(super) fn must_rest(&self) -> bool {
+        !self.is_elected() && self.is_writing()
+    }
+
+    /// Whether a message is as good as lost: the disk stands still, and enough waits to be said
+    /// when it goes on. What matters is said again; a snapshot is not, while its link lasts.
+    pub(super) fn must_ignore(&self, message: &Message) -> bool {
+        self.writes.held >= MAX_HELD && !message.is_snapshot()
     }
 }
