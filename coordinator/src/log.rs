@@ -133,7 +133,8 @@ impl Log {
 }
 
 impl Beside {
-    fn make_durable(&self) -> Result<(), LogError> {
+    /// What was written is on the disk.
+    pub(crate) fn make_durable(&self) -> Result<(), LogError> {
         let synced = self.file.sync_data();
         synced.map_err(|source| LogError::File { path: self.path.clone(), source })
     }

@@ -54,6 +54,8 @@ pub struct Options {
     pub founds: Option<bool>,
     /// Who the coordinators were when it last heard of them, with the list's revision.
     pub book: (u64, Vec<CoordinatorView>),
+    /// Whether a part of the history that is not in its log any more is missing.
+    pub lacks_history: bool,
 }
 
 /// What happens to a coordinator.
@@ -201,6 +203,8 @@ pub struct Seat {
     said_who_left: Option<Time>,
     /// The history up to the snapshot that the disk holds, until that is installed.
     past: Option<Vec<Frame>>,
+    /// Another coordinator has to tell what happened before its snapshot.
+    lacks_history: bool,
     /// The replicas, as this disk has them.
     settled: Members,
     /// Who may have been removed, by the ticket of a read that will tell.
@@ -224,7 +228,7 @@ impl Seat {
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
         let mut seat = Self::restored(now, options, kept, history)?;
-        seat.advance(now)?;
+        seat.begin(now)?;
         Ok(seat)
     }
 
@@ -242,8 +246,16 @@ impl Seat {
     ) -> Result<Self, SeatError> {
         let mut seat = Self::restored(now, options, kept, history)?;
         seat.core.plant(plant);
-        seat.advance(now)?;
+        seat.begin(now)?;
         Ok(seat)
+    }
+
+    /// Its first effects, which go through what the disk holds: the history goes as far.
+    fn begin(&mut self, now: Time) -> Result<(), SeatError> {
+        let lacks_history = self.lacks_history;
+        self.advance(now)?;
+        self.lacks_history = lacks_history;
+        Ok(())
     }
 
     /// Before its first effects.
@@ -253,7 +265,8 @@ impl Seat {
         kept: Kept,
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
-        let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, book } = options;
+        let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, book, lacks_history } =
+            options;
         let peers = Peers::new(replica.id, book);
         let replica = Replica::new(now, replica, kept)?;
         Ok(Self {
@@ -275,6 +288,7 @@ impl Seat {
             introduced: None,
             said_who_left: None,
             past: Some(history),
+            lacks_history,
             doubts: BTreeMap::new(),
             doubts_before: 0,
             effects: VecDeque::new(),
@@ -316,8 +330,9 @@ impl Seat {
     }
 
     /// Takes the whole history up to the newest entry that was applied here, once that is known:
-    /// after a snapshot of another coordinator its beginning is not.
+    /// after a snapshot of another coordinator its beginning is not. It is to be durable.
     pub fn restore_history(&mut self, frames: Vec<Frame>) {
+        self.lacks_history = false;
         self.core.restore_history(frames);
     }
 

@@ -293,6 +293,7 @@ impl World {
             snapshot_entries: SNAPSHOT_ENTRIES,
             founds: None,
             book: coordinator.directory.book.clone(),
+            lacks_history: coordinator.disk.journal().ledger().wanted().is_some(),
         };
         let (kept, history) = (coordinator.disk.kept(), coordinator.disk.journal().frames());
         let seat = (self.scenario.prepare.coordinator)(Time(0), options, kept, history);

@@ -199,14 +199,19 @@ impl World {
     }
 
     /// Once a snapshot of another coordinator is installed, and all that happened before is here,
-    /// its core is told of it.
+    /// that is made durable, and its core is told of it.
     pub(super) fn restore_history(&mut self, place: usize) {
+        let now = self.now;
         let coordinator = &mut self.coordinators[place];
+        if coordinator.disk().stalled(now).is_some() {
+            return;
+        }
         let applied = coordinator.applied();
         let is_there = coordinator.lacking.restores.is_some_and(|before| before < applied);
         if is_there && coordinator.disk().journal().ledger().wanted().is_none() {
             let mut frames = coordinator.disk().journal().frames();
             frames.retain(|frame| frame.index <= applied);
+            coordinator.disk_mut().journal_mut().sync();
             coordinator.lacking.restores = None;
             if let Some(seat) = coordinator.seat_mut() {
                 seat.restore_history(frames);

@@ -63,6 +63,12 @@ pub(super) struct Leave;
 #[rtype(result = "()")]
 struct Written(Result<(u64, usize), CoordinatorError>);
 
+/// The history that was missing is durable, or its file has failed. It is what was lacking when
+/// this was [`Coordinator::restores`].
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Kept(u64, Result<(), CoordinatorError>);
+
 /// Whose admission is being agreed on, and who waits for that.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
@@ -84,6 +90,9 @@ pub(crate) struct Coordinator {
     /// The core has to be told what happened before a snapshot, which will take it on from this
     /// entry.
     restores: Option<u64>,
+    /// It is here, and being made durable.
+    keeps: bool,
+    own: Addr<Coordinator>,
     /// When what the journal lacks was asked for last.
     asked: Option<Time>,
     history: History,
@@ -119,8 +128,8 @@ impl Coordinator {
         // A predecessor may have lacked a part.
         let restores = journal.wanted().map(|_| 0);
         // What waits there is bounded by the backlog.
-        let own = address.clone();
-        let book = book.keep(move |error| own.do_send(Written(Err(error.into()))));
+        let (own, written) = (address.clone(), address.clone());
+        let book = book.keep(move |error| written.do_send(Written(Err(error.into()))));
         let writer = log.write(sync, move |report| {
             #[cfg(feature = "failpoints")]
             report.iter().for_each(|batches| failpoint::on_appended(batches));
@@ -141,6 +150,8 @@ impl Coordinator {
             journal,
             told,
             restores,
+            keeps: false,
+            own,
             asked: None,
             history,
             book,
@@ -321,6 +332,18 @@ impl Handler<Written> for Coordinator {
                 (0..entries).for_each(|_| self.history.applied(now));
                 self.happen(Input::Persisted(newest));
             }
+            Err(error) => self.failure = Some(error),
+        }
+    }
+}
+
+impl Handler<Kept> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, Kept(before, done): Kept, _: &mut Self::Context) {
+        self.keeps = false;
+        match done.and_then(|()| self.restored(before)) {
+            Ok(()) => self.happen(Input::Tick),
             Err(error) => self.failure = Some(error),
         }
     }

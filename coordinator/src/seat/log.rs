@@ -133,6 +133,7 @@ impl Seat {
         if !snapshot.bytes.is_empty() {
             let state = State::decode(&snapshot.bytes)?;
             self.core.handle(now, core::Input::Installed(Box::new(state)));
+            self.lacks_history = true;
             self.learn_of_peers();
         }
         self.since_snapshot = (0, 0);

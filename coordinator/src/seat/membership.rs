@@ -139,6 +139,10 @@ impl Seat {
 
     fn shut_out_who_left(&mut self, now: Time) {
         let leaving = self.core.state().leaving();
+        // Who leaves may be the only one to tell what this coordinator lacks.
+        if self.lacks_history && leaving.iter().any(|view| self.peers.is_linked(&view.name)) {
+            return;
+        }
         let is_left = |view: &&CoordinatorView| {
             let id = ReplicaId(view.id);
             !self.settled.contain(id) && self.replica.is_done_without(id)

@@ -105,12 +105,14 @@ impl Peers {
         links.find(|(_, name)| **name == view.name).map(|(link, _)| *link)
     }
 
+    pub(super) fn is_linked(&self, name: &NodeName) -> bool {
+        self.links.values().any(|linked| linked == name)
+    }
+
     /// To whom there is no link.
     pub(super) fn missing(&self, members: &Members) -> Vec<CoordinatorView> {
-        let is_missing = |view: &&CoordinatorView| {
-            let linked = self.links.values().any(|name| *name == view.name);
-            view.id != self.own.0 && !linked
-        };
+        let is_missing =
+            |view: &&CoordinatorView| view.id != self.own.0 && !self.is_linked(&view.name);
         self.concerned(members).filter(is_missing).cloned().collect()
     }
 

@@ -42,6 +42,8 @@ struct World {
     count: u64,
     /// The newest event that each seat has brought to its history.
     told: BTreeMap<u64, u64>,
+    /// What every entry has brought to the history.
+    history: BTreeMap<u64, Frame>,
     /// What was said to the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     removed: Vec<u64>,
@@ -87,6 +89,7 @@ impl World {
             happenings: BTreeMap::new(),
             count: 0,
             told: BTreeMap::new(),
+            history: BTreeMap::new(),
             said: BTreeMap::new(),
             removed: Vec::new(),
             shut_out: BTreeSet::new(),
@@ -130,6 +133,7 @@ impl World {
             snapshot_entries: 10_000,
             founds: (id == 1).then_some(false),
             book,
+            lacks_history: false,
         };
         *self.starts.entry(id).or_default() += 1;
         let kept = self.disks.entry(id).or_default().clone();
@@ -242,6 +246,7 @@ impl World {
                         _ => None,
                     });
                     self.told.extend(events.max().map(|number| (id, number)));
+                    self.history.insert(frame.index, frame);
                 }
                 Effect::Admitted { .. } | Effect::Looked(_) => {}
                 Effect::Recall { .. } | Effect::Recalled(_) => {}
@@ -343,9 +348,19 @@ impl World {
                 if self.starts[&id] == start {
                     self.disks.get_mut(&id).expect("it has one").absorb(&batch);
                     self.give(id, Input::Persisted(batch.number));
+                    if batch.snapshot.is_some_and(|snapshot| snapshot.place == batch.base) {
+                        self.recall(id);
+                    }
                 }
             }
         }
+    }
+
+    /// The others have told a seat what happened before the snapshot that it has installed.
+    fn recall(&mut self, id: u64) {
+        let Some(seat) = self.seats.get_mut(&id) else { return };
+        let known = self.history.range(..=seat.core.state().index());
+        seat.restore_history(known.map(|(_, frame)| frame.clone()).collect());
     }
 
     fn leader(&self) -> Option<u64> {

@@ -6,8 +6,10 @@ use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{self, Frame, News};
 use everstep_transport::quic::{Encoded, LinkError};
 
-use super::Coordinator;
+use tokio::task::spawn_blocking;
+
 use super::outfit::recalled;
+use super::{Coordinator, Kept};
 use crate::core::LinkId;
 use crate::daemon::CoordinatorError;
 #[cfg(feature = "failpoints")]
@@ -139,18 +141,39 @@ impl Coordinator {
     }
 
     /// Once a snapshot of another coordinator is installed, and all that happened before is here,
-    /// watchers are told of it.
+    /// that is made durable, on a thread that may wait: those who have told may be gone for good
+    /// before the next snapshot.
     fn restore(&mut self) -> Result<(), CoordinatorError> {
-        let index = self.seat.core().state().index();
-        let is_there = self.restores.is_some_and(|before| before < index);
-        if is_there && self.journal.wanted().is_none() {
-            let mut frames = self.journal.all()?;
-            // What is ahead of this coordinator is told when it is applied here.
-            frames.retain(|frame| frame.index <= index);
-            (self.restores, self.told) = (None, index);
-            self.history = recalled(&frames);
-            self.seat.restore_history(frames);
+        let Some(before) = self.is_whole_since() else { return Ok(()) };
+        if !self.keeps {
+            self.keeps = true;
+            let (file, own) = (self.journal.file()?, self.own.clone());
+            spawn_blocking(move || {
+                let done = file.make_durable().map_err(CoordinatorError::from);
+                own.do_send(Kept(before, done));
+            });
         }
+        Ok(())
+    }
+
+    /// From which entry on it was missing, if nothing is any more and nobody was told.
+    fn is_whole_since(&self) -> Option<u64> {
+        let index = self.seat.core().state().index();
+        let is_whole = self.journal.wanted().is_none();
+        self.restores.filter(|before| *before < index && is_whole)
+    }
+
+    /// It is durable: watchers are told of it.
+    pub(super) fn restored(&mut self, before: u64) -> Result<(), CoordinatorError> {
+        if self.is_whole_since() != Some(before) {
+            return Ok(()); // another snapshot has come since
+        }
+        let (mut frames, index) = (self.journal.all()?, self.seat.core().state().index());
+        // What is ahead of this coordinator is told when it is applied here.
+        frames.retain(|frame| frame.index <= index);
+        (self.restores, self.told) = (None, index);
+        self.history = recalled(&frames);
+        self.seat.restore_history(frames);
         Ok(())
     }
 

@@ -70,6 +70,7 @@ impl Outfit {
             snapshot_entries: SNAPSHOT_ENTRIES,
             founds: content.founds,
             book: (content.revision, content.members.clone()),
+            lacks_history: journal.wanted().is_some(),
         };
         let told = frames.last().map_or(0, |frame| frame.index);
         let history = recalled(&frames);

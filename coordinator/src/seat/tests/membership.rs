@@ -43,6 +43,28 @@ fn of_two_either_can_be_removed() {
     }
 }
 
+/// The history is no part of the log: who has come late to that may not have it yet.
+#[test]
+fn i13_nobody_is_let_go_while_it_can_tell_the_leader_of_history_that_this_lacks() {
+    let ways: [fn(&mut World, u64); 2] = [
+        |world, it| world.seats.get_mut(&it).expect("it leads").restore_history(Vec::new()),
+        |world, _| world.kill(1), // nobody can be told any more
+    ];
+    for way in ways {
+        let mut world = World::founded();
+        let stays = world.join(2);
+        world.pass(1_000);
+        world.seats.get_mut(&stays).expect("it has joined").lacks_history = true;
+        assert_eq!(world.wish(1, Wish::Remove(1)), Some(None));
+        world.pass(1_000);
+        assert_eq!((world.voters(stays), world.leader()), (vec![stays], Some(stays)));
+        assert_eq!((world.removed.len(), world.shut_out.len()), (0, 0));
+        way(&mut world, stays);
+        world.pass(1_000);
+        assert!(world.shut_out.contains(&own(1).name), "it leaves for ever");
+    }
+}
+
 /// Microseconds from a wish to a disaster: longer than a removal takes.
 fn moments() -> impl Iterator<Item = u64> {
     (0..60_000).step_by(250)
