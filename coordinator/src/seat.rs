@@ -193,6 +193,8 @@ pub struct Seat {
     heard: Heard,
     /// The transfer of leadership that an operator waits for.
     transfer: Option<Transfer>,
+    /// If it is to end: how often each of the others was asked to lead instead.
+    asked_to_lead: Option<BTreeMap<ReplicaId, u32>>,
     /// The newest tick of the core.
     core_ticked: Time,
     /// When it last said where it is.
@@ -271,6 +273,7 @@ impl Seat {
             since_snapshot: (0, 0),
             heard: Heard::default(),
             transfer: None,
+            asked_to_lead: None,
             core_ticked: now,
             introduced: None,
             said_who_left: None,
@@ -400,6 +403,7 @@ impl Seat {
             self.propose_put_off();
             self.seek_members(now);
             self.yield_to_faster(now);
+            self.seek_heir(now);
         }
         self.settle_in(now);
     }

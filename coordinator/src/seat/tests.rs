@@ -495,6 +495,20 @@ fn who_leaves_hands_leadership_over_at_once() {
     assert!(world.leader().is_some_and(|next| next != leader));
 }
 
+/// It has just died, or stands still, and nobody knows that yet.
+#[test]
+fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
+    for deaf in [0, 1] {
+        let (mut world, ids) = World::of_three();
+        let leader = world.leader().expect("somebody leads");
+        let mut heirs: Vec<_> = ids.into_iter().filter(|id| *id != leader).collect();
+        world.deaf = Some(heirs.remove(deaf));
+        world.give(leader, Input::HandOver);
+        world.pass(200);
+        assert_eq!(world.leader(), Some(heirs[0]), "{:?} is deaf", world.deaf);
+    }
+}
+
 /// Its new link may be there before the old one is known to be lost.
 #[test]
 fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
