@@ -12,6 +12,7 @@
 mod log;
 mod membership;
 mod peers;
+mod put_off;
 mod standing;
 mod transfer;
 mod writes;
@@ -27,6 +28,7 @@ use everstep_transport::time::Time;
 pub(crate) use self::log::decode;
 pub(crate) use self::log::encode;
 use self::peers::Peers;
+use self::put_off::PutOff;
 use self::standing::Heard;
 use self::transfer::Transfer;
 use self::writes::Writes;
@@ -183,8 +185,7 @@ pub struct Seat {
     leads: Option<Term>,
     /// Who leads, as far as is known.
     leader: Option<ReplicaId>,
-    /// Proposals for which the log had no room.
-    put_off: VecDeque<Vec<u8>>,
+    put_off: PutOff,
     snapshot_entries: u64,
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
@@ -268,7 +269,7 @@ impl Seat {
             replica,
             leads: None,
             leader: None,
-            put_off: VecDeque::new(),
+            put_off: PutOff::default(),
             snapshot_entries,
             since_snapshot: (0, 0),
             heard: Heard::default(),

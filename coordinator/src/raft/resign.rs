@@ -1,5 +1,6 @@
-//! How a leader comes to lead no longer: it lets another replica lead.
+//! How a leader comes to lead no longer: it lets another replica lead, or nobody for a while.
 
+use super::members::NOBODY;
 use super::{Refused, Replica, ReplicaId};
 
 impl Replica {
@@ -21,5 +22,15 @@ impl Replica {
     /// Whether leadership is being handed over.
     pub fn is_handing_over(&self) -> bool {
         self.node.raft.lead_transferee.is_some()
+    }
+
+    /// Leads no longer, if it does. Whoever may be elected, this replica too, then is: of those
+    /// that write nothing at the moment.
+    pub fn resign(&mut self) {
+        if self.is_elected() {
+            let raft = &mut self.node.raft;
+            raft.become_follower(raft.term, NOBODY.0);
+            self.drive();
+        }
     }
 }
