@@ -185,7 +185,7 @@ impl Tally {
     fn print(&self) -> Result<(), Failure> {
         let Self { seeds, steps, completed, changes, events, digest, .. } = self;
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = changes;
-        let world::Tally { installed, pages, joined, removed, stopped, full, refused, .. } =
+        let world::Tally { installed, pages, joined, removed, stopped, full, replaced, .. } =
             changes;
         let (simulated, wall) = (self.simulated.as_secs_f64() / 60.0, self.wall.as_secs_f64());
         output::print(format_args!("simulated {seeds} seeds, {simulated:.0} virtual minutes"))?;
@@ -196,9 +196,9 @@ impl Tally {
             "  runs        {completed} complete with the same hash, none failed\n  \
              generations {generations}: {lost} members lost, {left} left, {redone} steps done \
              again, {rollbacks} rollbacks\n  \
-             members     {joined} coordinators joined, {removed} removed, {stopped} stopped; \
-             {full} ended with a full disk, {refused} refused a damaged one; {installed} snapshots \
-             and {pages} pages of history sent\n  \
+             members     {joined} coordinators joined, {removed} ended since they were removed, \
+             {stopped} stopped, {full} ended with a full disk, {replaced} with a damaged log were \
+             replaced; {installed} snapshots and {pages} pages of history sent\n  \
              steps       {steps} committed, {events} events\n  \
              longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
              from the last fault to the end\n  \
@@ -213,7 +213,7 @@ impl Tally {
 
     fn json(&self, flags: &SimulateFlags, violation: Value) -> Value {
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = self.changes;
-        let world::Tally { installed, pages, joined, removed, stopped, full, refused, .. } =
+        let world::Tally { installed, pages, joined, removed, stopped, full, replaced, .. } =
             self.changes;
         json!({
             "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
@@ -221,7 +221,7 @@ impl Tally {
             "faults": self.faults, "steps": self.steps, "runs_completed": self.completed,
             "generations": generations, "members_lost": lost, "members_left": left,
             "coordinators_joined": joined, "coordinators_removed": removed,
-            "coordinators_stopped": stopped, "full_disks": full, "damaged_logs_refused": refused,
+            "coordinators_stopped": stopped, "full_disks": full, "damaged_logs_replaced": replaced,
             "snapshots_sent": installed,
             "history_pages_sent": pages,
             "steps_redone": redone, "rollbacks": rollbacks, "events": self.events,

@@ -37,7 +37,8 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     }
     let start = start(&flags)?;
     let CoordinatorFlags { dir, listen, http, .. } = flags;
-    let place = format!("{} on {listen}", dir.display());
+    let files = dir.display().to_string();
+    let place = format!("{files} on {listen}");
     let ready = |Addresses { links, api }| {
         let api = api.map(|api: SocketAddr| format!("http://{api}"));
         tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
@@ -47,7 +48,10 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
         Ok(Ended::Stopped) => Err(stopped(Exit::Terminated, "SIGTERM").at(place)),
         Ok(Ended::Interrupted) => Err(stopped(Exit::Interrupted, "SIGINT").at(place)),
         Ok(Ended::Removed) => {
-            tracing::warn!("the coordinator was removed: the others go on without it");
+            logging::conclude(format_args!(
+                "the coordinator was removed: the others go on without it, and need nothing of \
+                 {files}"
+            ));
             Ok(())
         }
         Err(error) => {

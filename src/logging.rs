@@ -1,6 +1,7 @@
-//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`; and the last word of a verb that
-//! fails, which nothing filters.
+//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`; and the last word of a verb, which
+//! nothing filters.
 
+use std::fmt::Display;
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
@@ -44,13 +45,23 @@ pub(crate) fn start_as(level: &str, format: LogFormat) -> Result<(), Failure> {
 
 /// Says why the verb fails: a block for people, or one more object of the log.
 pub(crate) fn say(failure: &Failure) {
+    last_word("ERROR", failure, failure.exit as u8);
+}
+
+/// Says how a daemon has come to its end, where that is no failure: a sentence for people, or one
+/// more object of the log.
+pub(crate) fn conclude(words: impl Display) {
+    last_word("INFO", words, 0);
+}
+
+fn last_word(level: &str, words: impl Display, exit_code: u8) {
     if FORMAT.get() != Some(&LogFormat::Json) {
-        return output::say(failure);
+        return output::say(words);
     }
     let mut timestamp = String::new();
     let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp)); // text takes all
     output::say(json!({
-        "timestamp": timestamp, "level": "ERROR", "target": module_path!(),
-        "fields": { "message": failure.to_string(), "exit_code": failure.exit as u8 },
+        "timestamp": timestamp, "level": level, "target": module_path!(),
+        "fields": { "message": words.to_string(), "exit_code": exit_code },
     }));
 }

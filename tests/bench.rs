@@ -91,6 +91,10 @@ fn failovers_have_their_figures_and_nobody_notices() {
         assert!(result[time][rank].as_f64().is_some_and(f64::is_finite), "{time} in {result}");
     }
     assert_positive(&result["back_ms"], "p50");
+    assert!(result["wake_ms"].is_null(), "who was killed does not go on: {result}");
+    let stopped = bench(&folder, &[&flags[..], &["1", "--stop", "300ms"]].concat());
+    assert_eq!((&stopped["hash_equal"], &stopped["generations"]), (&true.into(), &1.into()));
+    assert!(stopped["wake_ms"]["longest"].as_f64().is_some_and(f64::is_finite), "{stopped}");
     let together = bench(&folder, &[&flags[..], &["1", "--with-worker"]].concat());
     assert_eq!(together["hash_equal"], true, "{together}");
     for nothing in ["steps_lost", "samples_lost", "samples_repeated"] {

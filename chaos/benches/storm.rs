@@ -51,6 +51,10 @@ fn storm(workers: u32) {
         [report.announced_at, report.finished_at].map(|at| ms(at.since(Time(0))) / 1e3);
     let mended = ms(report.mended_at.since(report.killed_at));
     println!("  announced after {announced:.3} s, finished after {finished:.3} s (virtual)");
+    let (joins, all) = (report.entries_of_joins as f64, report.entries as f64);
+    let a_worker = joins / f64::from(workers);
+    println!("  entries for the log until then: {joins}, {a_worker:.4} a worker,");
+    println!("  {:.0} a virtual second; in all {all}, {:.0}", joins / announced, all / finished);
     println!("  the next generation {mended:.1} ms after the death (virtual)");
     println!("  CPU s: {:.3} in the core, {:.3} in all", ms(core) / 1e3, ms(whole) / 1e3);
     println!("  {report:?}");

@@ -94,6 +94,10 @@ pub struct Report {
     pub inputs: u64,
     /// Heartbeats among them.
     pub heartbeats: u64,
+    /// Entries that it proposed for the log.
+    pub entries: u64,
+    /// Those among them that it had proposed by [`Self::announced_at`].
+    pub entries_of_joins: u64,
     /// Messages that the coordinator sent.
     pub sent: u64,
     /// Workers that were lost, and came again.

@@ -23,6 +23,8 @@ fn ten_thousand_workers_join_at_once_and_train() {
     assert_eq!(report.lost, 0);
     assert!(report.announced_at < Time(0) + Duration::from_secs(2), "the design's figure");
     assert!(report.heartbeats > 80_000, "two seconds of them: {}", report.heartbeats);
+    let others = report.entries_of_joins - 10_000;
+    assert!(others < 10, "one for each worker, the run, its first generation: {others} more");
 }
 
 #[test]

@@ -131,11 +131,16 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         return Err(CoordinatorError::Unspecified(listen));
     }
     actix::System::new().block_on(async {
+        let mut stop = Signals::install()?;
         let (mut cluster, doors) = match start {
             Start::Again => (Cluster::load(dir)?, Vec::new()),
             Start::Bootstrap { ephemeral } => (Cluster::create(dir, ephemeral)?, Vec::new()),
             Start::Join { token, coordinators } => {
-                (join::adopt(dir, &token, &coordinators, listen.ip()).await?, coordinators)
+                let adopted = join::adopt(dir, &token, &coordinators, listen.ip());
+                tokio::select! {
+                    adopted = adopted => (adopted?, coordinators),
+                    told = stop.received() => return Ok(told),
+                }
             }
         };
         if cluster.id().is_none() && doors.is_empty() {
@@ -151,7 +156,6 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         let api = http
             .map(|http| Api::open(&http, &cluster.dir, cluster.authority.clone()))
             .transpose()?;
-        let mut stop = Signals::install()?;
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };
         let own = own(&cluster, addresses);

@@ -31,6 +31,7 @@ mod mirror;
 #[cfg(feature = "planted")]
 pub mod plant;
 mod reads;
+mod resign;
 mod settings;
 mod writes;
 
@@ -338,21 +339,6 @@ impl Replica {
         !is_wanted && !self.members().contain(id) && !self.node.raft.has_pending_conf()
     }
 
-    /// Asks to hand leadership over. Proposals are refused until that is done, or given up after
-    /// some heartbeats.
-    ///
-    /// # Errors
-    /// [`Refused::NotLeader`], [`Refused::Impossible`].
-    pub fn transfer(&mut self, to: ReplicaId) -> Result<(), Refused> {
-        self.check_leading_or_handing_over()?;
-        if !self.members().voters.contains(&to) || to == self.id {
-            return Err(Refused::Impossible("it cannot lead, or does"));
-        }
-        self.node.transfer_leader(to.0);
-        self.drive();
-        Ok(())
-    }
-
     /// The state machine has been encoded when it had applied an index: entries before may go.
     ///
     /// # Panics
@@ -469,10 +455,7 @@ impl Replica {
 
     fn check_leading(&self) -> Result<(), Refused> {
         self.check_leading_or_handing_over()?;
-        match self.node.raft.lead_transferee {
-            Some(_) => Err(Refused::HandingOver),
-            None => Ok(()),
-        }
+        if self.is_handing_over() { Err(Refused::HandingOver) } else { Ok(()) }
     }
 
     /// Whether the next tick makes a follower give its leader up, or a leader itself.

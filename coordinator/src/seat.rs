@@ -12,6 +12,7 @@
 mod log;
 mod membership;
 mod peers;
+mod put_off;
 mod standing;
 mod transfer;
 mod writes;
@@ -27,6 +28,7 @@ use everstep_transport::time::Time;
 pub(crate) use self::log::decode;
 pub(crate) use self::log::encode;
 use self::peers::Peers;
+use self::put_off::PutOff;
 use self::standing::Heard;
 use self::transfer::Transfer;
 use self::writes::Writes;
@@ -185,8 +187,7 @@ pub struct Seat {
     leads: Option<Term>,
     /// Who leads, as far as is known.
     leader: Option<ReplicaId>,
-    /// Proposals for which the log had no room.
-    put_off: VecDeque<Vec<u8>>,
+    put_off: PutOff,
     snapshot_entries: u64,
     /// What was applied since the newest snapshot.
     since_snapshot: (u64, usize),
@@ -195,6 +196,8 @@ pub struct Seat {
     heard: Heard,
     /// The transfer of leadership that an operator waits for.
     transfer: Option<Transfer>,
+    /// If it is to end: how often each of the others was asked to lead instead.
+    asked_to_lead: Option<BTreeMap<ReplicaId, u32>>,
     /// The newest tick of the core.
     core_ticked: Time,
     /// When it last said where it is.
@@ -279,11 +282,12 @@ impl Seat {
             replica,
             leads: None,
             leader: None,
-            put_off: VecDeque::new(),
+            put_off: PutOff::default(),
             snapshot_entries,
             since_snapshot: (0, 0),
             heard: Heard::default(),
             transfer: None,
+            asked_to_lead: None,
             core_ticked: now,
             introduced: None,
             said_who_left: None,
@@ -415,6 +419,7 @@ impl Seat {
             self.propose_put_off();
             self.seek_members(now);
             self.yield_to_faster(now);
+            self.seek_heir(now);
         }
         self.settle_in(now);
     }

@@ -4,8 +4,11 @@
 //! The launcher starts one that was killed again at once. The control plane is back when it has
 //! agreed on a request that was made at the moment of the kill. Steps are looked at in the second
 //! after each kill, and in the second before it, in which nothing happens: what both have is noise.
+//! A leader that stood still may hurt most when it goes on, so the second after that is looked at
+//! as well, and apart: of a longer time the longest step would be longer by chance.
 //! At the end the run's bits are compared with those of the same run undisturbed.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use everstep_transport::protocol::{MetricsLine, RunSpec, WorkerId};
@@ -25,6 +28,8 @@ use crate::{config, demo, output, scratch};
 struct Failover {
     /// When it was, of Unix time.
     killed_at: f64,
+    /// When it went on, if it stood still.
+    woken_at: Option<f64>,
     /// To the answer to a request that was made then.
     back: f64,
     /// To the first commit without the worker that was killed as well.
@@ -37,6 +42,8 @@ struct Outcome {
     /// The longest time between two commits in the second after each kill, and as long as nobody
     /// led, less the median step.
     gaps: Times,
+    /// The same in the second after each that stood still goes on.
+    wakes: Option<Times>,
     /// The same in the second before each kill.
     calm: Times,
     step_ms: f64,
@@ -44,8 +51,10 @@ struct Outcome {
     undisturbed: String,
 }
 
-/// For so long steps are looked at, before a kill and after it.
+/// For so long steps are looked at, before a kill, after it, and when one that stood still goes on.
 const LOOK: Duration = Duration::from_secs(1);
+/// The same in milliseconds.
+const LOOK_MS: f64 = 1_000.0;
 /// About how long one takes, with the time that passes before: so long must the run be.
 const ROUND: Duration = Duration::from_secs(3);
 /// What the run takes beside them.
@@ -96,13 +105,13 @@ fn measure(
         let report = churn.finish().await?;
         let (progress, run) = (churn.progress(), churn.spec().clone());
         let step_ms = churn::step_ms(progress);
-        let longer = |time: f64| (time - step_ms).max(0.0);
-        let times = |longest: fn(&Failover, &[MetricsLine]) -> f64| {
-            Times::new(failovers.iter().map(|it| longer(longest(it, &progress.lines))))
-        };
-        let (gaps, calm) = (times(Failover::longest_after), times(Failover::longest_before));
-        let undisturbed = String::new();
-        Ok(Some((run, Outcome { failovers, gaps, calm, step_ms, report, undisturbed })))
+        let longer = |window| (longest(&progress.lines, window) - step_ms).max(0.0);
+        let gaps = Times::new(failovers.iter().map(|it| longer(it.after())));
+        let wakes: Option<Vec<_>> = failovers.iter().map(|it| it.awake().map(longer)).collect();
+        let wakes = wakes.map(|times| Times::new(times.into_iter()));
+        let calm = failovers.iter().map(|it| longer(it.before(&progress.lines)));
+        let (calm, undisturbed) = (Times::new(calm), String::new());
+        Ok(Some((run, Outcome { failovers, gaps, wakes, calm, step_ms, report, undisturbed })))
     })
 }
 
@@ -115,7 +124,7 @@ fn resolved(flags: &FailoversFlags, registry: &Registry) -> Result<config::Resol
 /// How many steps the run takes.
 fn steps(flags: &FailoversFlags, registry: &Registry) -> Result<u64, Failure> {
     let resolved = resolved(flags, registry)?;
-    let round = ROUND + flags.stop.unwrap_or_default();
+    let round = ROUND + flags.stop.map_or(Duration::ZERO, |time| time + LOOK);
     demo::steps_within(round * flags.kills + REST, &resolved, &RunText::find(&resolved)?)
 }
 
@@ -134,13 +143,16 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
     }
     churn.cluster().agree().await?;
     let back = 1e3 * began.elapsed().as_secs_f64();
+    let mut last = began;
+    let mut woken_at = None;
     if let Some(time) = flags.stop {
         churn.rest(time.saturating_sub(began.elapsed())).await?;
+        (woken_at, last) = (Some(churn::unix_ms()), Instant::now());
         send(leader, Signal::CONT)?;
     }
     let step = churn.progress().step().0;
     churn.until("going on", |progress| (progress.step().0 >= step + SETTLED).then_some(())).await?;
-    churn.rest(LOOK.saturating_sub(began.elapsed())).await?;
+    churn.rest(LOOK.saturating_sub(last.elapsed())).await?;
     let stall = match victim {
         Some((victim, _)) => {
             let look = |progress: &Progress| stall(progress, event, victim, killed_at);
@@ -148,7 +160,7 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
         }
         None => None,
     };
-    Ok(Failover { killed_at, back, stall })
+    Ok(Failover { killed_at, woken_at, back, stall })
 }
 
 /// From a kill to the first commit without the victim, less a step, milliseconds.
@@ -167,26 +179,34 @@ fn send(process: u32, signal: Signal) -> Result<(), Failure> {
 }
 
 impl Failover {
-    /// The longest step of which some part was in the second after it, or while nobody led.
-    fn longest_after(&self, lines: &[MetricsLine]) -> f64 {
-        let end = self.killed_at + self.back.max(1e3 * LOOK.as_secs_f64());
-        longest(lines, |began, ended| ended >= self.killed_at && began <= end)
+    /// The second after it, or as long as nobody led.
+    fn after(&self) -> Range<f64> {
+        self.killed_at..self.killed_at + self.back.max(LOOK_MS)
     }
 
-    /// The longest step that ended in the second before it.
-    fn longest_before(&self, lines: &[MetricsLine]) -> f64 {
-        let from = self.killed_at - 1e3 * LOOK.as_secs_f64();
-        longest(lines, |_, ended| (from..self.killed_at).contains(&ended))
+    /// The second after it went on again.
+    fn awake(&self) -> Option<Range<f64>> {
+        self.woken_at.map(|at| at..at + LOOK_MS)
+    }
+
+    /// The second before it, which ends with a commit: the step that was under way is not calm.
+    fn before(&self, lines: &[MetricsLine]) -> Range<f64> {
+        let ends = lines.iter().map(|line| line.unix_ms as f64);
+        let last = ends.take_while(|end| *end < self.killed_at).last().unwrap_or(self.killed_at);
+        last - LOOK_MS..last
     }
 }
 
-/// The longest of the steps which `counts` says so of, by when each began and ended.
-fn longest(lines: &[MetricsLine], counts: impl Fn(f64, f64) -> bool) -> f64 {
-    let times = lines.windows(2).filter_map(|pair| {
+/// The longest of the steps of which some part was in the window.
+fn longest(lines: &[MetricsLine], window: Range<f64>) -> f64 {
+    steps_in(lines, window).fold(0.0, f64::max)
+}
+
+fn steps_in(lines: &[MetricsLine], window: Range<f64>) -> impl Iterator<Item = f64> {
+    lines.windows(2).filter_map(move |pair| {
         let [began, ended] = [&pair[0], &pair[1]].map(|line| line.unix_ms as f64);
-        counts(began, ended).then_some(ended - began)
-    });
-    times.fold(0.0, f64::max)
+        (began < window.end && ended >= window.start).then_some(ended - began)
+    })
 }
 
 impl Outcome {
@@ -212,7 +232,7 @@ impl Outcome {
 }
 
 fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { failovers, gaps, calm, step_ms, report, undisturbed } = outcome;
+    let Outcome { failovers, gaps, wakes, calm, step_ms, report, undisturbed } = outcome;
     let back = Times::new(failovers.iter().map(|failover| failover.back));
     let stalls: Vec<f64> = failovers.iter().filter_map(|failover| failover.stall).collect();
     let stall = (!stalls.is_empty()).then(|| Times::new(stalls.into_iter()));
@@ -223,6 +243,7 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
             "failovers": count, "coordinators": replicas, "workers": flags.churn.workers,
             "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()), "step_ms": step_ms,
             "back_ms": back.json(), "gap_ms": gaps.json(), "calm_ms": calm.json(),
+            "wake_ms": wakes.as_ref().map(Times::json),
             "stall_ms": stall.map(|stall| stall.json()), "steps": report.steps,
             "steps_redone": redone, "steps_lost": report.steps_lost,
             "samples_lost": report.samples_lost, "samples_repeated": report.samples_repeated,
@@ -233,11 +254,14 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
     let stall = stall.map_or(String::new(), |stall| {
         format!("  stall   {}  (kill to next commit without the worker)\n", stall.words())
     });
+    let wake = wakes.as_ref().map_or(String::new(), |wakes| {
+        format!("  wake    {}  (the same of the second after each goes on)\n", wakes.words())
+    });
     let verdict = if equal { "equal" } else { "DIFFERENT" };
     output::print(format_args!(
         "{count} leaders of {replicas} {what}, a step takes {step_ms:.1} ms\n  \
            back    {}  (kill to the answer of the next leader)\n  \
-           gap     {}  (longest step of the second after each, less a step)\n  \
+           gap     {}  (longest step of the second after each, less a step)\n{wake}  \
            calm    {}  (the same of the second before each)\n{stall}  \
            {redone} steps redone, {} lost; samples: {} lost, {} repeated; bits: {verdict}",
         back.words(),
@@ -247,4 +271,52 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
         report.samples_lost,
         report.samples_repeated
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::MetricsLine;
+
+    use super::{Failover, longest, steps_in};
+
+    const STOPPED: Failover =
+        Failover { killed_at: 2_050.0, woken_at: Some(5_050.0), back: 200.0, stall: None };
+
+    /// Commits at these times.
+    fn lines(unix_ms: impl IntoIterator<Item = u64>) -> Vec<MetricsLine> {
+        let line = |unix_ms| MetricsLine { unix_ms, ..MetricsLine::default() };
+        unix_ms.into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_step_that_a_leader_holds_up_when_it_goes_on_is_seen_there_only() {
+        let (before, after) = ((0..=5_000).step_by(100), (5_400..=7_000).step_by(100));
+        let lines = lines(before.chain(after));
+        assert_eq!(longest(&lines, STOPPED.awake().unwrap()), 400.0);
+        assert_eq!(longest(&lines, STOPPED.after()), 100.0);
+        assert_eq!(longest(&lines, STOPPED.before(&lines)), 100.0);
+        assert!(Failover { woken_at: None, ..STOPPED }.awake().is_none());
+    }
+
+    #[test]
+    fn the_step_under_way_counts_for_the_fault_and_not_for_the_calm_before() {
+        let lines = lines((0..=2_000).step_by(100).chain((2_900..=7_000).step_by(100)));
+        assert_eq!(longest(&lines, STOPPED.after()), 900.0);
+        assert_eq!(longest(&lines, STOPPED.before(&lines)), 100.0);
+    }
+
+    #[test]
+    fn where_nobody_leads_for_long_it_is_looked_on_until_somebody_does() {
+        let lines = lines((0..=4_000).step_by(100).chain((4_700..=7_000).step_by(100)));
+        assert_eq!(longest(&lines, Failover { back: 2_500.0, ..STOPPED }.after()), 700.0);
+        assert_eq!(longest(&lines, STOPPED.after()), 100.0);
+    }
+
+    #[test]
+    fn each_window_has_as_many_steps_as_the_calm_one_so_that_chance_is_the_same() {
+        let lines = lines((0..=9_000).step_by(100));
+        let count = |window| steps_in(&lines, window).count();
+        let calm = count(STOPPED.before(&lines));
+        assert_eq!([STOPPED.after(), STOPPED.awake().unwrap()].map(count), [calm; 2]);
+    }
 }

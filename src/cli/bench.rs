@@ -102,7 +102,8 @@ pub struct FailoversFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_REPLICAS", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(3..=5))]
     pub replicas: u32,
-    /// Let the leader stand still for this long, as in 10s, instead of killing it
+    /// Let the leader stand still for this long, as in 10s, instead of killing it; steps are
+    /// looked at in the second after it stops, and apart in the second after it goes on
     #[arg(long, value_name = "TIME", env = "EVERSTEP_STOP", value_parser = duration)]
     pub stop: Option<Duration>,
     /// Kill a worker at the same moment; another one is started

@@ -1,9 +1,11 @@
 //! Daemons as whoever looks after services starts them: with a file, a log for machines, and
 //! signals.
 
+use std::net::UdpSocket;
+
 use serde_json::Value;
 
-use crate::world::{Member, Program, Signal, World, show};
+use crate::world::{Council, Member, Program, Signal, World, show, until};
 
 /// The line that a daemon prints when it listens.
 fn ready(program: &mut Program) -> Value {
@@ -78,6 +80,35 @@ fn a_log_for_machines_has_an_object_a_line() {
         let message = lines.last().expect("a line")["fields"]["message"].as_str();
         assert!(message.is_some_and(|message| message.contains(last)), "{ended:?}");
     }
+}
+
+/// One that joins is told to stop while nobody answers: first before it has a directory, then when
+/// it has, and asks to be one of them.
+#[test]
+fn a_coordinator_that_joins_where_nobody_answers_ends_when_it_is_told_to() {
+    let world = World::new();
+    let mut council = Council::found(&world.path("coordinators"), 1, &[]);
+    let [early, late] = [council.next_dir(), council.next_dir()];
+    let joining = |dir| council.joining(dir);
+    let (early_start, late_start) = (joining(&early), joining(&late));
+    let mut laid_out = joining(&late);
+    laid_out.env("FAILPOINTS", "laid_out=1*return(kill)");
+    assert_eq!(Program::start(laid_out).end().code, None, "it has a directory, and is killed");
+    let Member { address, program, .. } = council.members.remove(0);
+    drop(program);
+    for (joining, signal, code) in
+        [(early_start, Signal::TERM, 143), (late_start, Signal::INT, 130)]
+    {
+        let silent = UdpSocket::bind(address).expect("nobody listens there any more");
+        silent.set_nonblocking(true).expect("a socket");
+        let program = Program::start(joining);
+        until("it asks", || silent.recv(&mut [0; 2_000]).ok());
+        program.signal(signal);
+        let ended = program.end();
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        assert!(ended.block().contains("the coordinator has stopped"), "{ended:?}");
+    }
+    assert!(!early.exists());
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl Crowd {
             Effect::Broadcast { to, message } => self.send(&to, message)?,
             Effect::Propose(entry) => {
                 self.desk.index += 1;
+                self.report.entries += 1;
                 let index = self.desk.index;
                 self.bring(
                     Lane::Log,

@@ -267,6 +267,7 @@ impl Crowd {
         }
         if first {
             self.report.announced_at = self.now;
+            self.report.entries_of_joins = self.report.entries;
         }
         if self.report.killed_at.0 > 0 && self.report.mended_at.0 == 0 {
             self.report.mended_at = self.now;

@@ -91,14 +91,15 @@ pub struct Tally {
     pub pages: u64,
     /// Coordinators that were admitted.
     pub joined: u64,
-    /// Coordinators that were removed.
+    /// Coordinators that have ended because they were removed: those that lived to hear of it.
     pub removed: u64,
     /// Coordinators that were asked to stop, and did.
     pub stopped: u64,
     /// Coordinators that have ended because their disks were full.
     pub full: u64,
-    /// Damaged logs with which no coordinator began, and in whose place another one came.
-    pub refused: u64,
+    /// Coordinators that were removed since no process could begin with their damaged logs; none of
+    /// them lived to hear of it.
+    pub replaced: u64,
 }
 
 impl AddAssign for Tally {
@@ -114,7 +115,7 @@ impl AddAssign for Tally {
         self.removed += more.removed;
         self.stopped += more.stopped;
         self.full += more.full;
-        self.refused += more.refused;
+        self.replaced += more.replaced;
     }
 }
 

@@ -256,7 +256,7 @@ impl World {
     pub(super) fn has_removed(&mut self, id: CoordinatorId) {
         let Some(place) = self.place_of(id) else { return };
         if let Prospect::Damaged(restart) = self.coordinators[place].prospect {
-            self.course.tally.refused += 1;
+            self.course.tally.replaced += 1;
             self.renew(place);
             self.queue.put(self.now + restart, Happening::Restart(Node::Coordinator(place)));
         }

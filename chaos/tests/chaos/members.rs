@@ -97,7 +97,7 @@ fn a_damaged_log_is_refused_and_another_coordinator_takes_its_place() {
     let damage = |node| Fault::Damage { node, restart: ms(50) };
     let faults = vec![at(600, damage(Node::Leader)), at(2_600, damage(Node::Coordinator(0)))];
     for endured in endure(3, faults) {
-        assert_eq!((endured.changes.refused, endured.changes.joined), (2, 2));
+        assert_eq!((endured.changes.replaced, endured.changes.joined), (2, 2));
     }
 }
 

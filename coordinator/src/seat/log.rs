@@ -5,6 +5,7 @@ use everstep_transport::time::Time;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
+use super::put_off::PutOff;
 use super::{Effect, FIRST_DOUBT, Seat, SeatError};
 use crate::core;
 use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
@@ -54,7 +55,7 @@ impl Seat {
             }
             raft::Effect::Follows { leader, term } => {
                 (self.leads, self.leader) = (None, leader);
-                self.put_off.clear();
+                self.put_off = PutOff::default();
                 self.transferred(leader);
                 self.core.handle(now, core::Input::Deposed);
                 let leader = leader.map(|id| id.0);
@@ -169,10 +170,10 @@ impl Seat {
 
     pub(super) fn propose(&mut self, bytes: Vec<u8>) {
         if !self.put_off.is_empty() {
-            return self.put_off.push_back(bytes);
+            return self.put_off(bytes);
         }
         match self.replica.propose(bytes.clone()) {
-            Err(Refused::Full | Refused::HandingOver) => self.put_off.push_back(bytes),
+            Err(Refused::Full | Refused::HandingOver) => self.put_off(bytes),
             // It leads no longer, and hears so next; the core looks anew at everything then.
             Ok(_) | Err(Refused::NotLeader) => {}
             Err(Refused::Impossible(reason)) => {
@@ -181,8 +182,17 @@ impl Seat {
         }
     }
 
+    /// Where too much waits, nobody leads here any more: what was asked for is looked at anew by
+    /// whoever comes to lead, and that is not a coordinator whose disk stands still.
+    fn put_off(&mut self, bytes: Vec<u8>) {
+        if !self.put_off.push(bytes) {
+            tracing::error!("too much waits for the log: this coordinator leads no longer");
+            self.replica.resign();
+        }
+    }
+
     pub(super) fn propose_put_off(&mut self) {
-        for bytes in std::mem::take(&mut self.put_off) {
+        for bytes in self.put_off.take() {
             self.propose(bytes);
         }
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{News, Question, Reply, RequestId, Wish, exemplars};
+use everstep_transport::protocol::{News, Question, Reply, RequestId, RunSpec, Wish, exemplars};
 
 use super::*;
 use crate::raft::Profile;
@@ -508,6 +508,44 @@ fn who_leaves_hands_leadership_over_at_once() {
     world.give(leader, Input::HandOver);
     world.pass(25);
     assert!(world.leader().is_some_and(|next| next != leader));
+}
+
+/// It has just died, or stands still, and nobody knows that yet.
+#[test]
+fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
+    for deaf in [0, 1] {
+        let (mut world, ids) = World::of_three();
+        let leader = world.leader().expect("somebody leads");
+        let mut heirs: Vec<_> = ids.into_iter().filter(|id| *id != leader).collect();
+        world.deaf = Some(heirs.remove(deaf));
+        world.give(leader, Input::HandOver);
+        world.pass(200);
+        assert_eq!(world.leader(), Some(heirs[0]), "{:?} is deaf", world.deaf);
+    }
+}
+
+/// The only disk stands still, and everybody goes on asking.
+#[test]
+fn i10_a_leader_for_whose_log_too_much_waits_leads_no_longer_before_its_disk_goes_on() {
+    let mut world = World::founded();
+    world.stalled = Some(1);
+    let link = world.operator(1);
+    let from = world.links[&link].1;
+    let run = RunSpec { name: "r".repeat(60_000), ..exemplars::run() };
+    let ask = |world: &mut World, number| {
+        let (id, wish) = (RequestId { client: 9, number }, Wish::Submit(run.clone()));
+        world.give(1, Input::Message { from, message: Message::Request { id, wish } });
+        world.seats[&1].leads().is_some()
+    };
+    // As much in the log as before it.
+    let least = 2 * put_off::MOST_BYTES as u64 / 61_000;
+    assert!((0..least).all(|number| ask(&mut world, number)), "it has room");
+    assert!((least..2 * least).any(|number| !ask(&mut world, number)), "it waits for ever more");
+    assert!(world.seats[&1].put_off.is_empty());
+    world.stalled = None;
+    world.pass(3_000);
+    assert_eq!(world.leader(), Some(1));
+    assert_eq!(world.wish(1, Wish::RevokeToken([0; 9])).map(|_| ()), Some(()));
 }
 
 /// Its new link may be there before the old one is known to be lost.

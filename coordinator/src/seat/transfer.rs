@@ -83,8 +83,22 @@ impl Seat {
 
     /// This coordinator ends: if it leads, another one should. Who cannot leaves all the same.
     pub(super) fn hand_over(&mut self, now: Time) {
-        if self.leads.is_some() {
-            let _ = self.begin_transfer(now, None);
+        self.asked_to_lead.get_or_insert_default();
+        self.seek_heir(now);
+    }
+
+    /// Who was asked and does not come to lead may be dead, and not known to be yet: then it is the
+    /// next one's turn.
+    pub(super) fn seek_heir(&mut self, now: Time) {
+        if self.asked_to_lead.is_none() || self.replica.is_handing_over() {
+            return;
+        }
+        let heirs = self.heirs(now).into_iter();
+        if let Some(asked) = &mut self.asked_to_lead
+            && let Some(heir) = heirs.min_by_key(|heir| asked.get(heir).copied())
+        {
+            *asked.entry(heir).or_default() += 1;
+            let _ = self.replica.transfer(heir); // refused where it leads no longer
         }
     }
 
@@ -95,7 +109,7 @@ impl Seat {
             && let Some(heir) = self.heirs(now).first()
             && self.replica.matched(*heir) > own
         {
-            let _ = self.begin_transfer(now, None); // refused where one is under way
+            let _ = self.begin_transfer(now, None); // no news where it is under way
         }
     }
 
