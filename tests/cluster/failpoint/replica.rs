@@ -136,19 +136,16 @@ impl Scene {
         self.council.transfer(0, 3);
     }
 
-    /// Waits until somebody has died at the point; starts again whoever has ended.
+    /// Waits until somebody has died at the point, which is written a moment before; starts again
+    /// whoever has ended, of that or otherwise.
     fn revive(&mut self) {
         until(self.point, || self.has_met().then_some(()));
-        until(self.point, || self.restart_ended().then_some(()));
-    }
-
-    /// Starts again whoever has ended; returns whether somebody has.
-    fn restart_ended(&mut self) -> bool {
-        let members = self.council.members.iter_mut().enumerate();
+        let somebody_died = || self.council.members.iter().any(|it| it.program.was_killed());
+        until(self.point, || somebody_died().then_some(()));
+        let members = self.council.members.iter().enumerate();
         let ended = members.filter_map(|(at, member)| member.program.is_over().then_some(at));
         let ended: Vec<_> = ended.collect();
-        ended.iter().for_each(|at| self.council.restart(*at, &[]));
-        !ended.is_empty()
+        ended.into_iter().for_each(|at| self.council.restart(at, &[]));
     }
 
     /// One founds the cluster, and dies of that: the cluster goes on if it was there, and begins
