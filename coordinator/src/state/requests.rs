@@ -41,7 +41,9 @@ impl Outcomes {
         let kept = self.find(id)?;
         Some(match &kept.refusal {
             _ if kept.number > id.number => Err("its client has asked for more since".into()),
-            _ if kept.wish != digest(wish) => Err("its client has asked for something else".into()),
+            _ if kept.wish != wish_digest(wish) => {
+                Err("its client has asked for something else".into())
+            }
             None => Ok(kept.run.map_or(Verdict::Accepted, Verdict::Run)),
             Some(refusal) => Err(refusal.clone()),
         })
@@ -63,7 +65,7 @@ impl Outcomes {
             _ => None,
         };
         let refusal = outcome.as_ref().err().cloned();
-        let kept = Kept { number: id.number, wish: digest(wish), refusal, run, index };
+        let kept = Kept { number: id.number, wish: wish_digest(wish), refusal, run, index };
         self.clients.insert(id.client, kept);
         if self.clients.len() > CLIENTS {
             let oldest = self.clients.iter().min_by_key(|(_, kept)| kept.index);
@@ -87,7 +89,7 @@ impl State {
     /// Whether a request of this id was decided that asked for something else.
     pub fn has_decided_another(&self, id: RequestId, wish: &Wish) -> bool {
         let kept = self.outcomes.find(id).filter(|kept| kept.number == id.number);
-        kept.is_some_and(|kept| kept.wish != digest(wish))
+        kept.is_some_and(|kept| kept.wish != wish_digest(wish))
     }
 
     pub(super) fn once(
@@ -131,7 +133,7 @@ impl State {
 
 /// Tells one wish from another. A token is known by its id: one that is accepted keeps its terms,
 /// whatever is said of them later.
-fn digest(wish: &Wish) -> u64 {
+pub(crate) fn wish_digest(wish: &Wish) -> u64 {
     let digest = match wish {
         Wish::CreateToken(token) => blake3::hash(&token.id()),
         wish => {
