@@ -122,7 +122,12 @@ impl Council {
         until("a leader", || self.members.iter().position(|member| member.leads(voters)))
     }
 
-    /// The same, once it is another one than this.
+    /// Whether one of them leads, and so many have a vote.
+    pub fn is_led(&self, voters: usize) -> bool {
+        self.members.iter().any(|member| member.leads(voters))
+    }
+
+    /// Which of them leads, once it is another one than this.
     pub fn leader_beside(&self, old: usize, voters: usize) -> usize {
         until("another leader", || {
             let mut others = self.members.iter().enumerate().filter(|(at, _)| *at != old);
