@@ -237,10 +237,23 @@ impl Scene {
         }
     }
 
-    /// One that leads is told to stop, and hands leadership over.
-    fn hand_over(&mut self, leader: usize) {
-        self.council.members[leader].program.signal(Signal::TERM);
-        until(self.point, || self.council.members[leader].program.is_over().then_some(()));
+    /// One stops in good order; if it leads, it hands that over.
+    fn stop(&mut self, at: usize) {
+        self.council.members[at].program.signal(Signal::TERM);
+        until(self.point, || self.council.members[at].program.is_over().then_some(()));
+    }
+
+    /// Whoever leads hands that over, and dies of it; again where, on a busy machine, another one
+    /// had come to lead.
+    fn hand_over(&mut self) {
+        while !self.has_met() {
+            let leader = self.council.leader(3);
+            self.stop(leader);
+            if !self.has_met() {
+                self.arm(leader);
+            }
+        }
+        self.revive();
     }
 
     /// The founder hands leadership over to the next, which somebody dies of; again where, on a
@@ -248,7 +261,7 @@ impl Scene {
     fn elect(&mut self) {
         while !self.has_met() {
             self.council.transfer(0, 3);
-            self.hand_over(0);
+            self.stop(0);
             let is_over = || self.has_met() || self.council.is_led(3);
             until(self.point, || is_over().then_some(()));
             if !self.has_met() {
@@ -297,8 +310,7 @@ impl While {
             Self::Spending => scene.spend(),
             Self::HandingOver => {
                 (0..3).for_each(|at| scene.arm(at));
-                scene.hand_over(scene.council.leader(3));
-                scene.revive();
+                scene.hand_over();
             }
         }
     }
