@@ -62,7 +62,9 @@ pub enum Verb {
     ///
     /// `everstep train` starts its own, and submits its run. To those that are started by hand a
     /// run is submitted with `everstep run submit`, or over the HTTP API whose address the first
-    /// line on stdout tells. SIGTERM lets another one lead first: it ends with exit code 143.
+    /// line on stdout tells; with a header `Idempotency-Key` (16 to 128 characters, a UUID say) a
+    /// change may be asked for again, of any coordinator, and is carried out once. SIGTERM lets
+    /// another one lead first: it ends with exit code 143.
     Coordinator(CoordinatorVerb),
     /// Run a worker: it computes for a run, one that waits for workers or one under way
     ///

@@ -2,7 +2,8 @@
 //!
 //! In: an address, a token, and the coordinator's actor to ask. Out: answers, until it is told to
 //! stop. It decides nothing: what it tells is rendered from a plain `Overview`, and what it is
-//! asked to change, it says to the core as any operator would.
+//! asked to change, it says to the core as any operator would: once, if the client names its
+//! request and says it again (`key.rs`).
 //!
 //! Clients may be many, slow or hostile, and training must not notice: there is one thread for all
 //! of them, connections and bodies are bounded, everything has a time-out, and the actor is asked a
@@ -12,6 +13,7 @@
 mod answers;
 mod changes;
 mod guard;
+mod key;
 mod metrics;
 mod problem;
 mod query;

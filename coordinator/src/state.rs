@@ -33,6 +33,7 @@ pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedEntry, Change, Command, Coordinator, Entry, Loss};
 use self::fingerprint::Foundation;
 use self::requests::Outcomes;
+pub(crate) use self::requests::wish_digest;
 pub use self::runs::PastRun;
 pub use self::snapshot::SnapshotError;
 pub use self::workers::{Standing, Worker};

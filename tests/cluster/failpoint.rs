@@ -147,9 +147,9 @@ fn abreast<T, S: Future<Output = ()>>(
     block_on(stream::iter(rows).for_each_concurrent(ABREAST, scene));
 }
 
-fn block_on(work: impl Future<Output = ()>) {
+fn block_on<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(work);
+    runtime.expect("a runtime").block_on(work)
 }
 
 /// What a victim of this point has in its environment; or of more than a point, said in full.

@@ -14,11 +14,12 @@ use super::reads::Seen;
 use super::reign::Reign;
 use super::silence::Doubt;
 use super::{Core, Effect, LinkId};
-use crate::state::{Command, Verdict};
+use crate::state::{Command, Verdict, wish_digest};
 
-/// What operators have asked for, until the log has answered: at most one for a link.
+/// What operators have asked for, by a digest, and under which id, until the log has answered: at
+/// most one for a link. Another wish under the same id is answered by its own entry.
 #[derive(Debug, Default)]
-pub(super) struct Requests(BTreeMap<LinkId, RequestId>);
+pub(super) struct Requests(BTreeMap<LinkId, (RequestId, u64)>);
 
 impl Requests {
     /// Nobody is there any more to be answered.
@@ -40,7 +41,7 @@ impl Core {
 
     /// Whether this coordinator has proposed the request, or the log says what became of it.
     pub(crate) fn knows_request(&self, id: RequestId) -> bool {
-        self.requests.0.values().any(|asked| *asked == id) || self.state.has_decided(id)
+        self.requests.0.values().any(|(asked, _)| *asked == id) || self.state.has_decided(id)
     }
 
     /// What an operator says.
@@ -69,14 +70,15 @@ impl Core {
     /// anybody is, it is not kept: who asked is told who leads, and asks again.
     fn request(&mut self, now: Time, from: LinkId, id: RequestId, wish: Wish) {
         if self.reign != Reign::Follows {
-            self.requests.0.insert(from, id);
+            self.requests.0.insert(from, (id, wish_digest(&wish)));
             self.propose(now, Command::Request { id, wish });
         }
     }
 
     /// A request has its outcome, perhaps since long ago.
     pub(super) fn granted(&mut self, now: Time, id: RequestId, wish: &Wish, verdict: &Verdict) {
-        let answered = self.requests.0.extract_if(.., |_, asked| *asked == id);
+        let decided = (id, wish_digest(wish));
+        let answered = self.requests.0.extract_if(.., |_, asked| *asked == decided);
         let answered: Vec<LinkId> = answered.map(|(link, _)| link).collect();
         let (refusal, run) = match verdict {
             Verdict::Refused(reason) => (Some(reason.clone()), None),

@@ -179,6 +179,7 @@ fn of_input(input: &Input) -> Option<&'static str> {
         }
         Input::Message { message: Message::Raft(bytes), .. } => of_raft(bytes, "receive"),
         Input::Message { message, .. } => of_message(message, "receive"),
+        Input::Admit { .. } => find("admission", "receive"),
         _ => None,
     }
 }
@@ -203,6 +204,7 @@ fn of_effect(effect: &Effect) -> Vec<&'static str> {
             entries.chain(of_batch(batch, "write")).collect()
         }
         Effect::Recall { .. } => find("history", "send").into_iter().collect(),
+        Effect::Admitted { .. } => find("admission", "send").into_iter().collect(),
         Effect::History(frame) => of_news(frame, "record", "forget").into_iter().collect(),
         _ => Vec::new(),
     }
@@ -242,9 +244,9 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
         Command::ShutOut { .. } => "shut_out",
-        Command::Found { .. } | Command::Coordinator { .. } | Command::SpendToken { .. } => {
-            return None;
-        }
+        Command::Found { .. } => "found",
+        Command::Coordinator { .. } => "coordinator",
+        Command::SpendToken { .. } => "spend_token",
     };
     find(stage, kind)
 }

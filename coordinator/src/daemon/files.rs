@@ -127,6 +127,8 @@ impl Cluster {
         cluster.save_tokens()?;
         fs::remove_file(&unfinished).map_err(at(&unfinished))?;
         sync_dir(&cluster.dir).map_err(at(&cluster.dir))?;
+        #[cfg(feature = "failpoints")]
+        failpoint::on_stage("laid_out");
         Ok(cluster)
     }
 
@@ -156,8 +158,6 @@ impl Cluster {
     /// The coordinator is one of the cluster's from now on, under this id: its log can begin.
     pub(super) fn admitted(&mut self, id: CoordinatorId) -> Result<(), CoordinatorError> {
         self.begin(id, &Kept::default())?;
-        #[cfg(feature = "failpoints")]
-        failpoint::on_stage("begun");
         Ok(self.book.admitted(id)?)
     }
 
@@ -207,7 +207,10 @@ impl Cluster {
     fn begin(&self, id: CoordinatorId, kept: &Kept) -> Result<(), CoordinatorError> {
         let owner = self.owner(id);
         Log::create(&self.dir.join(LOG_FILE), owner, kept)?;
-        Ok(Journal::create(&self.dir.join(JOURNAL_FILE), owner.cluster)?)
+        Journal::create(&self.dir.join(JOURNAL_FILE), owner.cluster)?;
+        #[cfg(feature = "failpoints")]
+        failpoint::on_stage("begun");
+        Ok(())
     }
 
     fn save_tokens(&self) -> Result<(), CoordinatorError> {

@@ -65,10 +65,7 @@ pub(super) async fn adopt(
                 Ok(keys) => {
                     #[cfg(feature = "failpoints")]
                     failpoint::on_stage("keyed");
-                    let adopted = Cluster::adopt(dir, &credentials, &keys);
-                    #[cfg(feature = "failpoints")]
-                    failpoint::on_stage("laid_out");
-                    return adopted;
+                    return Cluster::adopt(dir, &credentials, &keys);
                 }
                 Err(reason) => last = CoordinatorError::Unanswered(reason),
             }

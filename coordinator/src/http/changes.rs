@@ -1,51 +1,60 @@
 //! What changes something. The token was shown, or it would not come here.
+//!
+//! All of it but to let another coordinator lead takes an `Idempotency-Key` (`key.rs`): said again
+//! with the same key, it is carried out once, and answered as before.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, Payload};
-use everstep_transport::identity::{JoinToken, Role, Terms, format_token_id, parse_token_id};
+use everstep_transport::identity::{Role, Terms, format_token_id, parse_token_id};
 use everstep_transport::protocol::{CoordinatorId, Message, RunSpec, Wish, WorkerId};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::key::Key;
 use super::problem::Problem;
 use super::source::Source;
 use super::{BODY_PATIENCE, Issuer, MAX_BODY};
 
 type Answer = Result<HttpResponse, Problem>;
 
-pub(super) async fn submit(source: Data<Source>, body: Payload) -> Answer {
+pub(super) async fn submit(source: Data<Source>, key: Key, body: Payload) -> Answer {
     let run = parse_run(&read(body).await?)?;
     let name = run.name.clone();
-    let id = source.wish(Wish::Submit(run)).await?;
+    let id = source.wish(key, Wish::Submit(run)).await?;
     let place = ("location", "/api/v1/run");
     Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name, "id": id })))
 }
 
-pub(super) async fn cancel(source: Data<Source>) -> Answer {
-    source.wish(Wish::Cancel).await?;
+pub(super) async fn cancel(source: Data<Source>, key: Key) -> Answer {
+    source.wish(key, Wish::Cancel).await?;
     Ok(HttpResponse::Ok().json(json!({ "state": "failed", "reason": "it was cancelled" })))
 }
 
-pub(super) async fn drain(source: Data<Source>, id: web::Path<String>) -> Answer {
+pub(super) async fn drain(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
+    // Whom nobody knows any more may have been let go by this very request.
+    let is_new = match key.id() {
+        Some(id) => !source.find(move |known| known.core.knows_request(id)).await?,
+        None => true,
+    };
     let overview = source.overview(true).await?;
-    if !overview.cluster.workers.iter().any(|view| view.worker == worker) {
+    if is_new && !overview.cluster.workers.iter().any(|view| view.worker == worker) {
         return Err(no_worker(&id));
     }
-    source.wish(Wish::Drain(worker)).await?;
+    source.wish(key, Wish::Drain(worker)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": worker, "state": "leaving" })))
 }
 
-pub(super) async fn remove(source: Data<Source>, id: web::Path<String>) -> Answer {
+pub(super) async fn remove(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
     let coordinator = id.parse().map_err(|_| {
         let next = "look at /api/v1/coordinators for those there are";
         Problem::absent(format!("there is no coordinator {id}"), next)
     })?;
-    source.wish(Wish::Remove(coordinator)).await?;
+    source.wish(key, Wish::Remove(coordinator)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": coordinator, "state": "removed" })))
 }
 
@@ -56,13 +65,14 @@ struct Heir {
     to: Option<CoordinatorId>,
 }
 
-pub(super) async fn transfer(source: Data<Source>, body: Payload) -> Answer {
+pub(super) async fn transfer(source: Data<Source>, key: Key, body: Payload) -> Answer {
+    key.must_be_absent()?;
     let body = read(body).await?;
     let Heir { to } = match body.is_empty() {
         true => Heir::default(),
         false => parse(&body, "send nothing, or {\"to\": ID}")?,
     };
-    source.change(|id| Message::Transfer { id, to }).await?;
+    source.change(key, |id| Message::Transfer { id, to }).await?;
     Ok(HttpResponse::Ok().json(json!({ "to": to, "state": "transferred" })))
 }
 
@@ -75,34 +85,40 @@ struct Wanted {
     ttl_s: Option<u64>,
 }
 
-/// The token itself is told once, and never kept.
+/// The token itself is told to whoever asked for it, and never kept.
 pub(super) async fn create_token(
     source: Data<Source>,
     issuer: Data<Issuer>,
+    key: Key,
     body: Payload,
 ) -> Answer {
     let next =
         "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; the last two are optional";
-    let Wanted { role, uses, ttl_s } = parse(&read(body).await?, next)?;
+    let body = read(body).await?;
+    let Wanted { role, uses, ttl_s } = parse(&body, next)?;
     // A clock before 1970 is wrong anyway.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let expires_unix_s = ttl_s.map(|ttl| now.saturating_add(ttl));
-    let token = JoinToken::create(&issuer.0);
-    let accepted = token.accepted(Terms { role, uses, expires_unix_s });
-    source.wish(Wish::CreateToken(accepted)).await?;
-    let id = format_token_id(&token.id());
-    Ok(HttpResponse::Created().json(json!({
-        "id": id, "token": token.to_string(), "role": role, "uses_left": uses,
-        "expires_unix_s": expires_unix_s,
-    })))
+    let token = key.token(&issuer.0, &body);
+    let (id, accepted) = (token.id(), token.accepted(Terms { role, uses, expires_unix_s }));
+    source.wish(key, Wish::CreateToken(accepted)).await?;
+    // Its terms are those that it was made with, perhaps a while ago.
+    let all = source.find(|known| known.core.state().tokens().views()).await?;
+    let made = all.into_iter().find(|view| view.id == id).ok_or_else(|| {
+        let error = format!("the token {} was made, and revoked since", format_token_id(&id));
+        Problem::new(StatusCode::GONE, error, "make another one, with another `Idempotency-Key`")
+    })?;
+    let mut made = json!(made);
+    made["token"] = json!(token.to_string());
+    Ok(HttpResponse::Created().json(made))
 }
 
-pub(super) async fn revoke_token(source: Data<Source>, id: web::Path<String>) -> Answer {
+pub(super) async fn revoke_token(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
     let token = parse_token_id(&id).map_err(|_| {
         let next = "look at /api/v1/tokens for those there are";
         Problem::absent(format!("there is no token {id}"), next)
     })?;
-    source.wish(Wish::RevokeToken(token)).await?;
+    source.wish(key, Wish::RevokeToken(token)).await?;
     Ok(HttpResponse::Ok().json(json!({ "id": *id, "state": "revoked" })))
 }
 

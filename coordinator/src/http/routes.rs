@@ -1,4 +1,4 @@
-//! What is at which path.
+//! What is at which path. What changes something is in `changes.rs`.
 
 use std::sync::Arc;
 

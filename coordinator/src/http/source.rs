@@ -19,6 +19,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::time::{sleep_until, timeout};
 
 use super::Overview;
+use super::key::{self, Key};
 use super::problem::Problem;
 use crate::daemon::{Ask, Coordinator, Denial, Known, Look, Petition};
 
@@ -127,7 +128,7 @@ impl Source {
         match timeout(PATIENCE, wanted).await {
             Ok(answer) => answer,
             Err(_) => {
-                let (reached, all) = in_time(self.ask(|known| known.reachable)).await?;
+                let (reached, all) = self.find(|known| known.reachable).await?;
                 Err(Problem::unconfirmed(reached, all))
             }
         }
@@ -135,19 +136,37 @@ impl Source {
 
     /// Has a wish agreed to by the log, or says in the coordinator's words why not. Returns the
     /// run's id, if it was to train one.
-    pub(super) async fn wish(&self, wish: Wish) -> Result<Option<RunId>, Problem> {
-        self.change(|id| Message::Request { id, wish }).await
+    pub(super) async fn wish(&self, key: Key, wish: Wish) -> Result<Option<RunId>, Problem> {
+        let asked = wish.clone();
+        let agreed = self.change(key, |id| Message::Request { id, wish }).await;
+        if let (Some(id), Err(problem)) = (key.id(), &agreed)
+            && problem.status == StatusCode::CONFLICT
+            && self.find(move |known| known.core.state().has_decided_another(id, &asked)).await?
+        {
+            return Err(key::reused());
+        }
+        agreed
+    }
+
+    /// What is found in what is known here, just now.
+    pub(super) async fn find<A: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
+    ) -> Result<A, Problem> {
+        in_time(self.ask(question)).await
     }
 
     /// Has an operator's message agreed to, or says in the coordinator's words why not.
     pub(super) async fn change(
         &self,
+        key: Key,
         message: impl FnOnce(RequestId) -> Message,
     ) -> Result<Option<RunId>, Problem> {
         let mut newest = patiently(self.change.lock()).await?;
         newest.number += 1;
         let (answer, answered) = oneshot::channel();
-        self.coordinator.do_send(Petition { message: message(*newest), answer });
+        let message = message(key.id().unwrap_or(*newest));
+        self.coordinator.do_send(Petition { message, answer });
         let agreed = timeout(AGREEMENT, answered).await;
         // Whoever asks now sees what has changed.
         *self.latest.lock().await = None;
@@ -166,7 +185,10 @@ impl Source {
                     Err(_) => "the coordinators have not agreed to it in time; they may yet",
                     Ok(_) => "another coordinator has come to lead; it may yet be agreed to",
                 };
-                let next = "look at /api/v1/status, and ask again if nothing has changed";
+                let next = match key.id() {
+                    Some(_) => "ask again with the same `Idempotency-Key`, of whoever leads",
+                    None => "look at /api/v1/status, and ask again if nothing has changed",
+                };
                 Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, error, next))
             }
         }

@@ -3,11 +3,12 @@
 //! A client whose leader is gone does not know whether its request was agreed to, and says it
 //! again to the next one. Of each client the newest outcome is kept, and that of the newest
 //! clients: one that is answered so late that a thousand others were answered since is a new one.
+//! A request that asks for something else under the same id is another one, and is refused.
 
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{RequestId, RunId, Wish};
-use rkyv::{Archive, Deserialize, Serialize};
+use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use super::{State, Verdict};
 
@@ -23,8 +24,10 @@ pub(super) struct Outcomes {
 }
 
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-struct Kept {
+pub(super) struct Kept {
     number: u64,
+    /// What was asked for.
+    wish: u64,
     refusal: Option<String>,
     /// The run that was submitted, if one was.
     run: Option<RunId>,
@@ -34,22 +37,36 @@ struct Kept {
 
 impl Outcomes {
     /// What became of the request, if it was carried out, or of a later one of its client.
-    pub(super) fn of(&self, id: RequestId) -> Option<Result<Verdict, String>> {
-        let kept = self.clients.get(&id.client).filter(|kept| kept.number >= id.number)?;
+    pub(super) fn of(&self, id: RequestId, wish: &Wish) -> Option<Result<Verdict, String>> {
+        let kept = self.find(id)?;
         Some(match &kept.refusal {
             _ if kept.number > id.number => Err("its client has asked for more since".into()),
+            _ if kept.wish != wish_digest(wish) => {
+                Err("its client has asked for something else".into())
+            }
             None => Ok(kept.run.map_or(Verdict::Accepted, Verdict::Run)),
             Some(refusal) => Err(refusal.clone()),
         })
     }
 
-    pub(super) fn keep(&mut self, index: u64, id: RequestId, outcome: &Result<Verdict, String>) {
+    fn find(&self, id: RequestId) -> Option<&Kept> {
+        self.clients.get(&id.client).filter(|kept| kept.number >= id.number)
+    }
+
+    pub(super) fn keep(
+        &mut self,
+        index: u64,
+        id: RequestId,
+        wish: &Wish,
+        outcome: &Result<Verdict, String>,
+    ) {
         let run = match outcome {
             Ok(Verdict::Run(run)) => Some(*run),
             _ => None,
         };
         let refusal = outcome.as_ref().err().cloned();
-        self.clients.insert(id.client, Kept { number: id.number, refusal, run, index });
+        let kept = Kept { number: id.number, wish: wish_digest(wish), refusal, run, index };
+        self.clients.insert(id.client, kept);
         if self.clients.len() > CLIENTS {
             let oldest = self.clients.iter().min_by_key(|(_, kept)| kept.index);
             let oldest = oldest.map(|(client, _)| *client);
@@ -66,7 +83,13 @@ impl Outcomes {
 impl State {
     /// Whether the request was carried out or refused, or a later one of its client was.
     pub fn has_decided(&self, id: RequestId) -> bool {
-        self.outcomes.of(id).is_some()
+        self.outcomes.find(id).is_some()
+    }
+
+    /// Whether a request of this id was decided that asked for something else.
+    pub fn has_decided_another(&self, id: RequestId, wish: &Wish) -> bool {
+        let kept = self.outcomes.find(id).filter(|kept| kept.number == id.number);
+        kept.is_some_and(|kept| kept.wish != wish_digest(wish))
     }
 
     pub(super) fn once(
@@ -75,14 +98,14 @@ impl State {
         id: RequestId,
         wish: &Wish,
     ) -> Result<Verdict, String> {
-        let before = self.outcomes.of(id);
+        let before = self.outcomes.of(id, wish);
         #[cfg(feature = "planted")]
         let before = before.filter(|_| self.plant != Some(crate::plant::Plant::ApplyTwice));
         if let Some(outcome) = before {
             return outcome;
         }
         let outcome = self.grant(unix_ms, wish);
-        self.outcomes.keep(self.applied, id, &outcome);
+        self.outcomes.keep(self.applied, id, wish, &outcome);
         outcome
     }
 
@@ -106,4 +129,17 @@ impl State {
             Wish::Remove(coordinator) => self.remove(*coordinator),
         }
     }
+}
+
+/// Tells one wish from another. A token is known by its id: one that is accepted keeps its terms,
+/// whatever is said of them later.
+pub(crate) fn wish_digest(wish: &Wish) -> u64 {
+    let digest = match wish {
+        Wish::CreateToken(token) => blake3::hash(&token.id()),
+        wish => {
+            let bytes = rkyv::to_bytes::<rancor::Error>(wish);
+            blake3::hash(&bytes.expect("a wish is finite and needs no shared pointers"))
+        }
+    };
+    u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))
 }

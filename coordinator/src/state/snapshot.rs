@@ -8,6 +8,7 @@ use everstep_transport::protocol::codec;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
+use super::requests::ArchivedKept;
 use super::{ArchivedState, State};
 
 const DIGEST: usize = 32;
@@ -82,7 +83,8 @@ impl State {
 
 /// A digest of the layout: the vocabulary's, and what is the state's own.
 fn schema() -> u64 {
-    let layout = [codec::schema(), size_of::<ArchivedState>() as u64];
+    let sizes = [size_of::<ArchivedState>(), size_of::<ArchivedKept>()];
+    let layout = [codec::schema(), sizes[0] as u64, sizes[1] as u64];
     let digest = blake3::hash(&layout.map(u64::to_le_bytes).concat());
     u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))
 }

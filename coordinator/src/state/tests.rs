@@ -1,5 +1,6 @@
 use std::net::Ipv4Addr;
 
+use everstep_transport::identity::{JoinToken, Role, Terms};
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
@@ -482,6 +483,46 @@ fn a_request_is_carried_out_once_and_its_outcome_is_kept() {
     assert_eq!(state.events().iter().filter(draining).count(), 1);
 }
 
+/// A token that is always the same, good for so many nodes.
+fn made(uses: u32) -> Entry {
+    let secret = "A".repeat(43);
+    let token: JoinToken = format!("es1.AAAAAAAAAAAA.{secret}.{secret}").parse().expect("one");
+    let terms = Terms { uses: Some(uses), ..Terms::unlimited(Role::Worker) };
+    wish(1, Wish::CreateToken(token.accepted(terms)))
+}
+
+/// What was asked for first stands, and is remembered in snapshots, too.
+#[test]
+fn a_request_that_asks_for_something_else_under_the_same_id_is_refused() {
+    let (state, _) = replay(&[made(1)]);
+    let mut state = State::decode(&state.encode()).expect("its own bytes");
+    assert_eq!(state.apply(2, Term(1), &made(2)), Verdict::Accepted, "it keeps its terms");
+    let another = Wish::RevokeToken([0; 9]);
+    let refused = Verdict::Refused("its client has asked for something else".into());
+    assert_eq!(state.apply(3, Term(1), &wish(1, another.clone())), refused);
+    let left: Vec<_> = state.tokens().views().iter().map(|view| view.uses_left).collect();
+    assert_eq!(left, [Some(1)], "neither revoked nor made anew");
+    let id = |number| RequestId { client: 1, number };
+    let others = [1, 2, 0].map(|number| state.has_decided_another(id(number), &another));
+    assert_eq!(others, [true, false, false]);
+}
+
+/// A client may say again what was answered so long ago that it is not remembered.
+#[test]
+fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
+    let spend = |node| entry(Command::SpendToken { token: [0; 9], node: name(node) });
+    let mut entries = vec![made(1), spend("one")];
+    let others = 2..requests::CLIENTS as u64 + 2;
+    entries.extend(others.map(|client| {
+        let id = RequestId { client, number: 1 };
+        entry(Command::Request { id, wish: Wish::Cancel })
+    }));
+    entries.extend([made(1), spend("two"), spend("one")]);
+    let (_, verdicts) = replay(&entries);
+    let used_up = Verdict::NotAdmitted(Refusal::UsedUp { uses: 1 });
+    assert_eq!(verdicts[entries.len() - 3..], [Verdict::Accepted, used_up, Verdict::Accepted]);
+}
+
 #[test]
 fn of_the_newest_clients_the_outcomes_are_kept() {
     let ask = |client| {
@@ -492,8 +533,8 @@ fn of_the_newest_clients_the_outcomes_are_kept() {
     let entries: Vec<Entry> = clients.map(ask).collect();
     let (state, _) = replay(&entries);
     assert_eq!(state.outcomes.len(), requests::CLIENTS);
-    assert_eq!(state.outcomes.of(RequestId { client: 4, number: 1 }), None);
-    assert!(state.outcomes.of(RequestId { client: 5, number: 1 }).is_some());
+    assert!(!state.has_decided(RequestId { client: 4, number: 1 }));
+    assert!(state.has_decided(RequestId { client: 5, number: 1 }));
 }
 
 #[test]

@@ -38,11 +38,36 @@ impl Response {
     }
 }
 
+/// A request, before anybody has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub method: &'a str,
+    pub path: &'a str,
+    pub headers: &'a [(&'a str, &'a str)],
+    pub body: &'a str,
+}
+
+impl Request<'_> {
+    fn text(&self, api: SocketAddr) -> String {
+        let Self { method, path, headers, body } = self;
+        let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            head.push_str(&format!("host: {api}\r\n"));
+        }
+        headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
+        format!("{head}content-length: {}\r\n\r\n{body}", body.len())
+    }
+}
+
 /// Reads what is at a path of a coordinator that may be killed meanwhile.
 pub async fn try_look(api: SocketAddr, path: &str) -> Option<Response> {
-    let text = format!("GET {path} HTTP/1.1\r\nconnection: close\r\nhost: {api}\r\n\r\n");
+    try_ask(api, Request { method: "GET", path, headers: &[], body: "" }).await
+}
+
+/// Asks a coordinator that may be killed meanwhile.
+pub async fn try_ask(api: SocketAddr, request: Request<'_>) -> Option<Response> {
     let mut stream = TcpStream::connect(api).await.ok()?;
-    stream.write_all(text.as_bytes()).await.ok()?;
+    stream.write_all(request.text(api).as_bytes()).await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
     Response::parse(&answer).filter(Response::is_whole)
@@ -67,12 +92,7 @@ pub async fn ask(
     headers: &[(&str, &str)],
     body: &str,
 ) -> Response {
-    let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
-    if !headers.iter().any(|(name, _)| *name == "host") {
-        head.push_str(&format!("host: {api}\r\n"));
-    }
-    headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
-    let text = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+    let text = Request { method, path, headers, body }.text(api);
     let answer = tokio::time::timeout(PATIENCE, exchange(api, text.as_bytes()));
     let answer = answer.await.expect("an answer in time");
     Response::parse(&answer).expect("a head and a body")

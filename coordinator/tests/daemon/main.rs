@@ -8,6 +8,7 @@ mod operator;
 mod refusal;
 mod restart;
 mod run;
+mod said_again;
 mod several;
 mod support;
 

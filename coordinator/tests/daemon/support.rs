@@ -25,6 +25,9 @@ use crate::client::look;
 const DIR: &str = "EVERSTEP_TEST_DIR";
 const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
 const BOOTSTRAP: &str = "EVERSTEP_TEST_BOOTSTRAP";
+/// For one run.
+const EPHEMERAL: &str = "ephemeral";
+const LASTING: &str = "lasting";
 const JOIN: &str = "EVERSTEP_TEST_JOIN";
 const COORDINATORS: &str = "EVERSTEP_TEST_COORDINATORS";
 const HTTP_TOKEN: &str = "EVERSTEP_TEST_HTTP_TOKEN";
@@ -45,7 +48,7 @@ pub fn be_a_coordinator() {
     let (Some(dir), Ok(listen)) = (std::env::var_os(DIR), std::env::var(LISTEN)) else { return };
     let listen = listen.parse().expect("an address");
     let start = match (std::env::var_os(BOOTSTRAP), std::env::var(JOIN)) {
-        (Some(_), _) => Start::Bootstrap { ephemeral: true },
+        (Some(kind), _) => Start::Bootstrap { ephemeral: kind == EPHEMERAL },
         (None, Ok(token)) => {
             let named = std::env::var(COORDINATORS).expect("addresses");
             Start::Join { token, coordinators: vec![named.parse().expect("an address")] }
@@ -73,7 +76,7 @@ struct Process {
 
 impl Process {
     fn start(dir: &Path, listen: SocketAddr, bootstrap: bool, token: Option<&Path>) -> Self {
-        let bootstrap = bootstrap.then_some((BOOTSTRAP, OsStr::new("yes")));
+        let bootstrap = bootstrap.then_some((BOOTSTRAP, OsStr::new(EPHEMERAL)));
         let token = token.map(|path| (HTTP_TOKEN, path.as_os_str()));
         Self::start_with(dir, listen, bootstrap.into_iter().chain(token))
     }
@@ -217,6 +220,17 @@ impl Cluster {
     pub async fn idle(token: Option<&Path>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let process = Process::start(dir.path(), anywhere(), true, token);
+        Self::of(process, dir).await
+    }
+
+    /// Without a run, for as many as are submitted.
+    pub async fn lasting() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lasting = [(BOOTSTRAP, OsStr::new(LASTING))];
+        Self::of(Process::start_with(dir.path(), anywhere(), lasting), dir).await
+    }
+
+    async fn of(process: Process, dir: tempfile::TempDir) -> Self {
         let (address, api) = (process.address, process.api);
         let operator = operator(dir.path(), address).await;
         Self { address, api, operator, process: Some(process), dir: Arc::new(dir) }

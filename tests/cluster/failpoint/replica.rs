@@ -1,24 +1,31 @@
-//! One of several coordinators killed at every point between what it hears, writes, says and
-//! applies, and at every stage of a join: it comes back, and knows what the others know (I9, I14).
+//! A coordinator killed at every point between what it hears, writes, says and applies, and at
+//! every stage of a founding and a join: it comes back, and knows what the others know (I9, I14).
 //!
 //! [`DEATHS`] says for each point what happens when somebody dies there.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
 use everstep_coordinator::daemon::failpoint::AMONG;
+use everstep_transport::identity::{
+    Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, Terms,
+};
 use everstep_transport::protocol::{Wish, exemplars};
+use everstep_transport::quic::{EnrolError, enrol, renew};
 
-use super::failpoints;
-use crate::world::{Council, Member, Signal, World, show, until};
+use super::{block_on, failpoints};
+use crate::world::{Council, Member, Program, Signal, World, show, until};
 
 /// What happens when a coordinator dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum While {
+    /// It founds a cluster.
+    Founding,
     /// It joins a cluster that has a history.
     Joining,
     /// It leads, and another one joins.
@@ -33,15 +40,20 @@ enum While {
     Voting,
     /// It leads, and another one is removed.
     Removing,
+    /// It leads, and nodes ask to be admitted by a token that is good for one.
+    Spending,
 }
 
 /// Every point, and what happens.
 const DEATHS: &[(While, &[&str])] = &[
+    (While::Founding, &["laying_out", "begun", "laid_out"]),
+    (While::Founding, &["propose.found", "appended.found", "applied.found"]),
     (While::Joining, &["enrolled", "keyed", "laying_out", "laid_out", "told", "begun", "admitted"]),
     (While::Joining, &["snapshot.receive", "snapshot.write", "snapshot.written"]),
     (While::Joining, &["snapshot.installed", "fetch_history.send", "history.receive", "filled"]),
     (While::Admitting, &["fetch_keys.receive", "keys.send", "join.receive", "joined.send"]),
     (While::Admitting, &["snapshot.send", "fetch_history.receive", "history.send"]),
+    (While::Admitting, &["propose.coordinator", "appended.coordinator", "applied.coordinator"]),
     (While::Following, &["entries.receive", "batch.write", "batch.written"]),
     (While::Following, &["entries_answer.send", "batch.applied"]),
     (While::Leading, &["summons.receive", "vote.send", "ballot.receive"]),
@@ -49,6 +61,8 @@ const DEATHS: &[(While, &[&str])] = &[
     (While::HandingOver, &["summons.send"]),
     (While::Voting, &["vote.receive", "ballot.send"]),
     (While::Removing, &["propose.shut_out", "appended.shut_out", "applied.shut_out"]),
+    (While::Spending, &["admission.receive", "propose.spend_token", "appended.spend_token"]),
+    (While::Spending, &["applied.spend_token", "admission.send"]),
 ];
 
 /// How many clusters there are at once: they mostly wait.
@@ -71,15 +85,25 @@ struct Scene {
 
 impl Scene {
     fn begin(folder: PathBuf, count: usize, point: &'static str) -> Self {
-        let (council, log) = (Council::found(&folder, count, &[]), folder.join("failpoints"));
-        let mut scene = Self { council, point, log, runs: 0 };
+        let log = folder.join("failpoints");
+        if count == 0 {
+            return Self { council: Council::nowhere_yet(&folder), point, log, runs: 0 };
+        }
+        let mut scene = Self { council: Council::found(&folder, count, &[]), point, log, runs: 0 };
         scene.agree();
         scene
     }
 
+    /// What makes one die at the point.
     fn environment(&self) -> [(&'static str, String); 2] {
         let log = show(&self.log).to_string();
         [("FAILPOINTS", failpoints(self.point)), ("EVERSTEP_FAILPOINT_LOG", log)]
+    }
+
+    /// The same, for one that is started now.
+    fn doom(&self, mut command: Command) -> Command {
+        command.envs(self.environment());
+        command
     }
 
     /// Something more is agreed on, of which the history tells.
@@ -97,32 +121,62 @@ impl Scene {
 
     /// Starts one again, so that it dies at the point.
     fn arm(&mut self, at: usize) {
-        let environment = self.environment();
+        let [points, log] = self.environment();
+        // Elsewhere than before, it would have that agreed on first.
+        let api = ("EVERSTEP_HTTP", self.council.members[at].api.to_string());
+        let environment = [points, log, api];
         let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
         self.council.restart(at, &environment);
     }
 
-    /// Waits until somebody has died at the point; starts again whoever has ended.
-    fn revive(&mut self) {
-        until(self.point, || self.has_met().then_some(()));
-        until(self.point, || self.restart_ended().then_some(()));
+    /// The founder leads again, and dies at the point.
+    fn arm_leader(&mut self) {
+        self.arm(0);
+        self.council.until_agreed(3);
+        self.council.transfer(0, 3);
     }
 
-    /// Starts again whoever has ended; returns whether somebody has.
-    fn restart_ended(&mut self) -> bool {
-        let members = self.council.members.iter_mut().enumerate();
+    /// Waits until somebody has died at the point, which is written a moment before; starts again
+    /// whoever has ended, of that or otherwise.
+    fn revive(&mut self) {
+        until(self.point, || self.has_met().then_some(()));
+        let somebody_died = || self.council.members.iter().any(|it| it.program.was_killed());
+        until(self.point, || somebody_died().then_some(()));
+        let members = self.council.members.iter().enumerate();
         let ended = members.filter_map(|(at, member)| member.program.is_over().then_some(at));
         let ended: Vec<_> = ended.collect();
-        ended.iter().for_each(|at| self.council.restart(*at, &[]));
-        !ended.is_empty()
+        ended.into_iter().for_each(|at| self.council.restart(at, &[]));
+    }
+
+    /// One founds the cluster, and dies of that: the cluster goes on if it was there, and begins
+    /// anew if it was not; whoever wants the other is refused, and changes nothing.
+    fn found(&mut self) {
+        let dir = self.council.next_dir();
+        let first = self.doom(self.council.founding(&dir));
+        if let Some(founder) = Member::listening(first, dir.clone()) {
+            until(self.point, || founder.program.is_over().then_some(()));
+        }
+        assert!(self.has_met(), "{}: it died of something else", self.point);
+        let authority = || fs::read(dir.join("authority/authority.pem")).expect("it is there");
+        let (half, before) = (dir.join("unfinished").exists(), authority());
+        let again = || self.council.again(&dir, (Ipv4Addr::LOCALHOST, 0).into());
+        let (right, wrong, words) = match half {
+            true => (self.council.founding(&dir), again(), "nothing to start from"),
+            false => (again(), self.council.founding(&dir), "start without --bootstrap"),
+        };
+        let refused = Program::start(wrong).end();
+        assert_eq!(refused.code, Some(2), "{}: {refused:?}", self.point);
+        assert!(refused.block().contains(words), "{}: {refused:?}", self.point);
+        assert!(authority() == before, "{}: another cluster", self.point);
+        let founder = Member::listening(right, dir.clone()).expect("it listens");
+        assert_eq!(authority() == before, !half, "{}: whose cluster is it?", self.point);
+        self.council.members.push(founder);
     }
 
     /// Another one joins, and dies of that.
     fn join(&mut self) {
         let dir = self.council.next_dir();
-        let environment = self.environment();
-        let mut first = self.council.joining(&dir);
-        first.envs(environment.each_ref().map(|(name, value)| (*name, value.as_str())));
+        let first = self.doom(self.council.joining(&dir));
         if let Some(joined) = Member::listening(first, dir.clone()) {
             self.council.members.push(joined);
             return self.revive();
@@ -155,9 +209,7 @@ impl Scene {
 
     /// The others are to do without one, which ends by itself when they do for good.
     fn remove(&mut self) {
-        self.arm(0);
-        self.council.until_agreed(3);
-        self.council.transfer(0, 3);
+        self.arm_leader();
         let gone = self.council.members.remove(2);
         let id = gone.id();
         until("it is removed", || self.council.wish(Wish::Remove(id)).ok());
@@ -165,11 +217,57 @@ impl Scene {
         assert_eq!(gone.end().code, Some(0), "{}: it was told that it may go", self.point);
     }
 
-    /// The founder hands leadership over to the next, or tries to.
+    /// Nodes ask to be admitted until the token is used up, and the leader dies of one.
+    fn spend(&mut self) {
+        self.arm_leader();
+        let authority = self.council.members[0].dir.join("authority");
+        let token = JoinToken::create(&Authority::load(&authority).expect("the cluster's"));
+        let terms = Terms { uses: Some(1), ..Terms::unlimited(Role::Worker) };
+        assert_eq!(self.council.wish(Wish::CreateToken(token.accepted(terms))), Ok(()));
+        let doors: Vec<_> = self.council.members.iter().map(|member| member.address).collect();
+        let admitted = thread::scope(|scope| {
+            let asking = scope.spawn(|| use_up(&doors, &token));
+            self.revive();
+            asking.join().expect("no panic")
+        });
+        assert!(use_up(&doors, &token).is_none(), "{}: it was used twice", self.point);
+        if let Some(node) = admitted {
+            let renewed = |door: &_| block_on(renew(*door, &token, &node)).ok();
+            until("it is the same node", || doors.iter().find_map(renewed));
+        }
+    }
+
+    /// One stops in good order; if it leads, it hands that over.
+    fn stop(&mut self, at: usize) {
+        self.council.members[at].program.signal(Signal::TERM);
+        until(self.point, || self.council.members[at].program.is_over().then_some(()));
+    }
+
+    /// Whoever leads hands that over, and dies of it; again where, on a busy machine, another one
+    /// had come to lead.
     fn hand_over(&mut self) {
-        let leader = self.council.leader(3);
-        self.council.members[leader].program.signal(Signal::TERM);
-        until(self.point, || self.council.members[leader].program.is_over().then_some(()));
+        while !self.has_met() {
+            let leader = self.council.leader(3);
+            self.stop(leader);
+            if !self.has_met() {
+                self.arm(leader);
+            }
+        }
+        self.revive();
+    }
+
+    /// The founder hands leadership over to the next, which somebody dies of; again where, on a
+    /// busy machine, another one had come to lead.
+    fn elect(&mut self) {
+        while !self.has_met() {
+            self.council.transfer(0, 3);
+            self.stop(0);
+            let is_over = || self.has_met() || self.council.is_led(3);
+            until(self.point, || is_over().then_some(()));
+            if !self.has_met() {
+                self.council.restart(0, &[]);
+            }
+        }
         self.revive();
     }
 }
@@ -178,6 +276,7 @@ impl While {
     /// How many coordinators there are at first, and in the end.
     fn counts(self) -> (usize, usize) {
         match self {
+            Self::Founding => (0, 1),
             Self::Joining | Self::Admitting => (1, 2),
             Self::Removing => (3, 2),
             _ => (3, 3),
@@ -187,6 +286,7 @@ impl While {
     /// Somebody dies at the scene's point, and comes back.
     fn happen(self, scene: &mut Scene) {
         match self {
+            Self::Founding => scene.found(),
             Self::Joining => scene.join(),
             Self::Admitting => scene.admit(),
             Self::Following => {
@@ -199,20 +299,32 @@ impl While {
             Self::Leading => {
                 scene.arm(1);
                 scene.council.until_agreed(3);
-                scene.hand_over();
+                scene.elect();
             }
             Self::Voting => {
                 scene.arm(2);
                 scene.council.until_agreed(3);
-                scene.hand_over();
+                scene.elect();
             }
             Self::Removing => scene.remove(),
+            Self::Spending => scene.spend(),
             Self::HandingOver => {
                 (0..3).for_each(|at| scene.arm(at));
                 scene.hand_over();
             }
         }
     }
+}
+
+/// Whoever of some nodes, one after the other, is admitted by the token behind one of these doors;
+/// none once it is used up.
+fn use_up(doors: &[SocketAddr], token: &JoinToken) -> Option<Credentials> {
+    let mut doors = doors.iter().cycle();
+    until("the token is used up", || match block_on(enrol(*doors.next()?, token, Role::Worker)) {
+        Ok(node) => Some(Some(node)),
+        Err(EnrolError::Enrolment(EnrolmentError::Refused(Refusal::UsedUp { .. }))) => Some(None),
+        Err(_) => None,
+    })
 }
 
 #[test]

@@ -50,17 +50,27 @@ impl Council {
     /// A cluster that is founded with these flags, whose coordinators keep their files in this
     /// folder.
     pub fn found(folder: &Path, count: usize, flags: &[&str]) -> Self {
-        let mut council =
-            Self { folder: folder.to_path_buf(), members: Vec::new(), count: 0, wishes: 0 };
+        let mut council = Self::nowhere_yet(folder);
         let dir = council.next_dir();
-        fs::create_dir_all(folder).expect("a folder");
-        let founder = ["coordinator", "--dir", show(&dir), "--bootstrap"];
-        let founder = Member::listening(command(folder, &[&founder[..], flags].concat()), dir);
+        let mut founding = council.founding(&dir);
+        founding.args(flags);
+        let founder = Member::listening(founding, dir);
         council.members.push(founder.expect("it listens"));
         for _ in 1..count {
             council.join();
         }
         council
+    }
+
+    /// A folder for a cluster that nobody has founded.
+    pub fn nowhere_yet(folder: &Path) -> Self {
+        fs::create_dir_all(folder).expect("a folder");
+        Self { folder: folder.to_path_buf(), members: Vec::new(), count: 0, wishes: 0 }
+    }
+
+    /// What starts one that founds the cluster in this directory.
+    pub fn founding(&self, dir: &Path) -> Command {
+        command(&self.folder, &["coordinator", "--dir", show(dir), "--bootstrap"])
     }
 
     /// Another one joins.
@@ -112,7 +122,12 @@ impl Council {
         until("a leader", || self.members.iter().position(|member| member.leads(voters)))
     }
 
-    /// The same, once it is another one than this.
+    /// Whether one of them leads, and so many have a vote.
+    pub fn is_led(&self, voters: usize) -> bool {
+        self.members.iter().any(|member| member.leads(voters))
+    }
+
+    /// Which of them leads, once it is another one than this.
     pub fn leader_beside(&self, old: usize, voters: usize) -> usize {
         until("another leader", || {
             let mut others = self.members.iter().enumerate().filter(|(at, _)| *at != old);

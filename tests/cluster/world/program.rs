@@ -1,13 +1,13 @@
 //! Programs that run: what they print, what they leave, and the processes of a cluster.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, kill_process, waitid};
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -71,10 +71,18 @@ impl Program {
 
     /// Whether it has ended; how, it can be asked afterwards.
     pub fn is_over(&self) -> bool {
-        let child = WaitId::Pid(Pid::from_child(&self.child));
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         // One that was waited for is nobody's child any more.
-        !matches!(waitid(child, look), Ok(None))
+        !matches!(self.look(), Ok(None))
+    }
+
+    /// Whether it was ended by SIGKILL, its own or another's.
+    pub fn was_killed(&self) -> bool {
+        self.look().is_ok_and(|end| end.is_some_and(|end| end.killed()))
+    }
+
+    fn look(&self) -> io::Result<Option<WaitIdStatus>> {
+        let child = WaitId::Pid(Pid::from_child(&self.child));
+        Ok(waitid(child, WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?)
     }
 
     /// Waits for its end.

@@ -78,6 +78,17 @@ impl JoinToken {
         Self { id: random(), secret: random(), authority: authority.digest() }
     }
 
+    /// The token that whoever has the authority's key makes of these words, however often: nobody
+    /// else can, nor learns of one token what another is.
+    pub fn derived(authority: &Authority, words: &[u8]) -> Self {
+        let key = authority.secret_for("everstep 2026 join token of words");
+        let mut bytes = blake3::Hasher::new_keyed(&key).update(words).finalize_xof();
+        let (mut id, mut secret) = ([0; 9], [0; 32]);
+        bytes.fill(&mut id);
+        bytes.fill(&mut secret);
+        Self { id, secret, authority: authority.digest() }
+    }
+
     /// A new token for the cluster of a node that has these credentials.
     ///
     /// # Errors

@@ -120,6 +120,21 @@ fn a_request_that_is_refused_answers_nobody_else() {
     assert_eq!(world.hear(other), [Message::Answer { id, refusal: None, run: None }]);
 }
 
+/// What was asked for first under an id may be decided while something else is asked for under it.
+#[test]
+fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() {
+    let (mut world, links) = World::training(3);
+    let drain = Wish::Drain(world.id(links[2]));
+    world.holds_back = true;
+    let other = world.connect(Role::Operator, "another");
+    world.request(1, drain);
+    world.say(other, request(1, Wish::Cancel));
+    world.catch_up();
+    assert_eq!(world.hear(world.operator), [answer(1, None)]);
+    let refused = answer(1, Some("its client has asked for something else"));
+    assert_eq!(world.hear(other), [refused]);
+}
+
 /// Before the cluster is founded, nobody can be told who leads.
 #[test]
 fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {

@@ -1,5 +1,6 @@
-//! Where one of several coordinators may be made to fail: what replicas say to each other, what one
-//! of them has on its way to the disk, and how one joins.
+//! Where a cluster's coordinators may be made to fail: how it is founded, how one joins, what
+//! replicas say to each other, what one of them has on its way to the disk, and how nodes are
+//! admitted that have a token.
 
 use super::find;
 use crate::raft::{self, Batch};
@@ -7,7 +8,8 @@ use crate::raft::{self, Batch};
 /// See the module.
 pub const AMONG: &[&str] = &[
     // One that joins has a certificate; has the keys; has half of its directory, and all of it; was
-    // told its id; has an empty log; has written that it is one of them.
+    // told its id; has an empty log; has written that it is one of them. One that founds a cluster
+    // has half of its directory; has its log; has all of it.
     "enrolled",
     "keyed",
     "laying_out",
@@ -20,6 +22,13 @@ pub const AMONG: &[&str] = &[
     "keys.send",
     "join.receive",
     "joined.send",
+    // The cluster begins, and one more is to be one of them: see the entries of one alone.
+    "propose.found",
+    "appended.found",
+    "applied.found",
+    "propose.coordinator",
+    "appended.coordinator",
+    "applied.coordinator",
     // Another one is to lead.
     "summons.receive",
     "summons.send",
@@ -50,6 +59,12 @@ pub const AMONG: &[&str] = &[
     "propose.shut_out",
     "appended.shut_out",
     "applied.shut_out",
+    // A node that has a token was judged, and a use of the token is to be spent; it is told.
+    "admission.receive",
+    "propose.spend_token",
+    "appended.spend_token",
+    "applied.spend_token",
+    "admission.send",
 ];
 
 /// The point of what one replica says to another, if it has one.
