@@ -188,6 +188,11 @@ impl Cluster {
         self.coordinators.leader_pid()
     }
 
+    /// The process of a coordinator that follows.
+    pub(crate) fn follower_pid(&self) -> Option<u32> {
+        self.coordinators.follower_pid()
+    }
+
     /// Whether all coordinators that were started here are there, and one is known to lead.
     pub(crate) fn is_led(&self) -> bool {
         self.coordinators.are_whole()

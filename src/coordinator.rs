@@ -9,6 +9,7 @@ mod remove;
 mod status;
 mod transfer;
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 
 use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Ended, Options, Start};
@@ -39,14 +40,16 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     let CoordinatorFlags { dir, listen, http, .. } = flags;
     let files = dir.display().to_string();
     let place = format!("{files} on {listen}");
+    let serves = Cell::new(false);
     let ready = |Addresses { links, api }| {
+        serves.set(true);
         let api = api.map(|api: SocketAddr| format!("http://{api}"));
         tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
         announce(&serde_json::json!({ "address": links, "api": api }));
     };
     match daemon::run(Options { dir, listen, start, http: http.options() }, ready) {
-        Ok(Ended::Stopped) => Err(stopped(Exit::Terminated, "SIGTERM").at(place)),
-        Ok(Ended::Interrupted) => Err(stopped(Exit::Interrupted, "SIGINT").at(place)),
+        Ok(Ended::Stopped) => Err(stopped(Exit::Terminated, "SIGTERM", serves.get()).at(place)),
+        Ok(Ended::Interrupted) => Err(stopped(Exit::Interrupted, "SIGINT", serves.get()).at(place)),
         Ok(Ended::Removed) => {
             logging::conclude(format_args!(
                 "the coordinator was removed: the others go on without it, and need nothing of \
@@ -63,10 +66,17 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
 }
 
 /// The end of one that has nothing more to say to the others: as of a worker that was drained.
-fn stopped(exit: Exit, signal: &str) -> Failure {
+fn stopped(exit: Exit, signal: &str, served: bool) -> Failure {
+    let (state, next) = match served {
+        true => (
+            "what it has agreed to is on its disk",
+            "start it again with the same --dir and --listen, and it goes on",
+        ),
+        false => ("it was no coordinator yet", "start it again with the same flags"),
+    };
     Failure::new(exit, "the coordinator has stopped")
-        .because(format!("it was told to by {signal}; what it has agreed to is on its disk"))
-        .next("start it again with the same --dir and --listen, and it goes on")
+        .because(format!("it was told to by {signal}; {state}"))
+        .next(next)
 }
 
 /// What an operator does with the coordinators of a cluster.

@@ -115,6 +115,12 @@ impl Churn {
         self.until_cluster("led", led).await
     }
 
+    /// The process of a coordinator that follows, once that is so.
+    pub(super) async fn until_followed(&mut self) -> Result<u32, Failure> {
+        let led = |cluster: &Cluster| cluster.follower_pid().filter(|_| cluster.is_led());
+        self.until_cluster("led", led).await
+    }
+
     async fn until_cluster<T>(
         &mut self,
         what: &str,

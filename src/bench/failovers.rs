@@ -128,16 +128,19 @@ fn steps(flags: &FailoversFlags, registry: &Registry) -> Result<u64, Failure> {
     demo::steps_within(round * flags.kills + REST, &resolved, &RunText::find(&resolved)?)
 }
 
-/// Takes the leader from a cluster that is whole, and waits until another one leads and
-/// training has gone on.
+/// Takes a coordinator from a cluster that is whole, and waits until one leads and training has
+/// gone on.
 async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover, Failure> {
     churn.until_whole().await?;
-    let leader = churn.until_led().await?;
+    let taken = match flags.follower {
+        true => churn.until_followed().await?,
+        false => churn.until_led().await?,
+    };
     churn.rest(LOOK).await?;
     let victim = if flags.with_worker { churn.victim() } else { None };
     let event = churn.progress().events.last().map_or(0, |event| event.number);
     let (killed_at, began) = (churn::unix_ms(), Instant::now());
-    send(leader, if flags.stop.is_some() { Signal::STOP } else { Signal::KILL })?;
+    send(taken, if flags.stop.is_some() { Signal::STOP } else { Signal::KILL })?;
     if let Some((_, process)) = victim {
         send(process, Signal::KILL)?;
     }
@@ -148,7 +151,7 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
     if let Some(time) = flags.stop {
         churn.rest(time.saturating_sub(began.elapsed())).await?;
         (woken_at, last) = (Some(churn::unix_ms()), Instant::now());
-        send(leader, Signal::CONT)?;
+        send(taken, Signal::CONT)?;
     }
     let step = churn.progress().step().0;
     churn.until("going on", |progress| (progress.step().0 >= step + SETTLED).then_some(())).await?;
@@ -241,7 +244,7 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
     if flags.churn.json {
         return output::print(json!({
             "failovers": count, "coordinators": replicas, "workers": flags.churn.workers,
-            "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()), "step_ms": step_ms,
+            "followers": flags.follower, "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()), "step_ms": step_ms,
             "back_ms": back.json(), "gap_ms": gaps.json(), "calm_ms": calm.json(),
             "wake_ms": wakes.as_ref().map(Times::json),
             "stall_ms": stall.map(|stall| stall.json()), "steps": report.steps,
@@ -250,6 +253,7 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
             "generations": report.generations.len(), "hash_equal": equal,
         }));
     }
+    let who = if flags.follower { "followers" } else { "leaders" };
     let what = if flags.stop.is_some() { "stopped" } else { "killed" };
     let stall = stall.map_or(String::new(), |stall| {
         format!("  stall   {}  (kill to next commit without the worker)\n", stall.words())
@@ -259,8 +263,8 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
     });
     let verdict = if equal { "equal" } else { "DIFFERENT" };
     output::print(format_args!(
-        "{count} leaders of {replicas} {what}, a step takes {step_ms:.1} ms\n  \
-           back    {}  (kill to the answer of the next leader)\n  \
+        "{count} {who} of {replicas} {what}, a step takes {step_ms:.1} ms\n  \
+           back    {}  (kill to the answer of who leads then)\n  \
            gap     {}  (longest step of the second after each, less a step)\n{wake}  \
            calm    {}  (the same of the second before each)\n{stall}  \
            {redone} steps redone, {} lost; samples: {} lost, {} repeated; bits: {verdict}",

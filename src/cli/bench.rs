@@ -106,6 +106,9 @@ pub struct FailoversFlags {
     /// looked at in the second after it stops, and apart in the second after it goes on
     #[arg(long, value_name = "TIME", env = "EVERSTEP_STOP", value_parser = duration)]
     pub stop: Option<Duration>,
+    /// Take one that follows: what training notices of this is the process, not the leadership
+    #[arg(long, env = "EVERSTEP_FOLLOWER", value_parser = BoolishValueParser::new())]
+    pub follower: bool,
     /// Kill a worker at the same moment; another one is started
     #[arg(long, env = "EVERSTEP_WITH_WORKER", value_parser = BoolishValueParser::new())]
     pub with_worker: bool,

@@ -88,7 +88,16 @@ impl Coordinators {
 
     /// The process of the one that leads, if that is known.
     pub(super) fn leader_pid(&self) -> Option<u32> {
-        self.listed().find(|(_, _, leads)| *leads).and_then(|(seat, _, _)| seat.pid())
+        self.pid_of(true)
+    }
+
+    /// The process of one that follows.
+    pub(super) fn follower_pid(&self) -> Option<u32> {
+        self.pid_of(false)
+    }
+
+    fn pid_of(&self, leader: bool) -> Option<u32> {
+        self.listed().find(|(_, _, leads)| *leads == leader).and_then(|(seat, _, _)| seat.pid())
     }
 
     /// Whether all of them can be asked, and one is known to lead.

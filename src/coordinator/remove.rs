@@ -44,8 +44,9 @@ async fn until_gone(operator: &mut Operator, id: CoordinatorId) -> Result<(), Op
         }
         if began.elapsed() > SILENCE && !told {
             output::say(format_args!(
-                "waiting until the others do without coordinator {id}: they take in those that \
-                 learn the log first; `everstep coordinator status` tells how they stand"
+                "waiting until the others do without coordinator {id}: those that learn the log \
+                 are taken in first, and told what has happened; `everstep coordinator status` \
+                 tells how they stand"
             ));
             told = true;
         }

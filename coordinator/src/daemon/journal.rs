@@ -80,7 +80,11 @@ impl Journal {
         cluster: [u8; 32],
         log_begins: u64,
     ) -> Result<(Self, Vec<Frame>), JournalError> {
-        let opened = Self::read(path.to_path_buf(), cluster, log_begins);
+        let opened = Self::read(path.to_path_buf(), cluster, log_begins).and_then(|opened| {
+            // A predecessor may have been killed before it made sure of what is counted on here.
+            opened.0.file.sync_data()?;
+            Ok(opened)
+        });
         opened.map_err(|problem| JournalError { path: path.to_path_buf(), problem })
     }
 

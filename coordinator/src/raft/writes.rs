@@ -24,6 +24,16 @@ pub(super) struct Waiting {
     pub(super) effects: Vec<Effect>,
 }
 
+impl Waiting {
+    /// What comes behind it waits for the same batch.
+    fn join(&mut self, next: Self) {
+        self.ready = next.ready.or(self.ready); // Raft takes it for all before
+        self.term = next.term;
+        self.installed = next.installed.or(self.installed);
+        self.effects.extend(next.effects);
+    }
+}
+
 /// The batches so far.
 pub(super) struct Writes {
     given: u64,
@@ -64,7 +74,10 @@ impl Writes {
     /// Something waits for the newest batch, or for nothing if that is durable.
     pub(super) fn wait(&mut self, waiting: Waiting) {
         self.held += waiting.effects.len();
-        self.waiting.push_back(waiting);
+        match self.waiting.back_mut().filter(|last| last.batch == waiting.batch) {
+            Some(last) => last.join(waiting),
+            None => self.waiting.push_back(waiting),
+        }
     }
 
     /// A batch is durable, and so are all before.
@@ -87,9 +100,10 @@ impl Replica {
         self.writes.are_under_way()
     }
 
-    /// Whether the time-out of an election rests.
+    /// Whether time-outs rest: none is elected meanwhile, and who was has nothing to say before its
+    /// term is durable.
     pub(super) fn must_rest(&self) -> bool {
-        !self.is_elected() && self.is_writing()
+        !self.leads() && self.is_writing()
     }
 
     /// Whether a message is as good as lost: the disk stands still, and enough waits to be said

@@ -22,6 +22,18 @@ use crate::state::{Command, Coordinator, Entry};
 
 /// How often what the log is to say is said again, until it does.
 const PAUSE: Duration = Duration::from_millis(500);
+/// For so long whoever has lost its link may come back by itself.
+const ABSENCE: Duration = Duration::from_secs(10);
+/// In so much time millions of steps of history are told; what nobody has can be told by nobody.
+const TELLING: Duration = Duration::from_secs(120);
+
+/// Since when somebody is kept who may tell this coordinator what it lacks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    since: Time,
+    /// When there was a link last.
+    linked: Time,
+}
 
 impl Seat {
     /// The names of coordinators that are to have no link any more.
@@ -139,8 +151,7 @@ impl Seat {
 
     fn shut_out_who_left(&mut self, now: Time) {
         let leaving = self.core.state().leaving();
-        // Who leaves may be the only one to tell what this coordinator lacks.
-        if self.lacks_history && leaving.iter().any(|view| self.peers.is_linked(&view.name)) {
+        if self.may_yet_be_told(now, &leaving) {
             return;
         }
         let is_left = |view: &&CoordinatorView| {
@@ -154,6 +165,19 @@ impl Seat {
             let command = Command::ShutOut { coordinator: view.id };
             self.propose(encode(&Entry { unix_ms: self.core.unix_ms(now), command }));
         }
+    }
+
+    /// Whether who leaves may tell what this coordinator lacks of the history, and be the only one.
+    fn may_yet_be_told(&mut self, now: Time, leaving: &[CoordinatorView]) -> bool {
+        if !self.lacks_history || leaving.is_empty() {
+            self.kept = None;
+            return false;
+        }
+        let kept = self.kept.get_or_insert(Kept { since: now, linked: now });
+        if leaving.iter().any(|view| self.peers.is_linked(&view.name)) {
+            kept.linked = now;
+        }
+        now.since(kept.linked) < ABSENCE && now.since(kept.since) < TELLING
     }
 
     /// Founds the cluster, or says where it is found by now, until the log says the same.

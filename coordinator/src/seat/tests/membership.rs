@@ -46,11 +46,24 @@ fn of_two_either_can_be_removed() {
 /// The history is no part of the log: who has come late to that may not have it yet.
 #[test]
 fn i13_nobody_is_let_go_while_it_can_tell_the_leader_of_history_that_this_lacks() {
-    let ways: [fn(&mut World, u64); 2] = [
-        |world, it| world.seats.get_mut(&it).expect("it leads").restore_history(Vec::new()),
-        |world, _| world.kill(1), // nobody can be told any more
-    ];
-    for way in ways {
+    type Way = fn(&mut World, u64);
+    let told: Way =
+        |world, it| world.seats.get_mut(&it).expect("it leads").restore_history(Vec::new());
+    let restarted: Way = |world, it| {
+        world.kill(1);
+        world.pass(5_000);
+        assert_eq!(world.shut_out.len(), 0, "it may come back");
+        world.start(1, own(1));
+        world.pass(6_000);
+        assert_eq!(world.shut_out.len(), 0, "it has come back");
+        world.seats.get_mut(&it).expect("it leads").restore_history(Vec::new());
+    };
+    let gone: Way = |world, _| {
+        world.kill(1);
+        world.pass(10_000);
+    };
+    let dumb: Way = |world, _| world.pass(120_000);
+    for way in [told, restarted, gone, dumb] {
         let mut world = World::founded();
         let stays = world.join(2);
         world.pass(1_000);
