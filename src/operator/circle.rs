@@ -178,8 +178,9 @@ impl Circle {
 impl Knowledge {
     /// Takes what is newer; returns whether the list of members is.
     fn learn(&mut self, told: Self) -> bool {
-        // One that has lost its leader knows less than one that has found the next.
-        if told.term > self.term || told.term == self.term && told.leader.is_some() {
+        // One that has lost its leader knows less than one that has found the next. It may even
+        // have lost an election, in a term in which nobody ever leads.
+        if told.term >= self.term && told.leader.is_some() {
             (self.term, self.leader) = (told.term, told.leader);
         }
         let newer = told.revision > self.revision;
@@ -235,15 +236,16 @@ mod tests {
     }
 
     #[test]
-    fn the_later_term_is_right_about_who_leads() {
+    fn the_later_term_is_right_about_who_leads_and_says_nothing_where_nobody_does() {
         let mut known = Knowledge::default();
         assert!(known.learn(told(3, 4, Some(1))));
         for (news, leader) in [
             (told(3, 3, Some(7)), Some(1)),
             (told(3, 4, None), Some(1)),
-            (told(3, 5, None), None),
-            (told(3, 4, Some(1)), None),
+            (told(3, 5, None), Some(1)),
+            (told(3, 4, Some(1)), Some(1)),
             (told(3, 5, Some(7)), Some(7)),
+            (told(3, 4, Some(1)), Some(7)),
         ] {
             assert!(!known.learn(news), "no newer list");
             assert_eq!(known.leader, leader);

@@ -145,7 +145,8 @@ impl World {
 
     fn led_by(&mut self, term: Term, leader: Option<usize>) {
         let (known, before) = self.operator.leader;
-        if term < known || term == known && leader.is_none() {
+        // A term without a leader may never have one.
+        if term < known || leader.is_none() {
             return;
         }
         self.operator.leader = (term, leader);
