@@ -244,7 +244,8 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
     if flags.churn.json {
         return output::print(json!({
             "failovers": count, "coordinators": replicas, "workers": flags.churn.workers,
-            "followers": flags.follower, "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()), "step_ms": step_ms,
+            "followers": flags.follower, "step_ms": step_ms,
+            "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()),
             "back_ms": back.json(), "gap_ms": gaps.json(), "calm_ms": calm.json(),
             "wake_ms": wakes.as_ref().map(Times::json),
             "stall_ms": stall.map(|stall| stall.json()), "steps": report.steps,
