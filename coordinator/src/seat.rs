@@ -209,7 +209,7 @@ pub struct Seat {
     /// Another coordinator has to tell what happened before its snapshot.
     lacks_history: bool,
     /// Who leaves is kept for that.
-    kept: Option<membership::Kept>,
+    teller: Option<membership::Teller>,
     /// The replicas, as this disk has them.
     settled: Members,
     /// Who may have been removed, by the ticket of a read that will tell.
@@ -293,7 +293,7 @@ impl Seat {
             core_ticked: now,
             introduced: None,
             said_who_left: None,
-            kept: None,
+            teller: None,
             past: Some(history),
             lacks_history,
             doubts: BTreeMap::new(),

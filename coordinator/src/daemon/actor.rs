@@ -67,7 +67,7 @@ struct Written(Result<(u64, usize), CoordinatorError>);
 /// this was [`Coordinator::restores`].
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Kept(u64, Result<(), CoordinatorError>);
+struct HistoryKept(u64, Result<(), CoordinatorError>);
 
 /// Whose admission is being agreed on, and who waits for that.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
@@ -337,10 +337,10 @@ impl Handler<Written> for Coordinator {
     }
 }
 
-impl Handler<Kept> for Coordinator {
+impl Handler<HistoryKept> for Coordinator {
     type Result = ();
 
-    fn handle(&mut self, Kept(before, done): Kept, _: &mut Self::Context) {
+    fn handle(&mut self, HistoryKept(before, done): HistoryKept, _: &mut Self::Context) {
         self.keeps = false;
         match done.and_then(|()| self.restored(before)) {
             Ok(()) => self.happen(Input::Tick),

@@ -47,7 +47,7 @@ impl Seat {
             raft::Effect::Leads(term) => {
                 (self.leads, self.leader) = (Some(term), Some(self.peers.own()));
                 self.heard.begin(now);
-                (self.said_who_left, self.kept) = (None, None);
+                (self.said_who_left, self.teller) = (None, None);
                 self.transferred(self.leader);
                 self.core.handle(now, core::Input::Elected { term });
                 let leader = Some(self.peers.own().0);

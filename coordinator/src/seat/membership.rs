@@ -29,7 +29,7 @@ const TELLING: Duration = Duration::from_secs(120);
 
 /// Since when somebody is kept who may tell this coordinator what it lacks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
+pub(super) struct Teller {
     since: Time,
     /// When there was a link last.
     linked: Time,
@@ -170,14 +170,14 @@ impl Seat {
     /// Whether who leaves may tell what this coordinator lacks of the history, and be the only one.
     fn may_yet_be_told(&mut self, now: Time, leaving: &[CoordinatorView]) -> bool {
         if !self.lacks_history || leaving.is_empty() {
-            self.kept = None;
+            self.teller = None;
             return false;
         }
-        let kept = self.kept.get_or_insert(Kept { since: now, linked: now });
+        let teller = self.teller.get_or_insert(Teller { since: now, linked: now });
         if leaving.iter().any(|view| self.peers.is_linked(&view.name)) {
-            kept.linked = now;
+            teller.linked = now;
         }
-        now.since(kept.linked) < ABSENCE && now.since(kept.since) < TELLING
+        now.since(teller.linked) < ABSENCE && now.since(teller.since) < TELLING
     }
 
     /// Founds the cluster, or says where it is found by now, until the log says the same.

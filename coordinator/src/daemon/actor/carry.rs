@@ -9,7 +9,7 @@ use everstep_transport::quic::{Encoded, LinkError};
 use tokio::task::spawn_blocking;
 
 use super::outfit::recalled;
-use super::{Coordinator, Kept};
+use super::{Coordinator, HistoryKept};
 use crate::core::LinkId;
 use crate::daemon::CoordinatorError;
 #[cfg(feature = "failpoints")]
@@ -150,7 +150,7 @@ impl Coordinator {
             let (file, own) = (self.journal.file()?, self.own.clone());
             spawn_blocking(move || {
                 let done = file.make_durable().map_err(CoordinatorError::from);
-                own.do_send(Kept(before, done));
+                own.do_send(HistoryKept(before, done));
             });
         }
         Ok(())
