@@ -17,14 +17,13 @@ use everstep_coordinator::http::HttpError;
 use everstep_coordinator::log::{LogError, StoreError};
 
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, disk_advice};
 use crate::{announce, logging, supervision, worker};
 
 /// What to do about files that hold what has happened.
-const HISTORY: &str = "if the disk is full, make room and start it again: nothing that it has said \
-                       is lost; a damaged file cannot be mended: if most of the coordinators live, \
-                       remove this one and let another join with an empty directory, else found a \
-                       new cluster; one of another version needs that version";
+const HISTORY: &str = "a damaged file cannot be mended: if most of the coordinators live, remove \
+                       this one and let another join with an empty directory, else found a new \
+                       cluster; one of another version needs that version";
 
 /// What to do about an API that everyone could read.
 const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every request has to show: \
@@ -59,6 +58,7 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
         }
         Err(error) => {
             let (exit, next) = advice(&error);
+            let next = disk_advice(&error).unwrap_or(next);
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }

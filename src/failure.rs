@@ -1,7 +1,8 @@
 //! How a verb ends badly: one block on stderr, and the exit code that scripts rely on.
 
-use std::fmt;
+use std::error::Error;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use crate::config::ConfigError;
 
@@ -82,5 +83,25 @@ impl From<ConfigError> for Failure {
             .at(error.place)
             .because(error.problem)
             .next(error.advice)
+    }
+}
+
+/// What to do about a disk that takes nothing, if one is at the bottom of the error.
+pub(crate) fn disk_advice(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let Some(cause) = error.downcast_ref::<io::Error>() else {
+        return disk_advice(error.source()?);
+    };
+    match cause.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            Some("make room on its disk and start it again: nothing that it has said is lost")
+        }
+        io::ErrorKind::ReadOnlyFilesystem => Some(
+            "mount its file system so that it can be written (after a disk failed: on a disk that \
+             works) and start it again: nothing that it has said is lost",
+        ),
+        io::ErrorKind::PermissionDenied => Some(
+            "have this user own the directory, or name one with --dir that this user may write",
+        ),
+        _ => None,
     }
 }

@@ -9,7 +9,10 @@ pub enum StoreError {
     /// Another process has the file open.
     #[error("another process has it open: does a coordinator run in this directory already?")]
     InUse,
-    /// The disk has failed, is full, or holds no database.
+    /// The disk has failed, is full, or cannot be written.
+    #[error("{0}")]
+    Disk(#[source] std::io::Error),
+    /// The file holds no database.
     #[error("{0}")]
     Database(redb::Error),
     /// The file is damaged in a way that the database's code did not foresee.
@@ -43,6 +46,7 @@ impl<E: Into<redb::Error>> From<E> for StoreError {
     fn from(error: E) -> Self {
         match error.into() {
             redb::Error::DatabaseAlreadyOpen => Self::InUse,
+            redb::Error::Io(error) => Self::Disk(error),
             error => Self::Database(error),
         }
     }

@@ -77,7 +77,7 @@ impl ReplicaStore {
     /// [`Kept::founded_by`] for the first of a cluster, the default for one that joins.
     ///
     /// # Errors
-    /// [`StoreError::Database`].
+    /// [`StoreError::Disk`], [`StoreError::Database`].
     pub fn create(disk: impl StorageBackend, owner: Owner, kept: &Kept) -> Result<(), StoreError> {
         guarded(|| {
             let (base, none) = (kept.base, Digest::default());
