@@ -55,6 +55,7 @@ use self::links::{Links, Phase};
 use self::operators::Requests;
 use self::partition::Partition;
 use self::past::Past;
+pub(crate) use self::past::TELLING;
 use self::reign::{Guide, Reign};
 use self::silence::Silence;
 use self::view::Watchers;
@@ -362,7 +363,7 @@ impl Core {
 
     fn install(&mut self, now: Time, state: State) {
         self.deposed(now);
-        self.past = Past::of(&state);
+        self.past = Past::of(&state, now);
         self.state = state;
         #[cfg(feature = "planted")]
         self.plant.into_iter().for_each(|plant| self.state.plant = Some(plant));

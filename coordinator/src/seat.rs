@@ -208,6 +208,8 @@ pub struct Seat {
     past: Option<Vec<Frame>>,
     /// Another coordinator has to tell what happened before its snapshot.
     lacks_history: bool,
+    /// A snapshot comes from another coordinator, not from the disk.
+    has_begun: bool,
     /// Who leaves is kept for that.
     teller: Option<membership::Teller>,
     /// The replicas, as this disk has them.
@@ -257,9 +259,8 @@ impl Seat {
 
     /// Its first effects, which go through what the disk holds: the history goes as far.
     fn begin(&mut self, now: Time) -> Result<(), SeatError> {
-        let lacks_history = self.lacks_history;
         self.advance(now)?;
-        self.lacks_history = lacks_history;
+        self.has_begun = true;
         Ok(())
     }
 
@@ -296,6 +297,7 @@ impl Seat {
             teller: None,
             past: Some(history),
             lacks_history,
+            has_begun: false,
             doubts: BTreeMap::new(),
             doubts_before: 0,
             effects: VecDeque::new(),

@@ -139,6 +139,7 @@ impl Core {
     }
 
     pub(super) fn tick(&mut self, now: Time) {
+        self.past.tick(now);
         if self.leader().is_none() {
             return;
         }

@@ -60,7 +60,7 @@ impl Core {
         let same = watched.is_none() || watched == run;
         let lines = if same { self.past.lines_after(step) } else { &[] };
         let events = self.past.events_after(event);
-        let last = lines.len() <= PAGE && events.len() <= PAGE;
+        let last = self.past.is_whole() && lines.len() <= PAGE && events.len() <= PAGE;
         Update {
             run,
             lines: lines.iter().take(PAGE).cloned().collect(),

@@ -134,7 +134,7 @@ impl Seat {
         if !snapshot.bytes.is_empty() {
             let state = State::decode(&snapshot.bytes)?;
             self.core.handle(now, core::Input::Installed(Box::new(state)));
-            self.lacks_history = true;
+            self.lacks_history |= self.has_begun;
             self.learn_of_peers();
         }
         self.since_snapshot = (0, 0);
@@ -153,9 +153,11 @@ impl Seat {
         }
     }
 
-    /// What the history says of entries that are not in the log any more.
+    /// What the history says of entries that are not in the log any more, if all of it is there.
     fn begin_past(&mut self) {
-        if let Some(frames) = self.past.take() {
+        if let Some(frames) = self.past.take()
+            && !self.lacks_history
+        {
             let index = self.core.state().index();
             let known = frames.into_iter().filter(|frame| frame.index <= index);
             self.core.restore_history(known);

@@ -16,7 +16,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::{Effect, FIRST_DOUBT, Seat, encode, peers};
-use crate::core::{self, LinkId};
+use crate::core::{self, LinkId, TELLING};
 use crate::raft::ReplicaId;
 use crate::state::{Command, Coordinator, Entry};
 
@@ -24,8 +24,6 @@ use crate::state::{Command, Coordinator, Entry};
 const PAUSE: Duration = Duration::from_millis(500);
 /// For so long whoever has lost its link may come back by itself.
 const ABSENCE: Duration = Duration::from_secs(10);
-/// In so much time millions of steps of history are told; what nobody has can be told by nobody.
-const TELLING: Duration = Duration::from_secs(120);
 
 /// Since when somebody is kept who may tell this coordinator what it lacks.
 #[derive(Clone, Copy, Debug)]

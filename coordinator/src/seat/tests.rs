@@ -55,6 +55,8 @@ struct World {
     stalled: Option<u64>,
     /// Who hears nothing of the log.
     deaf: Option<u64>,
+    /// Whether the others tell what happened before a snapshot.
+    tells: bool,
     /// The newest snapshot that one sent to another.
     snapshot: Option<Message>,
 }
@@ -96,6 +98,7 @@ impl World {
             struck: None,
             stalled: None,
             deaf: None,
+            tells: true,
             snapshot: None,
         };
         world.start(1, own(1));
@@ -358,7 +361,7 @@ impl World {
 
     /// The others have told a seat what happened before the snapshot that it has installed.
     fn recall(&mut self, id: u64) {
-        let Some(seat) = self.seats.get_mut(&id) else { return };
+        let Some(seat) = self.seats.get_mut(&id).filter(|_| self.tells) else { return };
         let known = self.history.range(..=seat.core.state().index());
         seat.restore_history(known.map(|(_, frame)| frame.clone()).collect());
     }

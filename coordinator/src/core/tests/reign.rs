@@ -187,6 +187,33 @@ fn an_installed_snapshot_is_what_the_coordinator_knows() {
     assert_eq!(other.lines_after(Step(0)), world.journal);
 }
 
+/// Whoever was told the end of a run would look for its lines no more.
+#[test]
+fn i13_lines_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=2);
+    world.report_lines(links[0], 1..=2);
+    let state = State::decode(&world.core.state().encode()).expect("it was just made");
+    world.give(Input::Installed(Box::new(state)));
+    let generation = world.generation();
+    let command = Command::Lines { generation, lines: lines(generation, 3..=3) };
+    world.log.push_back(Entry { unix_ms: 1, command });
+    world.term = Term(2);
+    world.give(Input::Elected { term: Term(2) });
+    world.operator = world.connect(Role::Operator, "operator");
+    world.request(1, Wish::Cancel);
+    world.hear(world.operator);
+    let mut told = |millis| {
+        world.pass(millis, &[]);
+        let update = world.watch(0, 0);
+        (update.lines.len(), update.outcome == Outcome::Running)
+    };
+    assert_eq!(told(0), (0, true));
+    let telling = TELLING.as_millis() as u64;
+    assert_eq!(told(telling - 1_000), (0, true), "somebody may yet tell");
+    assert_eq!(told(1_000), (1, false), "nobody can tell");
+}
+
 /// It lost and won an election while nobody looked: another one may have led between.
 #[test]
 fn between_two_reigns_everyone_is_let_go_and_let_in_again() {

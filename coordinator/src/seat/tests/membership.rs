@@ -237,3 +237,15 @@ fn one_that_died_while_it_learned_holds_up_nobody() {
     world.pass(2_000);
     assert_eq!(world.voters(leader).len(), 3, "it has come back");
 }
+
+/// The file of the history, which is empty here at first, is no more than what a snapshot knows.
+#[test]
+fn i13_the_newest_events_are_known_before_anybody_has_told_the_history() {
+    let mut world = World::founded();
+    world.tells = false;
+    let joins = world.join(2);
+    world.pass(1_000);
+    let events = |id: u64| world.seats[&id].core().events_after(0).to_vec();
+    assert!(!events(1).is_empty());
+    assert_eq!(events(joins), events(1));
+}
