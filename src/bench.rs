@@ -9,6 +9,7 @@ mod failovers;
 mod joins;
 mod kills;
 mod overlap;
+mod stages;
 mod vector;
 
 use std::path::Path;
@@ -29,6 +30,7 @@ pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
     match bench {
         Bench::AllReduce(flags) => all_reduce::run(flags),
         Bench::Overlap(flags) => overlap::run(flags, registry),
+        Bench::Stages(flags) => stages::run(flags, registry),
         Bench::Kills(flags) => kills::run(flags, registry),
         Bench::Failovers(flags) => failovers::run(flags, registry),
         Bench::Joins(flags) => joins::run(flags, registry),
@@ -41,7 +43,15 @@ fn train(
     run: &RunSpec,
     options: &Options,
 ) -> Result<(Report, Vec<MetricsLine>), Failure> {
-    let directory = Directory::claim_new(folder, run)?;
+    train_in(Directory::claim_new(folder, run)?, run, options)
+}
+
+/// Trains `run` in its directory.
+fn train_in(
+    directory: Directory,
+    run: &RunSpec,
+    options: &Options,
+) -> Result<(Report, Vec<MetricsLine>), Failure> {
     let mut waiting = Waiting::new(run, options.workers);
     let mut lines = Vec::new();
     let report = cluster::train(run, directory, options, |progress| {

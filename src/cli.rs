@@ -20,6 +20,7 @@ mod worker;
 
 pub use bench::{
     AllReduceFlags, Bench, ChurnFlags, FailoversFlags, JoinsFlags, KillsFlags, OverlapFlags,
+    StagesFlags,
 };
 pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
 pub use coordinator::{
@@ -123,6 +124,10 @@ pub struct TrainFlags {
     /// Start a new worker for every one that dies once the run has begun
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,
+    /// Write when each stage of each step began and how long it took, worker by worker, to
+    /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
+    #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]
+    pub traces: bool,
     /// Print parameters, shards and memory, and train nothing
     #[arg(long, env = "EVERSTEP_DRY_RUN", value_parser = BoolishValueParser::new())]
     pub dry_run: bool,

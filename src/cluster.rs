@@ -56,6 +56,8 @@ pub struct Options {
     pub by_hand: bool,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
+    /// Have every worker write a trace of its stages.
+    pub trace: bool,
     /// The executable of the daemons; by default that of this process.
     pub program: Option<PathBuf>,
 }
@@ -70,6 +72,7 @@ impl Options {
             respawn: false,
             by_hand: false,
             overlap: true,
+            trace: false,
             program: None,
         }
     }

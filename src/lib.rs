@@ -35,6 +35,7 @@ mod scratch;
 mod supervision;
 mod text;
 mod token;
+mod trace;
 mod train;
 mod worker;
 

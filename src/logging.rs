@@ -3,16 +3,20 @@
 
 use std::fmt::Display;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 use crate::cli::LogFormat;
 use crate::failure::{Exit, Failure};
 use crate::output;
+use crate::trace::Trace;
 
 const VARIABLE: &str = "EVERSTEP_LOG";
 
@@ -26,6 +30,15 @@ pub(crate) fn start(level: &str) -> Result<(), Failure> {
 
 /// The same in that format.
 pub(crate) fn start_as(level: &str, format: LogFormat) -> Result<(), Failure> {
+    start_traced(level, format, None).map(drop)
+}
+
+/// The same with a trace, which is to be dropped at the end.
+pub(crate) fn start_traced(
+    level: &str,
+    format: LogFormat,
+    trace: Option<&Path>,
+) -> Result<Option<Trace>, Failure> {
     let directives = std::env::var(VARIABLE).unwrap_or_else(|_| level.to_string());
     let filter = EnvFilter::try_new(&directives).map_err(|error| {
         Failure::new(Exit::Usage, "logging cannot start")
@@ -34,13 +47,24 @@ pub(crate) fn start_as(level: &str, format: LogFormat) -> Result<(), Failure> {
             .next("use error, warn, info, debug or trace")
     })?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => logs.with_ansi(colour).init(),
-        LogFormat::Json => logs.json().init(),
-    }
+    let trace = trace.map(begin_trace).transpose()?;
+    let logs = fmt::layer().with_writer(std::io::stderr);
+    let logs = match format {
+        LogFormat::Text => logs.with_ansi(colour).with_filter(filter).boxed(),
+        LogFormat::Json => logs.json().with_filter(filter).boxed(),
+    };
+    registry().with(logs).with(trace.as_ref().map(Trace::layer)).init();
     FORMAT.get_or_init(|| format);
-    Ok(())
+    Ok(trace)
+}
+
+fn begin_trace(path: &Path) -> Result<Trace, Failure> {
+    Trace::begin(path).map_err(|error| {
+        Failure::new(Exit::Usage, "the trace cannot be written")
+            .at(path.display())
+            .because(error)
+            .next("name a file in a directory that this user may write with --trace")
+    })
 }
 
 /// Says why the verb fails: a block for people, or one more object of the log.

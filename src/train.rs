@@ -115,8 +115,8 @@ fn train(
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
-    let (respawn, coordinators) = (flags.respawn, flags.coordinators);
-    let options = Options { wait, respawn, coordinators, ..Options::new(*workers) };
+    let TrainFlags { respawn, coordinators, traces: trace, .. } = *flags;
+    let options = Options { wait, respawn, coordinators, trace, ..Options::new(*workers) };
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     let mut report = report?;

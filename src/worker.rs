@@ -19,7 +19,7 @@ use crate::{announce, logging, supervision};
 pub(crate) use list::run as list;
 
 pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
-    logging::start_as("info", flags.daemon.log_format)?;
+    let _trace = logging::start_traced("info", flags.daemon.log_format, flags.trace.as_deref())?;
     if flags.daemon.supervised {
         supervision::start()?;
     }

@@ -8,6 +8,10 @@ use std::ops::Range;
 
 use crate::layout::Layout;
 
+/// The target of the `tracing` spans `forward` and `backward`, as of those that a worker makes of
+/// the other stages of a step. A model of your own that has such spans is seen to spend its time so.
+pub const STAGES: &str = "everstep::stage";
+
 /// A micro-batch: `rows` samples, each appended by a data set's `fill`.
 ///
 /// Every row of one run has the same number of `tokens`, `targets` and `features`; which of the

@@ -15,6 +15,8 @@ pub enum Bench {
     AllReduce(AllReduceFlags),
     /// Train the same run with and without communication behind compute, and compare
     Overlap(OverlapFlags),
+    /// Train a run, and say what each stage of a step takes
+    Stages(StagesFlags),
     /// Kill random workers at random moments, and measure how long training stands still
     Kills(KillsFlags),
     /// Kill the coordinator that leads, again and again, and measure how soon another one does and
@@ -66,6 +68,29 @@ pub struct OverlapFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_PAIRS", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
+    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
+}
+
+/// The flags of `everstep bench stages`.
+#[derive(Args, Clone, Debug)]
+pub struct StagesFlags {
+    /// The run to measure, a TOML file; without it, the small GPT on the default text
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// How many worker processes take part
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+    /// Steps that count; of each stage, their median
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
     /// How long to wait for workers that have not registered yet; then the exit code is 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]

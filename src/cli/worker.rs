@@ -52,6 +52,10 @@ pub struct WorkerFlags {
     /// token is read from there]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
+    /// Write when each stage of each step began and how long it took to this file, for Perfetto
+    /// (ui.perfetto.dev) or chrome://tracing
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
+    pub trace: Option<PathBuf>,
     /// Compute first and send afterwards: measures what sending meanwhile saves.
     #[arg(long, hide = true)]
     pub no_overlap: bool,

@@ -76,6 +76,13 @@ impl Directory {
         self.path.join("logs").join(format!("{label}.log"))
     }
 
+    /// The trace of this worker, in a folder that is made for traces.
+    pub(crate) fn trace(&self, worker: u32) -> Result<PathBuf, ClusterError> {
+        let traces = self.path.join("traces");
+        fs::create_dir_all(&traces).map_err(|source| at(&traces, source))?;
+        Ok(traces.join(format!("worker-{worker}.json")))
+    }
+
     /// Writes `run.json`.
     pub(super) fn write_run(&self, run: &RunSpec) -> Result<(), ClusterError> {
         let text = serde_json::to_string_pretty(run).expect("a specification is plain data");

@@ -99,6 +99,8 @@ pub struct WorkerStart<'a> {
     pub coordinators: &'a [SocketAddr],
     /// Overlap communication with compute.
     pub overlap: bool,
+    /// Write a trace of its stages.
+    pub trace: bool,
     /// What all daemons have in common.
     pub daemons: &'a Daemons,
     /// Variables for it alone.
@@ -178,6 +180,9 @@ impl Process {
         command.arg("--dir").arg(directory.path());
         if !worker.overlap {
             command.arg("--no-overlap");
+        }
+        if worker.trace {
+            command.arg("--trace").arg(directory.trace(worker.number)?);
         }
         command.envs(worker.environment.iter().copied());
         start(command, directory, &format!("worker-{}", worker.number))

@@ -33,6 +33,7 @@ struct Settings {
     daemons: Daemons,
     coordinators: Vec<SocketAddr>,
     overlap: bool,
+    trace: bool,
     respawn: bool,
 }
 
@@ -61,8 +62,8 @@ impl Workers {
         daemons: Daemons,
         options: &Options,
     ) -> Result<Self, ClusterError> {
-        let settings =
-            Settings { daemons, coordinators, overlap: options.overlap, respawn: options.respawn };
+        let Options { overlap, trace, respawn, .. } = *options;
+        let settings = Settings { daemons, coordinators, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (started, respawned, young_deaths) = (0, 0, 0);
         let mut workers =
@@ -87,6 +88,7 @@ impl Workers {
             number: self.started,
             coordinators: &self.settings.coordinators,
             overlap: self.settings.overlap,
+            trace: self.settings.trace,
             daemons: &self.settings.daemons,
             environment,
         };

@@ -19,6 +19,7 @@ mod lane;
 mod peer;
 mod peers;
 mod reception;
+mod stage;
 mod traffic;
 mod workshop;
 

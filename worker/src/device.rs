@@ -18,12 +18,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::compute::{Batch, Compute, Evaluation, Pass};
+use everstep_kernels::compute::{Batch, Compute, Evaluation, Pass, STAGES};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
+use tracing::trace_span;
 
 use crate::data::Dataset;
 use crate::data::loader::Loader;
@@ -174,11 +175,17 @@ impl Device {
         port: &mut dyn Port,
     ) -> Result<Option<Report>, String> {
         let began = port.now();
+        let (step_number, number) = (step.0, data_shard.0);
+        let span =
+            trace_span!(target: STAGES, "data_shard", step = step_number, data_shard = number);
+        let _span = span.entered();
         #[cfg(not(feature = "planted"))]
         let sampled = data_shard;
         #[cfg(feature = "planted")]
         let sampled = self.sampled_as(data_shard);
-        let loaded = self.parts.loader.next(step, sampled).map_err(|error| error.to_string())?;
+        let loaded =
+            trace_span!(target: STAGES, "load").in_scope(|| self.parts.loader.next(step, sampled));
+        let loaded = loaded.map_err(|error| error.to_string())?;
         self.accumulator.begin(data_shard);
         let batch = self.parts.run.batch;
         let scale = 1.0 / (batch.data_shards * batch.accumulate) as f32;

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use tracing::trace_span;
+
 use super::{BatchShape, ConfigError, Model, Sequences};
 use crate::backend::{Arena, Backend, Indices, Sizes, View};
-use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass};
+use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass, STAGES};
 use crate::layers::{CrossEntropy, Plan};
 use crate::layout::Layout;
 
@@ -85,7 +87,10 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         let mut need = |device: &mut dyn Backend, range: Range<usize>| {
             exchange.need(range, &mut |offset, values| write_parameters(device, offset, values));
         };
+        let forward = trace_span!(target: STAGES, "forward").entered();
         let logits = self.model.forward(&mut self.device, input, &mut need);
+        drop(forward);
+        let _backward = trace_span!(target: STAGES, "backward").entered();
         let losses = self.loss(logits, f64::from(pass.scale));
         let mut ready = |device: &mut dyn Backend, range: Range<usize>| {
             if pass.last {

@@ -16,6 +16,7 @@ use super::event::{Arrival, Ask, Connected, DeviceBuilt, Event, Heard, Reported}
 use super::failpoint;
 use super::peers::Peers;
 use super::reception::Inlet;
+use super::stage::Stage;
 use super::traffic::{self, Traffic};
 use super::workshop::Workshop;
 use crate::step::core::Core;
@@ -46,6 +47,7 @@ pub struct WorkerActor {
     /// The links to coordinators.
     coordinators: BTreeMap<LinkId, Link>,
     peers: Peers,
+    stage: Stage,
     /// The version that the generation resumes with.
     resume: Step,
     changed: watch::Sender<u64>,
@@ -78,6 +80,7 @@ impl WorkerActor {
             shell,
             coordinators: BTreeMap::new(),
             peers,
+            stage: Stage::default(),
             resume: Step(0),
             changed,
             traffic,
@@ -106,6 +109,7 @@ impl WorkerActor {
             failpoint::on_effect(&effect);
             told.extend(self.perform(effect, context));
         }
+        self.stage.follow(&self.core);
         if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }

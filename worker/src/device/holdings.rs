@@ -12,11 +12,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::compute::STAGES;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::optimizer::{Apply, Optimizer, ShardState, clip_factor};
 use everstep_kernels::reduce;
 use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
+use tracing::trace_span;
 
 use super::Port;
 use crate::optimize;
@@ -96,6 +98,7 @@ impl Holdings {
             }
             Job::Load { shard, version, values } => self.load(shard, version, &values, write),
             Job::Update { shard, step, norm, update, gradient } => {
+                let _span = trace_span!(target: STAGES, "update", step = step.0).entered();
                 let clip = clip_factor(norm, self.clip_norm);
                 let change = gradient.as_ref();
                 let change = change.map(|gradient| Change { update, clip, gradient });

@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use everstep_kernels::compute::{Batch, Compute, Exchange, Pass};
+use everstep_kernels::compute::{Batch, Compute, Exchange, Pass, STAGES};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::{Shard, Step};
+use tracing::trace_span;
 
 use super::Port;
 use super::accumulate::{Accumulator, Final};
@@ -155,15 +156,15 @@ impl Exchange for ShardPass<'_> {
         let length = reduce::shard_length(self.holdings.layout().count());
         let shards = range.start / length..(range.end - 1) / length + 1;
         let began = self.port.now();
-        let mut idle = false;
+        let mut wait = None;
         while !self.is_there(&shards) && self.end.is_none() {
-            idle = true;
+            wait.get_or_insert_with(|| trace_span!(target: STAGES, "all_gather").entered());
             match self.port.wait() {
                 Some(job) => self.take(job, write),
                 None => self.end = Some(End::Failed("the worker is ending".into())),
             }
         }
-        if idle {
+        if wait.is_some() {
             self.waited += self.port.now().since(began);
         }
     }

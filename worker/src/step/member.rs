@@ -59,6 +59,15 @@ struct Round {
     arrived: BTreeMap<Shard, usize>,
 }
 
+/// What a member waits for once it has computed its data shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// The reduced shards that it owns, before it can vote.
+    ReduceScatter,
+    /// The votes of the others, or the commit.
+    Commit,
+}
+
 /// A worker that is a member of a generation.
 #[derive(Debug)]
 pub struct Member {
@@ -123,6 +132,17 @@ impl Member {
     /// The last step that no failure can undo, as far as this member knows.
     pub fn settled(&self) -> Step {
         self.holdings.settled
+    }
+
+    /// What the step under way waits for, beside this member's own computing.
+    pub fn waits_for(&self) -> Option<(Step, Waiting)> {
+        let computed = self.holdings.gradients.contributions().len();
+        let waiting = match self.round.voted {
+            Some(_) => Waiting::Commit,
+            None if computed == self.plan.data_shards().len() => Waiting::ReduceScatter,
+            None => return None,
+        };
+        (!self.is_over()).then_some((self.step(), waiting))
     }
 
     /// Messages and pieces refused so far.

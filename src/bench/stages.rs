@@ -1,0 +1,209 @@
+//! `everstep bench stages`: where the time of a step goes, from the traces of all workers.
+//!
+//! A stage's time is its own: a wait for parameters within the forward pass counts as `all_gather`
+//! alone. What is left of a step is what nothing is a span of, most of it the device's thread
+//! between two jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use everstep_transport::protocol::MetricsLine;
+use everstep_worker::registry::Registry;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{quantile, sorted, train_in};
+use crate::cli::{Overrides, StagesFlags};
+use crate::cluster::{Directory, Options};
+use crate::failure::{Exit, Failure};
+use crate::text::RunText;
+use crate::{config, output, scratch};
+
+/// Steps before those that count.
+const WARM_UP: u64 = 3;
+/// The stages as they follow each other, and what each is.
+const STAGES: [(&str, &str); 8] = [
+    ("load", "waiting for a batch"),
+    ("all_gather", "waiting for parameters"),
+    ("forward", "computing"),
+    ("backward", "computing"),
+    ("data_shard", "adding up, and what else belongs to a data shard"),
+    ("reduce_scatter", "waiting for reduced gradients"),
+    ("commit", "waiting for votes and the commit"),
+    ("update", "computing"),
+];
+/// Those in which a device waits for others.
+const EXPOSED: [&str; 3] = ["all_gather", "reduce_scatter", "commit"];
+
+/// An event of a trace, in microseconds.
+#[derive(Clone, Debug, Deserialize)]
+struct Event {
+    name: String,
+    ph: char,
+    #[serde(default)]
+    tid: u32,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    #[serde(default)]
+    args: Arguments,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct Arguments {
+    step: Option<u64>,
+}
+
+/// Milliseconds by step and stage.
+type Times = BTreeMap<(u64, String), f64>;
+
+pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failure> {
+    let overrides = Overrides {
+        workers: Some(flags.workers),
+        start_workers: Some(flags.workers),
+        steps: Some(u64::from(flags.steps) + WARM_UP),
+        ..Overrides::default()
+    };
+    let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    let folder = scratch::folder()?;
+    let text = RunText::find(&resolved)?;
+    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    let wait = Duration::from_secs(flags.wait.into());
+    let options = Options { wait, trace: true, ..Options::new(flags.workers) };
+    let directory = Directory::claim_new(folder.path(), &resolved.run)?;
+    let traces: Result<Vec<_>, _> =
+        (1..=flags.workers).map(|worker| directory.trace(worker)).collect();
+    let (_, lines) = train_in(directory, &resolved.run, &options)?;
+    let workers: Result<Vec<Times>, _> = traces?.iter().map(|trace| read(trace)).collect();
+    let workers = workers?;
+
+    let counted = WARM_UP + 1..=WARM_UP + u64::from(flags.steps);
+    let stages = STAGES.map(|(stage, _)| median(&workers, &counted, stage));
+    let rest = rest(&workers, &lines, &counted);
+    let steps = sorted(lines[WARM_UP as usize..].iter().map(|line| line.seconds * 1e3));
+    let model = registry.build_model(&resolved.run).expect("the workers have built it");
+    print(flags, model.layout().count(), (quantile(&steps, 0.5), rest), stages)
+}
+
+fn read(path: &Path) -> Result<Times, Failure> {
+    let unreadable = |why: String| {
+        Failure::new(Exit::Failed, "a worker's trace cannot be read")
+            .at(path.display())
+            .because(why)
+            .next("look at the worker's log beside it")
+    };
+    let text = fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))?;
+    let events: Vec<Event> =
+        serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    Ok(own_times(events))
+}
+
+/// What no stage takes of each step, the median, milliseconds. The update of a step comes after its
+/// commit, so it is of the time of the next one.
+fn rest(workers: &[Times], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -> f64 {
+    let taken = |step: u64| {
+        let stages = STAGES.iter().map(|(stage, _)| match *stage {
+            "update" => mean(workers, step - 1, stage),
+            stage => mean(workers, step, stage),
+        });
+        stages.sum::<f64>()
+    };
+    let counted = lines.iter().filter(|line| steps.contains(&line.step.0));
+    let rests = counted.map(|line| line.seconds * 1e3 - taken(line.step.0));
+    quantile(&sorted(rests), 0.5)
+}
+
+/// What each stage took of each step, without what lies within it.
+fn own_times(mut spans: Vec<Event>) -> Times {
+    spans.retain(|event| event.ph == 'X');
+    spans.sort_by(|a, b| (a.tid, a.ts).partial_cmp(&(b.tid, b.ts)).expect("times are numbers"));
+    let mut times = Times::new();
+    let mut around: Vec<Event> = Vec::new();
+    for span in spans {
+        around.retain(|it| it.tid == span.tid && span.ts < it.ts + it.dur);
+        if let Some(outer) = around.last()
+            && let Some(step) = outer.args.step
+        {
+            *times.entry((step, outer.name.clone())).or_default() -= span.dur / 1e3;
+        }
+        if let Some(step) = span.args.step {
+            *times.entry((step, span.name.clone())).or_default() += span.dur / 1e3;
+        }
+        around.push(span);
+    }
+    times
+}
+
+/// The median over steps of the mean over workers.
+fn median(workers: &[Times], steps: &RangeInclusive<u64>, stage: &str) -> f64 {
+    quantile(&sorted(steps.clone().map(|step| mean(workers, step, stage))), 0.5)
+}
+
+fn mean(workers: &[Times], step: u64, stage: &str) -> f64 {
+    let took = workers.iter().filter_map(|times| times.get(&(step, stage.to_string())));
+    took.fold(0.0, |sum, took| sum + took) / workers.len() as f64
+}
+
+fn print(
+    flags: &StagesFlags,
+    parameters: usize,
+    (step_ms, rest): (f64, f64),
+    stages: [f64; STAGES.len()],
+) -> Result<(), Failure> {
+    let exposed: BTreeSet<_> = EXPOSED.into();
+    let named = || STAGES.iter().zip(stages);
+    let exposed_ms: f64 =
+        named().filter(|((stage, _), _)| exposed.contains(stage)).map(|(_, took)| took).sum();
+    if flags.json {
+        let stages: BTreeMap<_, _> = named().map(|((stage, _), took)| (*stage, took)).collect();
+        return output::print(json!({
+            "workers": flags.workers, "parameters": parameters, "steps": flags.steps,
+            "step_ms": step_ms, "stages_ms": stages, "rest_ms": rest, "exposed_ms": exposed_ms,
+        }));
+    }
+    let row = |stage: &str, took: f64, what: &str| {
+        let share = format!("{:4.1} %", 100.0 * took / step_ms);
+        [format!("  {stage}"), format!("{took:8.2} ms"), share, what.to_string()]
+    };
+    let mut rows: Vec<_> = named().map(|((stage, what), took)| row(stage, took, what)).collect();
+    rows.push(row("rest", rest, "nobody's"));
+    rows.push(row("step", step_ms, ""));
+    rows.push(row("exposed", exposed_ms, "of the step: all_gather, reduce_scatter, commit"));
+    let StagesFlags { workers, steps, .. } = flags;
+    output::print(format_args!(
+        "{workers} workers, {parameters} parameters, medians of {steps} steps\n{}",
+        output::table(&rows)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(tid: u32, name: &str, (ts, dur): (f64, f64), step: Option<u64>) -> Event {
+        Event { name: name.into(), ph: 'X', tid, ts, dur, args: Arguments { step } }
+    }
+
+    #[test]
+    fn a_stages_time_is_without_what_lies_within_it() {
+        let times = own_times(vec![
+            span(1, "all_gather", (2_000.0, 3_000.0), Some(4)),
+            span(1, "update", (3_000.0, 1_000.0), Some(3)),
+            span(1, "forward", (1_000.0, 6_000.0), Some(4)),
+            span(1, "forward", (9_000.0, 500.0), Some(4)),
+            span(2, "commit", (1_500.0, 9_000.0), Some(3)),
+        ]);
+        let expected = [
+            ((3, "commit"), 9.0),
+            ((3, "update"), 1.0),
+            ((4, "all_gather"), 2.0),
+            ((4, "forward"), 3.5),
+        ];
+        let expected = expected.map(|((step, stage), took)| ((step, stage.to_string()), took));
+        assert_eq!(times, expected.into());
+    }
+}

@@ -1,0 +1,32 @@
+//! What a member waits for once its own data shards are computed, as spans: they begin with one
+//! event and end with another, on no thread in particular.
+
+use everstep_kernels::compute::STAGES;
+use everstep_transport::protocol::Step;
+use tracing::{Span, trace_span};
+
+use crate::step::core::Core;
+use crate::step::member::{Member, Waiting};
+
+/// The wait under way.
+#[derive(Default)]
+pub struct Stage {
+    current: Option<(Step, Waiting)>,
+    span: Option<Span>,
+}
+
+impl Stage {
+    /// Something has happened: a wait may have ended, and another begun.
+    pub fn follow(&mut self, core: &Core) {
+        let current = core.member().and_then(Member::waits_for);
+        if current == self.current {
+            return;
+        }
+        self.current = current;
+        self.span = None; // ends before the next one begins
+        self.span = current.map(|(Step(step), waiting)| match waiting {
+            Waiting::ReduceScatter => trace_span!(target: STAGES, "reduce_scatter", step),
+            Waiting::Commit => trace_span!(target: STAGES, "commit", step),
+        });
+    }
+}
