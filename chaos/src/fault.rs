@@ -87,7 +87,8 @@ pub enum Fault {
         /// When there is room, and somebody starts it again.
         restart: Duration,
     },
-    /// The operator does without a coordinator, if nothing is lost with it.
+    /// The operator does without a coordinator, if there is another and nothing is about to change
+    /// that.
     Remove {
         /// Which.
         node: Node,

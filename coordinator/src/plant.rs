@@ -34,4 +34,7 @@ pub enum Plant {
     IgnoreTerm,
     /// A coordinator is shut out when the log does without it as far as one other knows.
     ShutOutEarly,
+    /// A coordinator is shut out though it may be the only one that can tell the leader of history
+    /// that this lacks.
+    ShutOutTellers,
 }

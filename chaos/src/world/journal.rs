@@ -47,6 +47,11 @@ impl Journal {
         &self.ledger
     }
 
+    /// Whether there is one, and nothing is missing in it.
+    pub fn is_whole(&self) -> bool {
+        self.ledger.reach() > 0 && self.ledger.wanted().is_none()
+    }
+
     /// All frames that are here, in order.
     pub fn frames(&self) -> Vec<Frame> {
         let frame = |record: &Record| match record {
@@ -134,7 +139,8 @@ pub fn reach(snapshot: &Snapshot) -> u64 {
 }
 
 impl World {
-    /// What a process finds must tell of all that its log does not.
+    /// What a process finds must tell of all that its log does not, or say what it lacks; then
+    /// somebody must have that.
     ///
     /// # Errors
     /// I13.
@@ -142,12 +148,27 @@ impl World {
         let disk = self.coordinators[place].disk();
         let (begins, ends) = (reach(&disk.kept().snapshot), disk.journal().ledger().reach());
         if begins <= ends {
-            return Ok(());
+            return self.judge_history();
         }
         let seen = format!(
             "the history of coordinator {place} ends after entry {ends}, and its log begins behind \
              {begins}"
         );
+        Err(Violation { invariant: Invariant::I13, at: self.now, seen })
+    }
+
+    /// As long as anybody lacks a part of the history, somebody must have the whole of it.
+    ///
+    /// # Errors
+    /// I13.
+    pub(super) fn judge_history(&self) -> Result<(), Violation> {
+        let members = self.coordinators.iter().filter(|known| known.directory.id.is_some());
+        let journals: Vec<_> = members.map(|known| known.disk().journal()).collect();
+        let wanted = journals.iter().filter_map(|journal| journal.ledger().wanted()).max();
+        let Some(from) = wanted.filter(|_| !journals.iter().any(|it| it.is_whole())) else {
+            return Ok(());
+        };
+        let seen = format!("no coordinator has the history from entry {from} on any more");
         Err(Violation { invariant: Invariant::I13, at: self.now, seen })
     }
 

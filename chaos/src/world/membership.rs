@@ -3,8 +3,8 @@
 //!
 //! A directory that is lost never comes back under its id or its name: the machine asks to be a
 //! coordinator again, and is another one; the operator removes who was there before. Whatever would
-//! cost the cluster its log or its history, as the loss of a second disk before the first is
-//! replaced, does not happen here.
+//! cost the cluster its log or its history whoever is right, as the loss of a second disk before
+//! the first is replaced, does not happen here.
 //!
 //! Who was removed has no links with those who know that the log does without it. It hears so from
 //! one of them, or is refused, and ends.
@@ -110,7 +110,7 @@ impl World {
     fn is_told_elsewhere(&self, place: usize) -> bool {
         let others = self.coordinators.iter().enumerate().filter(|(other, _)| *other != place);
         let mut members = others.filter(|(_, known)| known.directory.id.is_some());
-        members.any(|(_, known)| known.disk().journal().ledger().wanted().is_none())
+        members.any(|(_, known)| known.disk().journal().is_whole())
     }
 }
 
@@ -224,18 +224,22 @@ impl World {
 
 // Those who go.
 impl World {
-    /// The place and the id of the coordinator on a machine, if at least so many are members, and
-    /// the others have all that it has.
-    fn expendable(&self, machine: Node, least: usize) -> Option<(usize, CoordinatorId)> {
+    /// The place and the id of the coordinator on a machine, if at least so many are members.
+    fn removable(&self, machine: Node, least: usize) -> Option<(usize, CoordinatorId)> {
         let Node::Coordinator(place) = machine else { return None };
         let id = self.coordinators.get(place)?.directory.id?;
         let enough = self.members()?.voters.len() >= least;
-        (enough && self.is_settled() && self.is_told_elsewhere(place)).then_some((place, id))
+        (enough && self.is_settled()).then_some((place, id))
+    }
+
+    /// The same, if the others can do without its disk at once: they have all that is on it.
+    fn expendable(&self, machine: Node) -> Option<(usize, CoordinatorId)> {
+        self.removable(machine, 3).filter(|(place, _)| self.is_told_elsewhere(*place))
     }
 
     /// The disk of a coordinator is lost with its process, if the cluster can bear that.
     pub(super) fn wipe(&mut self, machine: Node, restart: Duration) {
-        let Some((place, id)) = self.expendable(machine, 3) else { return };
+        let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
         self.note(format_args!("{machine} has an empty disk"));
         self.renew(place);
@@ -245,7 +249,7 @@ impl World {
     /// A coordinator's process ends, and a byte of its log becomes another one, if the cluster can
     /// bear that. The store finds it at every start, and refuses.
     pub(super) fn damage(&mut self, machine: Node, restart: Duration) {
-        let Some((place, id)) = self.expendable(machine, 3) else { return };
+        let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
         self.note(format_args!("a byte on the disk of {machine} is another one"));
         self.coordinators[place].prospect = Prospect::Damaged(restart);
@@ -282,9 +286,10 @@ impl World {
         self.queue.put(self.now + restart, Happening::Restart(node));
     }
 
-    /// The operator wants to do without a coordinator, if the others have all that it has.
+    /// The operator wants to do without a coordinator. What only that has of the history, the
+    /// others have to ask it for before they let it go.
     pub(super) fn remove(&mut self, machine: Node, restart: Option<Duration>) {
-        if let Some((place, id)) = self.expendable(machine, 2) {
+        if let Some((place, id)) = self.removable(machine, 2) {
             self.coordinators[place].prospect = Prospect::Removal(restart);
             self.operator.wish(Wish::Remove(id));
         }
@@ -303,7 +308,7 @@ impl World {
     /// The others go on without it, and it knows that.
     ///
     /// # Errors
-    /// I8, if they do not.
+    /// I8, if they do not; I13, if a part of the history goes with it.
     pub(super) fn removed(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         let coordinator = &self.coordinators[place];
@@ -315,6 +320,7 @@ impl World {
         self.close_links(node, "it was removed");
         self.end_coordinator(place);
         self.renew(place);
+        self.judge_history()?;
         match prospect {
             Prospect::Removal(Some(after)) => {
                 self.queue.put(self.now + after, Happening::Restart(node));

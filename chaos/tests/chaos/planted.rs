@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I11, I13, I15, I16, I17, I18, I19,
+    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -428,4 +428,35 @@ fn i11_a_removal_that_the_other_of_two_forgets_is_found() {
 fn i11_a_removal_of_which_only_the_leader_knows_is_found() {
     let schedules = a_removal(3, Duration::from_secs(60));
     find_some_in((3, 30), plant!(coordinator ShutOutEarly), schedules, &[I11]);
+}
+
+/// Who has come late to the log leads, and lets the only one go that could tell it the history.
+#[test]
+fn i13_a_teller_that_is_shut_out_is_found() {
+    // Machines come and go; what one tells another takes long, or is lost with their link.
+    let rates = Rates {
+        coordinator_joins: 30.0,
+        coordinator_removals: 30.0,
+        restarts: 1.0,
+        restart_within: Duration::from_millis(500),
+        disconnects: 30.0,
+        slow_links: 60.0,
+        ..Rates::none()
+    };
+    find(plant!(coordinator ShutOutTellers), rates, &[I13]);
+}
+
+/// All that its leader says in ten seconds and more, it answers at once.
+#[test]
+fn i10_a_disk_that_stands_still_and_holds_everything_is_found() {
+    // No run ends meanwhile, and the cluster with it: its workers are gone.
+    let rates = Rates {
+        disk_stalls: 6.0,
+        long: 1.0,
+        longest: Duration::from_secs(15),
+        joint_crashes: 15.0,
+        restarts: 0.0,
+        ..Rates::none()
+    };
+    find(plant!(replica HoldEverything), rates, &[I10]);
 }

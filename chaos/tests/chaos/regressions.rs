@@ -123,11 +123,21 @@ fn i17_everyone_who_knew_how_far_the_first_generation_came_is_gone() {
     }
 }
 
-/// Twelve seconds of a cluster of four, once for each seed, with faults that depend on it.
+/// Twelve seconds of a cluster of four.
+fn twelve_seconds() -> Simulation {
+    let span = Duration::from_secs(12);
+    Simulation::new(4, span, Rates::none()).expect("without a fault")
+}
+
+/// The same, once for each seed, with faults that depend on it.
 #[track_caller]
 fn sweep(seeds: u64, faults: impl Fn(u64) -> Vec<(Time, Fault)>) {
-    let span = Duration::from_secs(12);
-    let simulation = Simulation::new(4, span, Rates::none()).expect("without a fault");
+    sweep_of(&twelve_seconds(), seeds, faults);
+}
+
+/// The same of another cluster.
+#[track_caller]
+fn sweep_of(simulation: &Simulation, seeds: u64, faults: impl Fn(u64) -> Vec<(Time, Fault)>) {
     for seed in 0..seeds {
         let met = simulation.endure(seed, &Schedule(faults(seed))).result;
         met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
@@ -214,4 +224,80 @@ fn i6_silence_of_ten_seconds_counts_as_death_and_no_shorter_one() {
         let endured = endure(3, vec![at(1_000.0, pause(worker(1), ms))]);
         assert_eq!(endured.changes.rollbacks, rollbacks, "{ms} ms");
     }
+}
+
+/// Who has told it was removed, and what it was told is in no file for good: of one that crashes
+/// then, nothing more can be heard.
+#[test]
+fn i13_who_was_told_the_history_crashes_when_nobody_else_has_it() {
+    let (founder, joins) = (Node::Coordinator(0), Node::Coordinator(1));
+    let restart = Duration::from_millis(200);
+    sweep_of(&twelve_seconds().coordinated(1), 20, |_| {
+        vec![
+            at(700.0, Fault::Join { node: joins }),
+            at(1_400.0, Fault::CrashExpelling { restart }),
+            at(1_500.0, Fault::Remove { node: founder, restart: None }),
+        ]
+    });
+}
+
+/// Who has joined has not been told the history when it comes to lead, for their link was lost.
+#[test]
+fn i13_who_founded_the_cluster_is_removed_before_it_has_told_the_history() {
+    let (founder, joins) = (Node::Coordinator(0), Node::Coordinator(1));
+    let (ends, extra) = ((founder, joins), Duration::from_millis(40));
+    sweep_of(&twelve_seconds().coordinated(1), 20, |seed| {
+        let (ms, span) = (1_400.0 + 5.0 * seed as f64, Duration::from_millis(300 + 5 * seed));
+        vec![
+            at(700.0, Fault::Join { node: joins }),
+            at(1_100.0, Fault::Slow { ends, extra, span }),
+            at(ms, Fault::Disconnect { ends }),
+            at(ms + 130.0, Fault::Remove { node: founder, restart: None }),
+        ]
+    });
+}
+
+/// Its leader says something every 25 ms, and it answers nothing before its disk goes on. The other
+/// faults keep the run from its end, and the cluster with it.
+#[test]
+fn i10_a_follower_whose_disk_stands_still_for_nine_seconds() {
+    let (restart, span) = (Duration::from_millis(3_703), Duration::from_millis(8_744));
+    endure(
+        1880,
+        vec![
+            at(11863.050, Fault::Wipe { node: COORDINATOR, restart }),
+            at(35068.844, Fault::Stall { node: Node::Coordinator(2), span }),
+            at(35480.007, bridge(Node::Coordinator(0), worker(1), 8_674)),
+        ],
+    );
+}
+
+#[test]
+fn i10_a_follower_whose_disk_stands_still_when_the_leader_is_removed() {
+    let (stalled, other) = (Node::Coordinator(0), Node::Coordinator(1));
+    let (restart, span) = (Duration::from_millis(3_495), Duration::from_millis(9_495));
+    endure(
+        5054,
+        vec![
+            at(24362.305, bridge(other, worker(3), 6_115)),
+            at(24601.896, Fault::Stall { node: stalled, span }),
+            at(25220.311, Fault::Remove { node: COORDINATOR, restart: Some(restart) }),
+            at(25798.824, clog(worker(4), stalled, 7_330)),
+            at(26253.733, together(&[0, 3, 4, 5], 0)),
+        ],
+    );
+}
+
+/// The leader stands still for so long that another one asks for votes. It has told the operators
+/// of its term when it ends, for want of room to write that down, and nobody else.
+#[test]
+fn i11_a_candidate_tells_operators_of_its_term_and_dies() {
+    let restart = Duration::from_millis(1_500);
+    sweep_of(&twelve_seconds().coordinated(3), 20, |seed| {
+        let candidate = Node::Coordinator(1 + seed as usize % 2);
+        vec![
+            at(1_000.0, pause(COORDINATOR, 170 + 4 * seed)),
+            at(1_020.0, Fault::FullDisk { node: candidate, restart }),
+        ]
+    });
 }

@@ -20,4 +20,6 @@ pub enum Plant {
     StayJoint,
     /// A leader that stands alone leads before its term is durable.
     LeadEarly,
+    /// However much waits for the disk, more is taken in.
+    HoldEverything,
 }

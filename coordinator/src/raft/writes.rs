@@ -109,6 +109,10 @@ impl Replica {
     /// Whether a message is as good as lost: the disk stands still, and enough waits to be said
     /// when it goes on. What matters is said again; a snapshot is not, while its link lasts.
     pub(super) fn must_ignore(&self, message: &Message) -> bool {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(super::plant::Plant::HoldEverything) {
+            return false;
+        }
         self.writes.held >= MAX_HELD && !message.is_snapshot()
     }
 }

@@ -167,6 +167,10 @@ impl Seat {
 
     /// Whether who leaves may tell what this coordinator lacks of the history, and be the only one.
     fn may_yet_be_told(&mut self, now: Time, leaving: &[CoordinatorView]) -> bool {
+        #[cfg(feature = "planted")]
+        if self.core.plant == Some(crate::plant::Plant::ShutOutTellers) {
+            return false;
+        }
         if !self.lacks_history || leaving.is_empty() {
             self.teller = None;
             return false;
