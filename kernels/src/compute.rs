@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use crate::layout::Layout;
 
-/// The target of the `tracing` spans `forward` and `backward`, as of those that a worker makes of
-/// the other stages of a step. A model of your own that has such spans is seen to spend its time so.
+/// The target of the `tracing` spans `forward` and `backward`, and of those that a worker makes of
+/// the other stages of a step. A model of your own may have such spans, too.
 pub const STAGES: &str = "everstep::stage";
 
 /// A micro-batch: `rows` samples, each appended by a data set's `fill`.
