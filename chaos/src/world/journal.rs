@@ -58,7 +58,9 @@ impl Journal {
             Record::Frame(frame) => Some(frame.clone()),
             Record::Seal(_) | Record::Gap(_) => None,
         };
-        self.records.iter().filter_map(frame).collect()
+        let mut frames: Vec<Frame> = self.records.iter().filter_map(frame).collect();
+        frames.sort_by_key(|frame| frame.index);
+        frames
     }
 
     /// An entry has brought this.
@@ -84,7 +86,8 @@ impl Journal {
     /// The frames from this entry on that make a page, for one that lacks them.
     fn page(&self, from: u64, applied: u64) -> Vec<Frame> {
         let frames = self.frames();
-        let mut rest = frames.into_iter().filter(|frame| frame.index >= from);
+        let known = from..=self.ledger.whole();
+        let mut rest = frames.into_iter().filter(|frame| known.contains(&frame.index));
         let mut page: Vec<Frame> = rest.by_ref().take(PAGE).collect();
         if rest.next().is_none() {
             page.extend(self.ledger.last_word(from, applied));

@@ -25,7 +25,7 @@ use crate::ledger::{Ledger, Record};
 use crate::log::Beside;
 
 /// The first bytes; the last of them is the version.
-const MAGIC: [u8; 8] = *b"eshistr\x02";
+const MAGIC: [u8; 8] = *b"eshistr\x03";
 /// [`MAGIC`], the vocabulary's layout, the cluster.
 const HEAD: usize = 16 + 32;
 /// The length of what follows (u32), a checksum of it (u32), a checksum of what follows (u64).
@@ -59,7 +59,7 @@ pub(super) struct Journal {
     file: File,
     length: u64,
     ledger: Ledger,
-    /// Where the frame of each entry is.
+    /// Where the frame of each entry is, in order of the entries: what was told comes later.
     places: Vec<(u64, u64)>,
 }
 
@@ -125,12 +125,7 @@ impl Journal {
 
     /// All frames that are here, in order.
     pub(super) fn all(&self) -> Result<Vec<Frame>, JournalError> {
-        let (mut frames, mut from) = (Vec::new(), 1);
-        while self.places.last().is_some_and(|(last, _)| *last >= from) {
-            frames.extend(self.page(from, 0)?);
-            from = frames.last().map_or(from, |frame: &Frame| frame.index) + 1;
-        }
-        Ok(frames)
+        self.read_all().map_err(|problem| JournalError { path: self.path.clone(), problem })
     }
 
     /// Its file, to be made durable elsewhere.
@@ -155,33 +150,59 @@ impl Journal {
     /// A record stands at this place.
     fn note(&mut self, record: &Record, place: u64) {
         self.ledger.note(record);
-        if let Record::Frame(frame) = record {
-            self.places.push((frame.index, place));
+        if let Record::Frame(Frame { index, .. }) = record {
+            let at = self.places.partition_point(|(before, _)| before < index);
+            self.places.insert(at, (*index, place));
         }
     }
 
     fn read_page(&self, from: u64, applied: u64) -> Result<Vec<Frame>, Problem> {
-        let rest = &self.places[self.places.partition_point(|(index, _)| *index < from)..];
-        let Some(&(_, start)) = rest.first() else {
-            return Ok(self.ledger.last_word(from, applied).into_iter().collect());
-        };
-        let next = rest.iter().map(|(_, place)| *place).find(|at| *at > start + PAGE_BYTES);
-        let mut bytes = vec![0; usize::try_from(next.unwrap_or(self.length) - start).unwrap_or(0)];
-        self.file.read_exact_at(&mut bytes, start)?;
-        let (mut frames, mut at) = (Vec::new(), 0);
-        while let Some((record, end)) = decode(&bytes, at, start) {
+        let up_to = |last: u64| self.places.partition_point(|(index, _)| *index <= last);
+        let known = &self.places[..up_to(self.ledger.whole())];
+        let (mut frames, mut size) = (Vec::new(), 0);
+        for (_, place) in &known[up_to(from - 1).min(known.len())..] {
+            if size > PAGE_BYTES {
+                return Ok(frames);
+            }
+            let (frame, length) = self.read_frame(*place)?;
+            frames.push(frame);
+            size += length;
+        }
+        frames.extend(self.ledger.last_word(from, applied));
+        Ok(frames)
+    }
+
+    fn read_all(&self) -> Result<Vec<Frame>, Problem> {
+        let bytes = std::fs::read(&self.path)?;
+        let (mut frames, mut at) = (Vec::with_capacity(self.places.len()), HEAD);
+        while let Some((record, end)) = decode(&bytes, at, 0) {
             if let Record::Frame(frame) = record {
                 frames.push(frame);
             }
             at = end;
         }
-        if at < bytes.len() {
-            return Err(Problem::Damaged(format!("byte {} is not as written", start + at as u64)));
+        if (at as u64) < self.length {
+            return Err(Problem::Damaged(format!("byte {at} is not as written")));
         }
-        if next.is_none() {
-            frames.extend(self.ledger.last_word(from, applied));
-        }
+        frames.sort_by_key(|frame: &Frame| frame.index);
         Ok(frames)
+    }
+
+    /// The frame at this place, and how many bytes it takes.
+    fn read_frame(&self, place: u64) -> Result<(Frame, u64), Problem> {
+        let damaged = || Problem::Damaged(format!("byte {place} is not as written"));
+        let mut head = [0; RECORD_HEAD];
+        self.file.read_exact_at(&mut head, place)?;
+        let length = RECORD_HEAD as u64 + u64::from(length_of(&head, place).ok_or_else(damaged)?);
+        if length > self.length - place {
+            return Err(damaged());
+        }
+        let mut bytes = vec![0; length as usize];
+        self.file.read_exact_at(&mut bytes, place)?;
+        match decode(&bytes, 0, place) {
+            Some((Record::Frame(frame), _)) => Ok((frame, length)),
+            _ => Err(damaged()),
+        }
     }
 
     fn read(
@@ -201,10 +222,8 @@ impl Journal {
         let mut journal = Self { path, file, length: HEAD as u64, ledger, places };
         let (mut frames, mut at) = (Vec::new(), HEAD);
         while let Some((record, end)) = decode(&bytes, at, 0) {
-            if let Record::Frame(Frame { index, .. }) | Record::Seal(index) = &record
-                && *index <= journal.ledger.whole()
-            {
-                let problem = format!("entry {index} follows after {}", journal.ledger.whole());
+            if !journal.ledger.is_followed_by(&record) {
+                let problem = format!("byte {at} tells what was told before");
                 return Err(Problem::Damaged(problem));
             }
             journal.note(&record, at as u64);
@@ -213,6 +232,7 @@ impl Journal {
             }
             at = end;
         }
+        frames.sort_by_key(|frame: &Frame| frame.index);
         journal.length = at as u64;
         if journal.ledger.reach() < log_begins {
             let whole = journal.ledger.whole();
@@ -246,12 +266,9 @@ fn encode(place: u64, record: &Record) -> Vec<u8> {
 /// ends; none if there is none, or it is not as it was written.
 fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(Record, usize)> {
     let place = origin + at as u64;
-    let (head, rest) = bytes.get(at..)?.split_at_checked(RECORD_HEAD)?;
-    let (length, checksums) = head.split_at(4);
-    if checksum(place, length)[0] != checksums[..4] {
-        return None;
-    }
-    let length = u32::from_le_bytes(length.try_into().expect("four bytes")) as usize;
+    let (head, rest) = bytes.get(at..)?.split_first_chunk::<RECORD_HEAD>()?;
+    let checksums = &head[4..];
+    let length = length_of(head, place)? as usize;
     let body = rest.get(..length)?;
     if checksum(place, body).as_flattened() != &checksums[4..] {
         return None;
@@ -260,6 +277,12 @@ fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(Record, usize)> {
     aligned.extend_from_slice(body);
     let record = rkyv::from_bytes::<Record, rancor::Error>(&aligned).ok()?;
     Some((record, at + RECORD_HEAD + length))
+}
+
+/// The length of what follows this head, if it is as it was written.
+fn length_of(head: &[u8; RECORD_HEAD], place: u64) -> Option<u32> {
+    let (length, checksums) = head.split_first_chunk::<4>()?;
+    (checksum(place, length)[0] == checksums[..4]).then(|| u32::from_le_bytes(*length))
 }
 
 fn checksum(place: u64, content: &[u8]) -> [[u8; 4]; 2] {

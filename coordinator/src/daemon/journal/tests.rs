@@ -103,7 +103,7 @@ fn who_lacks_a_part_is_told_it_page_by_page() {
     take(&mut asker, 1..=9);
     take(&mut teller, 1..=3_000);
     asker.lack(2_000).expect("written");
-    take(&mut asker, [2_500]);
+    take(&mut asker, 2_001..=2_500);
     let mut pages = 0;
     while let Some(from) = asker.wanted() {
         let page = teller.page(from, 3_007).expect("sound");
@@ -113,9 +113,9 @@ fn who_lacks_a_part_is_told_it_page_by_page() {
     assert!(pages > 2, "{pages}");
     take(&mut asker, (2_501..=3_000).chain([3_008]));
     let expected: Vec<u64> = (1..=3_000).chain([3_008]).collect();
-    assert_eq!(indices(&asker.all().expect("sound")), expected);
+    assert!(indices(&asker.all().expect("sound")) == expected);
     drop(asker);
-    assert_eq!(lacking.open().1, expected);
+    assert!(lacking.open().1 == expected);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn who_lacks_a_part_remembers_it_and_tells_no_more_than_it_has() {
     assert_eq!(journal.page(1, 70).expect("sound").last().map(|frame| frame.index), Some(2));
     assert!(journal.page(3, 70).expect("sound").is_empty());
     let (journal, frames) = Journal::open(&room.path, CLUSTER, 61).expect("it knows what it lacks");
-    assert_eq!((journal.wanted(), indices(&frames)), (Some(3), vec![2]));
+    assert_eq!((journal.wanted(), indices(&frames)), (Some(3), vec![2, 60]));
 }
 
 #[test]
