@@ -122,8 +122,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::News;
-    use everstep_transport::protocol::Step;
+    use everstep_transport::protocol::{News, Step};
     use proptest::prelude::*;
 
     use super::*;
@@ -201,11 +200,12 @@ mod tests {
                 let known = file.known();
                 prop_assert!(known.windows(2).all(|pair| pair[0] < pair[1]), "{known:?}");
                 prop_assert!(seen.iter().all(|index| known.contains(index)));
-                let whole = frames(1, file.ledger.whole()).map(|frame| frame.index);
-                prop_assert!(whole.eq(known.iter().copied().filter(|it| *it <= file.ledger.whole())));
+                let (whole, reach) = (file.ledger.whole(), file.ledger.reach());
+                let brought = frames(1, whole).map(|frame| frame.index);
+                prop_assert!(brought.eq(known.into_iter().filter(|index| *index <= whole)));
                 let mut again = Ledger::default();
                 file.records.iter().for_each(|record| again.note(record));
-                prop_assert_eq!((again.whole(), again.reach()), (file.ledger.whole(), file.ledger.reach()));
+                prop_assert_eq!((again.whole(), again.reach()), (whole, reach));
             }
         }
     }
