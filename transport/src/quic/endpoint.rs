@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::HandshakeData;
 use quinn::{
-    ClientConfig, Connection, ConnectionError, Incoming, ServerConfig, TokioRuntime,
+    ClientConfig, Connection, ConnectionError, Incoming, Runtime, ServerConfig, TokioRuntime,
     TransportErrorCode,
 };
 use rustls::pki_types::CertificateDer;
@@ -26,7 +26,7 @@ use super::presented::Presented;
 use super::roster::NOT_LISTED;
 use super::settings::{Settings, SettingsError};
 use super::site::Site;
-use super::socket::{self, SocketBuffers};
+use super::socket::{self, Batches, SocketBuffers};
 use super::{ENROL_ALPN, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
@@ -124,7 +124,12 @@ impl Endpoint {
         let (client, server) = configurations(&site)?;
         let secret = site.enrolment.as_ref().map(|enrolment| enrolment.secret_for(RESETS));
         let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint(secret));
-        let quinn = quinn::Endpoint::new(config, Some(server), socket, runtime).map_err(failed)?;
+        let mtu = site.settings.largest_mtu;
+        let socket = Batches::new(runtime.wrap_udp_socket(socket).map_err(failed)?, mtu);
+        let socket = Arc::new(socket);
+        let quinn =
+            quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
+                .map_err(failed)?;
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
         tokio::spawn(Arc::new(Door { site: site.clone(), deliver }).attend(quinn.clone()));
         let arrivals = Mutex::new(arrivals);

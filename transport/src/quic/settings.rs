@@ -9,11 +9,11 @@ use quinn::congestion::CubicConfig;
 use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 use quinn_proto::HashedConnectionIdGenerator;
 
-/// The largest UDP payload an endpoint may send or take, bytes.
-///
-/// quinn hands the kernel batches of ten packets, and the kernel refuses a batch over 65,507 bytes
-/// without quinn noticing: above 6,550 bytes full batches would vanish while single probes arrive.
-pub const MAX_MTU: u16 = 6500;
+/// The largest UDP payload an endpoint may send or take, bytes: four make a batch that the kernel
+/// takes, and quinn writes a packet's length in 14 bits.
+pub const MAX_MTU: u16 = 16_368;
+/// The largest that is looked for where it is not known: Ethernet's jumbo frames.
+const JUMBO_MTU: u16 = 8_952;
 
 /// Streams for messages too large for the control lane, and the lane itself.
 const CONTROL_STREAMS: u32 = 4;
@@ -94,7 +94,7 @@ impl Default for Settings {
         Self {
             initial_mtu: 1452,
             guaranteed_mtu: 1200,
-            largest_mtu: MAX_MTU,
+            largest_mtu: JUMBO_MTU,
             window_budget: 1 << 30,
             peers: 8,
             bulk_streams: 32,
@@ -120,7 +120,12 @@ impl Settings {
     /// For an endpoint that listens on `address`: loopback has no small packets to fear.
     pub fn for_address(address: IpAddr) -> Self {
         if address.is_loopback() {
-            return Self { initial_mtu: MAX_MTU, guaranteed_mtu: MAX_MTU, ..Self::default() };
+            return Self {
+                initial_mtu: MAX_MTU,
+                guaranteed_mtu: MAX_MTU,
+                largest_mtu: MAX_MTU,
+                ..Self::default()
+            };
         }
         Self::default()
     }
@@ -129,7 +134,7 @@ impl Settings {
     pub fn validate(&self) -> Result<(), SettingsError> {
         let refuse = |field, problem| Err(SettingsError { field, problem });
         if self.largest_mtu > MAX_MTU || self.largest_mtu < self.initial_mtu {
-            return refuse("largest_mtu", "must be initial_mtu to 6500 bytes");
+            return refuse("largest_mtu", "must be initial_mtu to 16368 bytes");
         }
         if self.guaranteed_mtu < 1200 || self.guaranteed_mtu > self.initial_mtu {
             return refuse("guaranteed_mtu", "must be 1200 bytes to initial_mtu");

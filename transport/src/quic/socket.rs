@@ -1,8 +1,13 @@
-//! The UDP socket, with buffers as large as the kernel grants.
+//! The UDP socket, with buffers as large as the kernel grants, and batches as large as it takes.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// A socket's buffers as the kernel reports them, bytes. Linux counts its own bookkeeping in, so
@@ -32,4 +37,76 @@ pub(super) fn open(listen: SocketAddr, wanted: usize) -> io::Result<(UdpSocket, 
     let buffers =
         SocketBuffers { receive: socket.recv_buffer_size()?, send: socket.send_buffer_size()? };
     Ok((socket.into(), buffers))
+}
+
+/// The largest UDP payload of IPv4, bytes.
+const LARGEST_BATCH: usize = 65_507;
+
+/// A socket whose batches the kernel takes: it refuses those over [`LARGEST_BATCH`], and quinn,
+/// which counts packets and not bytes, does not notice.
+#[derive(Debug)]
+pub(super) struct Batches {
+    socket: Arc<dyn AsyncUdpSocket>,
+    most: usize,
+}
+
+impl Batches {
+    /// Of packets of up to `mtu` bytes.
+    pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>, mtu: u16) -> Self {
+        let most = (LARGEST_BATCH / usize::from(mtu)).min(socket.max_transmit_segments());
+        Self { socket, most }
+    }
+}
+
+impl AsyncUdpSocket for Batches {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        self.socket.clone().create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.socket.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.socket.poll_recv(context, buffers, metas)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.most
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.socket.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.socket.may_fragment()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quinn::{Runtime, TokioRuntime};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_batch_is_never_more_than_the_kernel_takes() {
+        let (socket, _) = open(([127, 0, 0, 1], 0).into(), 1 << 20).expect("a free port");
+        let socket = TokioRuntime.wrap_udp_socket(socket).expect("a socket");
+        let own = socket.max_transmit_segments();
+        for (mtu, most) in [(1_200, 54), (8_952, 7), (crate::quic::MAX_MTU, 4)] {
+            let batches = Batches::new(socket.clone(), mtu);
+            assert_eq!(batches.max_transmit_segments(), own.min(most), "of packets of {mtu} bytes");
+        }
+    }
 }

@@ -14,6 +14,8 @@ use crate::step::event::{Job, Report};
 
 /// Most reports that wait for the network thread; then the device waits.
 const REPORTS: usize = 1024;
+/// So many bytes to send are handed over together.
+const BATCH_BYTES: usize = 256 << 10;
 /// How much the scheduler favours the network thread over a computing one: a starved endpoint
 /// kills its own healthy connections.
 const NICE: i32 = 5;
@@ -24,7 +26,8 @@ const NICE: i32 = 5;
 pub fn start(device: Device) -> (Sender<Job>, mpsc::Receiver<Report>) {
     let (jobs, received) = channel();
     let (reports, reported) = mpsc::channel(REPORTS);
-    let port = ThreadPort { jobs: received, reports, began: Instant::now() };
+    let began = Instant::now();
+    let port = ThreadPort { jobs: received, reports, held: Vec::new(), held_bytes: 0, began };
     let thread = thread::Builder::new().name("device".into());
     thread.spawn(move || run(device, port)).expect("the system gives a process a thread");
     (jobs, reported)
@@ -46,17 +49,52 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 struct ThreadPort {
     jobs: Receiver<Job>,
     reports: mpsc::Sender<Report>,
+    /// Reports that wait for others, and the bytes of their tensors.
+    held: Vec<Report>,
+    held_bytes: usize,
     began: Instant,
 }
 
+impl ThreadPort {
+    fn hand_over(&mut self) {
+        self.held_bytes = 0;
+        for report in self.held.drain(..) {
+            // Nobody listens any more: the process is ending.
+            let _ = self.reports.blocking_send(report);
+        }
+    }
+}
+
 impl Port for ThreadPort {
+    /// Each time the network thread wakes costs the device a turn on its core, so what there is to
+    /// send wakes it once for every [`BATCH_BYTES`]; all else is handed over at once.
     fn report(&mut self, report: Report) {
-        // Nobody listens any more: the process is ending.
-        let _ = self.reports.blocking_send(report);
+        let bytes = match &report {
+            Report::Partial { sum, .. } => sum.as_bytes().len(),
+            Report::Updated { parameters, .. } => {
+                parameters.as_ref().map_or(0, |values| values.as_bytes().len())
+            }
+            _ => BATCH_BYTES,
+        };
+        self.held.push(report);
+        self.held_bytes += bytes;
+        if self.held_bytes >= BATCH_BYTES {
+            self.hand_over();
+        }
     }
 
     fn wait(&mut self) -> Option<Job> {
-        self.jobs.recv().ok()
+        match self.jobs.try_recv() {
+            Ok(job @ Job::Update { .. }) => return Some(job),
+            Ok(job) => {
+                self.hand_over();
+                Some(job)
+            }
+            Err(_) => {
+                self.hand_over();
+                self.jobs.recv().ok()
+            }
+        }
     }
 
     fn now(&self) -> Time {
