@@ -58,7 +58,7 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
         }
         Err(error) => {
             let (exit, next) = advice(&error);
-            let next = disk_advice(&error).unwrap_or(next);
+            let next = disk_advice(&error).filter(|_| is_of_a_file(&error)).unwrap_or(next);
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
@@ -103,6 +103,19 @@ fn start(flags: &CoordinatorFlags) -> Result<Start, Failure> {
     let coordinators: Result<_, _> =
         coordinators.iter().map(|name| worker::address(name)).collect();
     Ok(Start::Join { token, coordinators: coordinators? })
+}
+
+/// Whether a disk may be to blame: addresses can be forbidden, too.
+fn is_of_a_file(error: &CoordinatorError) -> bool {
+    matches!(
+        error,
+        CoordinatorError::File { .. }
+            | CoordinatorError::Log(_)
+            | CoordinatorError::Journal(_)
+            | CoordinatorError::Book(_)
+            | CoordinatorError::Authority { .. }
+            | CoordinatorError::Identity(_)
+    )
 }
 
 fn advice(error: &CoordinatorError) -> (Exit, &'static str) {

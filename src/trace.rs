@@ -27,7 +27,8 @@ pub(crate) struct Trace(Arc<Events>);
 
 /// The file as threads write it.
 struct Events {
-    file: Mutex<BufWriter<File>>,
+    /// None once something could not be written.
+    file: Mutex<Option<BufWriter<File>>>,
     began: Instant,
     /// The wall clock then, so that the files of several workers can be shown together.
     began_unix_us: f64,
@@ -56,7 +57,7 @@ impl Trace {
         file.write_all(b"[\n")?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let began_unix_us = since.map_or(0.0, |since| since.as_secs_f64() * 1e6);
-        let (file, began) = (Mutex::new(file), Instant::now());
+        let (file, began) = (Mutex::new(Some(file)), Instant::now());
         Ok(Self(Arc::new(Events { file, began, began_unix_us })))
     }
 
@@ -76,8 +77,10 @@ impl Drop for Trace {
         let last = json!({ "name": "end", "ph": "i", "s": "p", "pid": pid, "tid": 0,
             "ts": self.0.unix_us(Instant::now()) });
         let mut file = self.0.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody can be told any more.
-        let _ = writeln!(file, "{last}\n]").and_then(|()| file.flush());
+        if let Some(file) = &mut *file {
+            // Nobody can be told any more.
+            let _ = writeln!(file, "{last}\n]").and_then(|()| file.flush());
+        }
     }
 }
 
@@ -89,7 +92,10 @@ impl Events {
     /// A trace that cannot be written ends there: training goes on.
     fn write(&self, event: &serde_json::Value) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = writeln!(file, "{event},");
+        let written = file.as_mut().map_or(Ok(()), |file| writeln!(file, "{event},"));
+        if written.is_err() {
+            *file = None;
+        }
     }
 
     /// The number of this thread, which is told the reader with its name at first.

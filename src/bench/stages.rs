@@ -120,7 +120,9 @@ fn rest(workers: &[Times], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -
 /// What each stage took of each step, without what lies within it.
 fn own_times(mut spans: Vec<Event>) -> Times {
     spans.retain(|event| event.ph == 'X');
-    spans.sort_by(|a, b| (a.tid, a.ts).partial_cmp(&(b.tid, b.ts)).expect("times are numbers"));
+    // Of two that begin at the same moment, the longer one is around the other.
+    let place = |span: &Event| (span.tid, span.ts, -span.dur);
+    spans.sort_by(|a, b| place(a).partial_cmp(&place(b)).expect("times are numbers"));
     let mut times = Times::new();
     let mut around: Vec<Event> = Vec::new();
     for span in spans {

@@ -5,6 +5,7 @@
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: disks.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
+self=$(realpath "$0")
 cd "$(dirname "$0")/../.."
 
 everstep=$(realpath "${1:-target/release/everstep}")
@@ -18,7 +19,7 @@ if [ ! -x "$everstep" ]; then
 fi
 # Mounts are seen by this script alone.
 if [ -z "${EVERSTEP_MOUNTS:-}" ]; then
-    EVERSTEP_MOUNTS=own exec unshare --mount "$0" "$everstep"
+    EVERSTEP_MOUNTS=own exec unshare --mount "$self" "$everstep"
 fi
 
 out=$(mktemp -d)
@@ -78,7 +79,7 @@ known() { ask token ls --json | grep -o '"role"' | wc -l; }
 tell "a cluster of one coordinator, and a token that it has agreed to"
 begin --listen 127.0.0.1:0 --bootstrap
 address=$(grep -o '127\.0\.0\.1:[0-9]*' "$out/ready" | head -1)
-agree
+agree || fail "it agrees to no token"
 kill "$pid"
 wait "$pid" || true
 

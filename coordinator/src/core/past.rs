@@ -59,6 +59,11 @@ impl Past {
         }
     }
 
+    /// The line of the newest step, if one is here, whatever is missing before.
+    pub(super) fn newest_line(&self) -> Option<&MetricsLine> {
+        self.lines.last()
+    }
+
     /// How long the newest step took, seconds; 0 if there is none.
     pub(super) fn pace(&self) -> f64 {
         self.lines.last().map_or(0.0, |line| line.seconds)

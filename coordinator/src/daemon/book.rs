@@ -54,6 +54,7 @@ pub(super) struct Book {
 #[error("{}: {problem}", path.display())]
 pub struct BookError {
     path: PathBuf,
+    #[source]
     problem: Problem,
 }
 

@@ -38,6 +38,7 @@ const PAGE_BYTES: u64 = 32 << 10;
 #[error("{}: {problem}", path.display())]
 pub struct JournalError {
     path: PathBuf,
+    #[source]
     problem: Problem,
 }
 
@@ -157,10 +158,11 @@ impl Journal {
     }
 
     fn read_page(&self, from: u64, applied: u64) -> Result<Vec<Frame>, Problem> {
-        let up_to = |last: u64| self.places.partition_point(|(index, _)| *index <= last);
-        let known = &self.places[..up_to(self.ledger.whole())];
+        let whole = self.ledger.whole();
+        let known = &self.places[..self.places.partition_point(|(index, _)| *index <= whole)];
         let (mut frames, mut size) = (Vec::new(), 0);
-        for (_, place) in &known[up_to(from - 1).min(known.len())..] {
+        let first = known.partition_point(|(index, _)| *index < from);
+        for (_, place) in &known[first..] {
             if size > PAGE_BYTES {
                 return Ok(frames);
             }

@@ -199,8 +199,7 @@ async fn events(source: Data<Source>, request: HttpRequest) -> Answer {
 async fn lines(source: Data<Source>, request: HttpRequest) -> Answer {
     let query = Query::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
-        let newest = known.core.lines_after(Step(0)).last().map_or(0, |line| line.step.0);
-        let after = query.after.min(newest);
+        let after = query.after.min(known.core.newest_step().0);
         Page::of(known.core.lines_after(Step(after)), after, |line| line.step.0)
     });
     Ok(told(query, answers::page("metrics", &page.await?)))

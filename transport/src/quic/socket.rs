@@ -47,14 +47,14 @@ const LARGEST_BATCH: usize = 65_507;
 #[derive(Debug)]
 pub(super) struct Batches {
     socket: Arc<dyn AsyncUdpSocket>,
-    most: usize,
+    /// So many of the largest packets.
+    fits: usize,
 }
 
 impl Batches {
     /// Of packets of up to `mtu` bytes.
     pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>, mtu: u16) -> Self {
-        let most = (LARGEST_BATCH / usize::from(mtu)).min(socket.max_transmit_segments());
-        Self { socket, most }
+        Self { socket, fits: LARGEST_BATCH / usize::from(mtu) }
     }
 }
 
@@ -80,8 +80,9 @@ impl AsyncUdpSocket for Batches {
         self.socket.local_addr()
     }
 
+    /// The socket may find out only when it sends that there are no batches here.
     fn max_transmit_segments(&self) -> usize {
-        self.most
+        self.fits.min(self.socket.max_transmit_segments())
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -95,9 +96,50 @@ impl AsyncUdpSocket for Batches {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use quinn::{Runtime, TokioRuntime};
 
     use super::*;
+
+    /// One that finds out that there are no batches here.
+    #[derive(Debug)]
+    struct Disillusioned(Arc<dyn AsyncUdpSocket>, AtomicUsize);
+
+    impl AsyncUdpSocket for Disillusioned {
+        fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+            self.0.clone().create_io_poller()
+        }
+
+        fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+            self.0.try_send(transmit)
+        }
+
+        fn poll_recv(
+            &self,
+            context: &mut Context<'_>,
+            buffers: &mut [IoSliceMut<'_>],
+            metas: &mut [RecvMeta],
+        ) -> Poll<io::Result<usize>> {
+            self.0.poll_recv(context, buffers, metas)
+        }
+
+        fn local_addr(&self) -> io::Result<SocketAddr> {
+            self.0.local_addr()
+        }
+
+        fn max_transmit_segments(&self) -> usize {
+            self.1.swap(1, Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test]
+    async fn who_finds_out_that_there_are_no_batches_is_given_none() {
+        let (socket, _) = open(([127, 0, 0, 1], 0).into(), 1 << 20).expect("a free port");
+        let socket = TokioRuntime.wrap_udp_socket(socket).expect("a socket");
+        let batches = Batches::new(Arc::new(Disillusioned(socket, AtomicUsize::new(10))), 1_200);
+        assert_eq!([(); 2].map(|()| batches.max_transmit_segments()), [10, 1]);
+    }
 
     #[tokio::test]
     async fn a_batch_is_never_more_than_the_kernel_takes() {

@@ -85,7 +85,7 @@ impl Port for ThreadPort {
 
     fn wait(&mut self) -> Option<Job> {
         match self.jobs.try_recv() {
-            Ok(job @ Job::Update { .. }) => return Some(job),
+            Ok(job @ Job::Update { .. }) => Some(job),
             Ok(job) => {
                 self.hand_over();
                 Some(job)

@@ -183,6 +183,7 @@ fn an_installed_snapshot_is_what_the_coordinator_knows() {
     assert_eq!((other.lines_after(Step(0)), other.state().written()), (&[][..], Step(2)));
     assert_eq!(other.events_after(0), world.core.events_after(0));
     let frames = [Frame { index: 9, news: vec![News::Lines(world.journal.clone())] }];
+    assert_eq!(other.newest_step(), Step(2), "what is missing is not undone");
     other.restore_history(frames);
     assert_eq!(other.lines_after(Step(0)), world.journal);
 }

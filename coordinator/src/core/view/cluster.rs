@@ -64,7 +64,7 @@ impl Core {
             generation: self.state.generation(),
             world_size: self.state.record().map_or(0, |record| record.world_size()),
             changing: !matches!(self.phase, Phase::Steady),
-            line: self.past.lines_after(Step(0)).last().cloned(),
+            line: self.past.newest_line().cloned(),
             workers: self.views(),
             waiting: self.waiting(),
             unreachable: self.unreachable(now),
@@ -87,6 +87,11 @@ impl Core {
             runs.push(RunView { id, name, state: state.into(), status, step, hash: None });
         }
         runs
+    }
+
+    /// The newest step whose line the log has, whether or not its line is here.
+    pub fn newest_step(&self) -> Step {
+        self.past.newest_line().map_or(self.state.written(), |line| line.step)
     }
 
     /// The lines of the settled steps after this one, in order.

@@ -1,5 +1,6 @@
 use everstep_transport::protocol::{News, Step};
 use proptest::prelude::*;
+use std::error::Error;
 
 use super::*;
 
@@ -128,6 +129,7 @@ fn who_lacks_a_part_remembers_it_and_tells_no_more_than_it_has() {
     journal.seal(61).expect("written");
     assert_eq!(journal.page(1, 70).expect("sound").last().map(|frame| frame.index), Some(2));
     assert!(journal.page(3, 70).expect("sound").is_empty());
+    assert_eq!(indices(&journal.page(0, 70).expect("sound")), [2, 2]);
     let (journal, frames) = Journal::open(&room.path, CLUSTER, 61).expect("it knows what it lacks");
     assert_eq!((journal.wanted(), indices(&frames)), (Some(3), vec![2, 60]));
 }
@@ -150,6 +152,9 @@ fn what_is_wrong_is_said_in_words() {
     );
     std::fs::remove_file(&room.path).expect("removed");
     assert!(room.words(0).contains("No such file"));
+    let error = Journal::open(&room.path, CLUSTER, 0).map(drop).expect_err("removed");
+    let cause = error.source().and_then(|problem| problem.source());
+    assert!(cause.is_some_and(|cause| cause.is::<io::Error>()), "the disk is known to be at fault");
 }
 
 proptest! {
