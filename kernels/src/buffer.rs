@@ -2,7 +2,8 @@
 //!
 //! A [`Pool`] hands out [`Buffer`]s; one that is dropped, on whatever thread, goes back to its
 //! pool, so that a step allocates nothing that an earlier one already had. The free memory that a
-//! pool keeps is bounded. Buffers know nothing of what they hold or of who reads it.
+//! pool keeps is bounded by what was in use at once of late. Buffers know nothing of what they hold
+//! or of who reads it.
 //!
 //! The free list is tried in every interleaving of two threads by
 //!
@@ -84,16 +85,26 @@ pub struct Pool {
     limit_bytes: usize,
 }
 
-/// The free list, the longest unused first.
+/// The free list, the longest unused first, and how much will be asked of it.
 #[derive(Debug, Default)]
 struct Free {
     list: VecDeque<Vec<f32>>,
     size_bytes: usize,
+    /// In use now.
+    used_bytes: usize,
+    /// The most that was in use at once, in this period and in the one before.
+    most_bytes: [usize; 2],
+    /// Handed out in this period.
+    handed_bytes: usize,
 }
 
+/// A period ends when this many times the most that was in use has been handed out: a few steps.
+const PERIOD: usize = 4;
+
 impl Pool {
-    /// A pool that keeps at most `limit_bytes` of free memory; how much is in use is not bounded
-    /// here.
+    /// A pool that keeps free what was in use at once before, and will be again: free and used
+    /// memory together are at most what was in use at once in this or the last few steps. Up to
+    /// `limit_bytes` of free memory it keeps in any case; how much is in use is not bounded here.
     pub fn new(limit_bytes: usize) -> Self {
         Self { free: Arc::new(Mutex::new(Free::default())), limit_bytes }
     }
@@ -101,24 +112,13 @@ impl Pool {
     /// A buffer of `length` elements. Its values are whatever an earlier user left, or zero.
     pub fn take(&self, length: usize) -> Buffer {
         // Outside the lock: new memory is the slow case.
-        let reused = self.lock().take(length);
+        let reused = self.lock().take(length, self.limit_bytes);
         let memory = reused.unwrap_or_else(|| vec![0.0; length]);
         Buffer { memory, length, pool: Some(self.clone()) }
     }
 
     fn give_back(&self, memory: Vec<f32>) {
-        let size = size_bytes(&memory);
-        if size == 0 || size > self.limit_bytes {
-            return;
-        }
-        let mut free = self.lock();
-        free.size_bytes += size;
-        free.list.push_back(memory);
-        // What was not asked for longest makes room: lengths may change over a run.
-        while free.size_bytes > self.limit_bytes {
-            let oldest = free.list.pop_front().expect("bytes are of the list's vectors");
-            free.size_bytes -= size_bytes(&oldest);
-        }
+        self.lock().give_back(memory, self.limit_bytes);
     }
 
     fn lock(&self) -> MutexGuard<'_, Free> {
@@ -129,11 +129,47 @@ impl Pool {
 
 impl Free {
     /// The most recently used memory (it may still be in the cache) that fits without wasting half.
-    fn take(&mut self, length: usize) -> Option<Vec<f32>> {
+    /// Where there is none, the caller makes as much as it asks for.
+    fn take(&mut self, length: usize, limit_bytes: usize) -> Option<Vec<f32>> {
         let fits = |memory: &Vec<f32>| (length..=length.saturating_mul(2)).contains(&memory.len());
-        let memory = self.list.remove(self.list.iter().rposition(fits)?)?;
-        self.size_bytes -= size_bytes(&memory);
-        Some(memory)
+        let place = self.list.iter().rposition(fits);
+        let memory = place.and_then(|place| self.list.remove(place));
+        self.size_bytes -= memory.as_deref().map_or(0, size_bytes);
+        self.hand_out(memory.as_deref().map_or(size_of::<f32>() * length, size_bytes));
+        self.trim(limit_bytes);
+        memory
+    }
+
+    fn hand_out(&mut self, size: usize) {
+        self.used_bytes += size;
+        self.handed_bytes += size;
+        let [most, _] = self.most_bytes;
+        if self.handed_bytes > PERIOD * most {
+            self.most_bytes = [self.used_bytes, most];
+            self.handed_bytes = 0;
+        } else {
+            self.most_bytes[0] = most.max(self.used_bytes);
+        }
+    }
+
+    fn give_back(&mut self, memory: Vec<f32>, limit_bytes: usize) {
+        let size = size_bytes(&memory);
+        self.used_bytes -= size;
+        if size > 0 {
+            self.size_bytes += size;
+            self.list.push_back(memory);
+        }
+        self.trim(limit_bytes);
+    }
+
+    fn trim(&mut self, limit_bytes: usize) {
+        let [most, before] = self.most_bytes;
+        let kept = limit_bytes.max(most.max(before) - self.used_bytes);
+        // What was not asked for longest makes room: lengths may change over a run.
+        while self.size_bytes > kept {
+            let oldest = self.list.pop_front().expect("bytes are of the list's vectors");
+            self.size_bytes -= size_bytes(&oldest);
+        }
     }
 }
 
@@ -179,12 +215,36 @@ mod tests {
     #[test]
     fn free_memory_is_bounded_and_the_longest_unused_goes_first() {
         let pool = Pool::new(4 * 100);
-        let buffers = [40, 30, 50].map(|length| pool.take(length));
-        drop(buffers);
-        assert_eq!(free(&pool), [30, 50]);
-        drop(pool.take(101));
+        for length in [10, 30, 70] {
+            drop(pool.take(length));
+        }
+        assert_eq!(free(&pool), [30, 70]);
         drop(pool.take(0));
-        assert_eq!(free(&pool), [30, 50]);
+        assert_eq!(free(&pool), [30, 70]);
+        drop(pool.take(101));
+        assert_eq!(free(&pool), [101], "as much as was in use at once is kept in any case");
+    }
+
+    /// Invariant I10.
+    #[test]
+    fn what_was_in_use_at_once_is_kept_until_less_is_enough_for_a_while() {
+        let pool = Pool::new(0);
+        let step = |lengths: &[usize]| {
+            let taken: Vec<_> = lengths.iter().map(|length| pool.take(*length)).collect();
+            drop(taken);
+            free(&pool).iter().sum::<usize>()
+        };
+        assert_eq!(step(&[30, 30, 30, 30]), 120);
+        assert_eq!(step(&[20]), 120, "it may be needed again in the next step");
+        let lasted = (0..).take_while(|_| step(&[20]) > 30).count();
+        assert!((PERIOD * 120 / 30..2 * PERIOD * 120 / 20).contains(&lasted), "{lasted}");
+
+        let [first, second] = [30, 30].map(|length| pool.take(length));
+        drop(first);
+        let other = pool.take(70);
+        assert_eq!(free(&pool), [], "free and in use are no more than was in use at once");
+        drop([second, other]);
+        assert_eq!(free(&pool), [30, 70]);
     }
 
     #[test]
@@ -229,14 +289,15 @@ mod loom_tests {
     #[test]
     fn no_two_threads_hold_the_same_memory_and_the_limit_holds() {
         loom::model(|| {
-            // Room for one of the two buffers.
-            let pool = Pool::new(8);
+            let pool = Pool::new(0);
             let other = pool.clone();
             let thread = loom::thread::spawn(move || use_pool(&other, 1.0));
             use_pool(&pool, 2.0);
             thread.join().expect("the thread ends");
             let free = pool.lock();
-            assert_eq!((free.list.len(), free.size_bytes), (1, 8));
+            // As many as were in use at once.
+            assert!([1, 2].contains(&free.list.len()));
+            assert_eq!((free.size_bytes, free.used_bytes), (8 * free.list.len(), 0));
         });
     }
 

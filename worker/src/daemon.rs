@@ -115,7 +115,7 @@ pub enum WorkerError {
 
 /// Data shards that are loaded ahead.
 const PREFETCH: usize = 2;
-/// Free memory that the buffer pool keeps, bytes.
+/// Free memory that the buffer pool keeps even where the last steps needed less, bytes.
 const POOL_BYTES: usize = 64 << 20;
 /// How long a worker goes on asking for a coordinator that does not answer yet.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Evaluation, Pass, STAGES};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::outcome::PartEvaluation;
@@ -253,8 +253,7 @@ impl Device {
         }
         self.summary.digests = self.holdings.seal();
         self.summary.optimizer_bytes = self.holdings.bytes();
-        for (shard, master) in self.holdings.primaries() {
-            let values = Shared::new(Buffer::detached(master.to_vec()));
+        for (shard, values) in self.holdings.masters() {
             port.report(Report::Exported { shard, values });
         }
         port.report(Report::Finished(self.summary.clone()));

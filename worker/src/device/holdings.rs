@@ -136,10 +136,10 @@ impl Holdings {
         &self.layout
     }
 
-    /// The shards of which this worker is primary, with their master weights.
-    pub fn primaries(&self) -> impl Iterator<Item = (Shard, &[f32])> {
+    /// The shards of which this worker is primary, with copies of their master weights.
+    pub fn masters(&self) -> impl Iterator<Item = (Shard, Shared)> {
         let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
-        primaries.map(|(shard, copy)| (shard, copy.state.master.as_slice()))
+        primaries.map(|(shard, copy)| (shard, Shared::new(copied(&copy.state.master, &self.pool))))
     }
 
     /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
