@@ -74,6 +74,17 @@ pub struct ShardState {
     pub moments: Vec<Vec<f32>>,
 }
 
+/// What an update has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digests {
+    /// Of the state, as the version before ([`ShardState::digest`]).
+    pub before: u64,
+    /// Of the gradient ([`reduce::digest`], seeded by 0).
+    pub gradient: u64,
+    /// Of the state, as the version after.
+    pub after: u64,
+}
+
 /// One update of one parameter shard: what its owners agree on.
 #[derive(Clone, Debug)]
 pub struct Apply<'a> {
@@ -108,31 +119,64 @@ impl Optimizer {
         size_of::<f32>() * (1 + self.rule.moments())
     }
 
-    /// Makes one step. `gradient` is the shard's reduced gradient, not yet clipped.
+    /// Makes one step, and looks at what it reads and writes while it is in the cache, block by
+    /// block: takes the digests of the state as the version `before` and as the version `after`,
+    /// and of the gradient, and shows the new weights, `wrote(offset, weights)`. `gradient` is the
+    /// shard's reduced gradient, not yet clipped.
     ///
     /// # Panics
     ///
     /// If state, gradient and range differ in length, or the state is that of another rule: going
     /// on would make silently wrong weights.
-    pub fn update(&self, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
+    pub fn update(
+        &self,
+        state: &mut ShardState,
+        gradient: &[f32],
+        apply: &Apply,
+        [before, after]: [u64; 2],
+        wrote: &mut dyn FnMut(usize, &[f32]),
+    ) -> Digests {
         let length = apply.range.len();
         assert_eq!(state.master.len(), length, "weights of the shard's length");
         assert_eq!(gradient.len(), length, "a gradient of the shard's length");
         assert_eq!(state.moments.len(), self.rule.moments(), "the moments of the rule");
         assert!(state.moments.iter().all(|moment| moment.len() == length), "moments as long");
-        self.decay(&mut state.master, apply);
-        let ShardState { master, moments } = state;
-        match (self.rule, moments.as_mut_slice()) {
+        let mut digests = Digests { before, gradient: 0, after };
+        for block in blocks(length) {
+            let gradient = &gradient[block.clone()];
+            digests.before = state.digest_block(digests.before, block.clone());
+            digests.gradient = reduce::digest(digests.gradient, gradient);
+            self.update_block(state, gradient, block.clone(), apply);
+            digests.after = state.digest_block(digests.after, block.clone());
+            wrote(block.start, &state.master[block]);
+        }
+        digests
+    }
+
+    /// Makes the step of a block of the shard; `gradient` is the block's.
+    fn update_block(
+        &self,
+        state: &mut ShardState,
+        gradient: &[f32],
+        block: Range<usize>,
+        shard: &Apply,
+    ) {
+        let start = shard.range.start;
+        let apply = Apply { range: start + block.start..start + block.end, ..*shard };
+        let weights = &mut state.master[block.clone()];
+        self.decay(weights, &apply);
+        match (self.rule, state.moments.as_mut_slice()) {
             (Rule::AdamW { beta1, beta2, epsilon }, [mean, square]) => {
-                adamw::Step::new([beta1, beta2], epsilon, apply)
-                    .update([master, mean, square], gradient);
+                adamw::Step::new([beta1, beta2], epsilon, &apply)
+                    .update([weights, &mut mean[block.clone()], &mut square[block]], gradient);
             }
             (Rule::Sgd { momentum }, [velocity]) => {
-                sgd::update_with_momentum([master, velocity], gradient, momentum, apply);
+                let velocity = &mut velocity[block];
+                sgd::update_with_momentum((weights, velocity), gradient, momentum, &apply);
             }
-            (Rule::Sgd { .. }, _) => sgd::update(master, gradient, apply),
+            (Rule::Sgd { .. }, _) => sgd::update(weights, gradient, &apply),
             (Rule::Lion { beta1, beta2 }, [mean]) => {
-                lion::update([master, mean], gradient, [beta1, beta2], apply);
+                lion::update((weights, &mut mean[block]), gradient, (beta1, beta2), &apply);
             }
             _ => unreachable!("the number of moments was checked"),
         }
@@ -177,12 +221,22 @@ impl Rule {
 }
 
 impl ShardState {
-    /// A digest of this state as `version` of its shard: of the weights, seeded by the version,
-    /// then of each moment, seeded by what came before.
+    /// A digest of this state as `version` of its shard: block by block of the weights and then of
+    /// each moment, each seeded by what came before, and the first by the version.
     pub fn digest(&self, version: u64) -> u64 {
-        let parts = iter::once(&self.master).chain(&self.moments);
-        parts.fold(version, |seed, values| reduce::digest(seed, values))
+        blocks(self.master.len()).fold(version, |seed, block| self.digest_block(seed, block))
     }
+
+    fn digest_block(&self, seed: u64, block: Range<usize>) -> u64 {
+        let parts = iter::once(&self.master).chain(&self.moments);
+        parts.fold(seed, |seed, values| reduce::digest(seed, &values[block.clone()]))
+    }
+}
+
+/// The blocks of a shard of `length` elements.
+fn blocks(length: usize) -> impl Iterator<Item = Range<usize>> {
+    let starts = (0..length).step_by(reduce::BLOCK);
+    starts.map(move |start| start..length.min(start + reduce::BLOCK))
 }
 
 /// What gradients are multiplied by so that their global norm, which is finite, is at most `max`:

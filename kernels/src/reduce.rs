@@ -14,6 +14,7 @@ mod shards;
 mod sum;
 mod tree;
 
+pub(crate) use digest::BLOCK;
 pub use digest::digest;
 pub use norm::sum_of_squares;
 pub use rounding::{decode_bf16, encode_bf16, round_bf16};

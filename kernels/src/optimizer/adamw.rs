@@ -3,6 +3,7 @@
 //! m, v: the two means, which start at zero and are corrected for it by `1 - beta^step`.
 
 use super::Apply;
+use multiversion::multiversion;
 
 /// The factors of one step, the same for every element. Made in f64, rounded once.
 pub(super) struct Step {
@@ -11,9 +12,9 @@ pub(super) struct Step {
     beta2: f32,
     epsilon: f32,
     /// Learning rate over the first mean's correction.
-    rate: f32,
+    pub(super) rate: f32,
     /// One over the root of the second mean's correction.
-    root: f32,
+    pub(super) root: f32,
 }
 
 impl Step {
@@ -31,12 +32,18 @@ impl Step {
 
     /// `[weights, m, v]`, all of the gradient's length.
     pub(super) fn update(&self, [weights, mean, square]: [&mut [f32]; 3], gradient: &[f32]) {
-        for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
-            let g = g * self.clip;
-            *m = self.beta1 * *m + (1.0 - self.beta1) * g;
-            *v = self.beta2 * *v + (1.0 - self.beta2) * (g * g);
-            *w -= self.rate * *m / (v.sqrt() * self.root + self.epsilon);
-        }
+        update(self, (weights, mean, square), gradient);
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn update(step: &Step, state: (&mut [f32], &mut [f32], &mut [f32]), gradient: &[f32]) {
+    let (weights, mean, square) = state;
+    for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
+        let g = g * step.clip;
+        *m = step.beta1 * *m + (1.0 - step.beta1) * g;
+        *v = step.beta2 * *v + (1.0 - step.beta2) * (g * g);
+        *w -= step.rate * *m / (v.sqrt() * step.root + step.epsilon);
     }
 }
 

@@ -1,14 +1,17 @@
 //! Lion's rule: every weight moves by the learning rate, in the direction of a mean of gradients.
 
 use super::Apply;
+use multiversion::multiversion;
 
-/// `[weights, m]`, both of the gradient's length; m is the running mean of gradients.
+/// Weights and m, both of the gradient's length; m is the running mean of gradients.
+#[multiversion(targets = "simd")]
 pub(super) fn update(
-    [weights, mean]: [&mut [f32]; 2],
+    state: (&mut [f32], &mut [f32]),
     gradient: &[f32],
-    [beta1, beta2]: [f32; 2],
-    apply: &Apply,
+    betas: (f32, f32),
+    apply: &Apply<'_>,
 ) {
+    let ((weights, mean), (beta1, beta2)) = (state, betas);
     for ((w, m), g) in weights.iter_mut().zip(mean).zip(gradient) {
         let g = g * apply.clip;
         *w -= apply.learning_rate * sign(beta1 * *m + (1.0 - beta1) * g);
@@ -17,6 +20,7 @@ pub(super) fn update(
 }
 
 /// -1, 0 or 1; of zero it is zero, unlike [`f32::signum`], and so it is of NaN.
+#[inline(always)]
 fn sign(value: f32) -> f32 {
     f32::from(value > 0.0) - f32::from(value < 0.0)
 }

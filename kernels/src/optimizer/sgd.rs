@@ -1,14 +1,17 @@
 //! Stochastic gradient descent, with or without heavy-ball momentum.
 
 use super::Apply;
+use multiversion::multiversion;
 
-/// `[weights, velocity]`, both of the gradient's length.
+/// Weights and velocity, both of the gradient's length.
+#[multiversion(targets = "simd")]
 pub(super) fn update_with_momentum(
-    [weights, velocity]: [&mut [f32]; 2],
+    state: (&mut [f32], &mut [f32]),
     gradient: &[f32],
     momentum: f32,
-    apply: &Apply,
+    apply: &Apply<'_>,
 ) {
+    let (weights, velocity) = state;
     for ((w, v), g) in weights.iter_mut().zip(velocity).zip(gradient) {
         *v = momentum * *v + g * apply.clip;
         *w -= apply.learning_rate * *v;
@@ -16,7 +19,8 @@ pub(super) fn update_with_momentum(
 }
 
 /// `weights` are of the gradient's length.
-pub(super) fn update(weights: &mut [f32], gradient: &[f32], apply: &Apply) {
+#[multiversion(targets = "simd")]
+pub(super) fn update(weights: &mut [f32], gradient: &[f32], apply: &Apply<'_>) {
     for (w, g) in weights.iter_mut().zip(gradient) {
         *w -= apply.learning_rate * (g * apply.clip);
     }

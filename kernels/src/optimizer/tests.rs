@@ -46,9 +46,14 @@ fn train(rule: Rule, range: Range<usize>) -> ShardState {
         let gradient = gradient(step);
         let range = range.clone();
         let apply = Apply { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
-        optimizer.update(&mut state, &gradient[apply.range.clone()], &apply);
+        update(&optimizer, &mut state, &gradient[apply.range.clone()], &apply);
     }
     state
+}
+
+/// One step; nobody looks.
+fn update(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
+    optimizer.update(state, gradient, apply, [0, 0], &mut |_, _| {});
 }
 
 /// The change that the paper's algorithm makes of gradients `g[0]`, `g[1]`, … so far, over the
@@ -101,7 +106,7 @@ fn lion_stands_still_where_there_is_no_gradient() {
     let mut state = optimizer.state(vec![1.0, 1.0]);
     let layout = layout();
     let apply = Apply { step: 1, learning_rate: RATE, clip: 1.0, layout: &layout, range: 3..5 };
-    optimizer.update(&mut state, &[0.0, -0.0], &apply);
+    update(&optimizer, &mut state, &[0.0, -0.0], &apply);
     assert_eq!(state.master, [1.0, 1.0]);
 }
 
@@ -122,6 +127,76 @@ proptest! {
                 moments: whole.moments.iter().map(|moment| moment[start..end].to_vec()).collect(),
             };
             prop_assert_eq!(part.digest(0), expected.digest(0));
+        }
+    }
+}
+
+/// The step as each rule's formula says it, an element at a time.
+fn plain(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
+    let ShardState { master, moments } = state;
+    for (index, (w, g)) in master.iter_mut().zip(gradient).enumerate() {
+        let (tensor, _) = apply
+            .layout
+            .parts(apply.range.start + index..apply.range.end)
+            .next()
+            .expect("a tensor");
+        if tensor.decay {
+            *w *= 1.0 - apply.learning_rate * optimizer.weight_decay;
+        }
+        let g = g * apply.clip;
+        match (optimizer.rule, moments.as_mut_slice()) {
+            (Rule::AdamW { beta1, beta2, epsilon }, [mean, square]) => {
+                let adamw::Step { rate, root, .. } =
+                    adamw::Step::new([beta1, beta2], epsilon, apply);
+                let (m, v) = (&mut mean[index], &mut square[index]);
+                *m = beta1 * *m + (1.0 - beta1) * g;
+                *v = beta2 * *v + (1.0 - beta2) * (g * g);
+                *w -= rate * *m / (v.sqrt() * root + epsilon);
+            }
+            (Rule::Sgd { momentum }, [velocity]) => {
+                velocity[index] = momentum * velocity[index] + g;
+                *w -= apply.learning_rate * velocity[index];
+            }
+            (Rule::Lion { beta1, beta2 }, [mean]) => {
+                let direction = beta1 * mean[index] + (1.0 - beta1) * g;
+                *w -= apply.learning_rate * if direction == 0.0 { 0.0 } else { direction.signum() };
+                mean[index] = beta2 * mean[index] + (1.0 - beta2) * g;
+            }
+            _ => *w -= apply.learning_rate * g,
+        }
+    }
+}
+
+/// Two blocks and a part of one, begun within a tensor.
+#[test]
+fn neither_blocks_nor_vectors_change_a_bit_and_all_of_it_is_seen() {
+    let mut layout = Layout::new();
+    layout.push("weight", &[reduce::BLOCK + 7], Init::Normal { deviation: 1.0 });
+    layout.push("bias", &[reduce::BLOCK + 93], Init::Constant(0.5));
+    let range = 13..layout.count();
+    let mut initial = vec![0.0; range.len()];
+    layout.init(1, range.clone(), &mut initial);
+    let noise = Philox::new(9, Philox::DROPOUT, 1);
+    let gradient: Vec<f32> = (0..range.len() as u64).map(|index| noise.normal(index)).collect();
+    for rule in RULES {
+        let optimizer = Optimizer::new(rule, DECAY).expect("valid settings");
+        let mut state = optimizer.state(initial.clone());
+        let mut expected = state.clone();
+        for step in 1..=3 {
+            let range = range.clone();
+            let apply = Apply { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+            let before = state.digest(step - 1);
+            let mut shown = vec![f32::NAN; state.master.len()];
+            let mut wrote = |offset: usize, weights: &[f32]| {
+                shown[offset..offset + weights.len()].copy_from_slice(weights);
+            };
+            let versions = [step - 1, step];
+            let seen = optimizer.update(&mut state, &gradient, &apply, versions, &mut wrote);
+            plain(&optimizer, &mut expected, &gradient, &apply);
+            let after = expected.digest(step);
+            assert_eq!(seen, Digests { before, gradient: reduce::digest(0, &gradient), after });
+            assert_eq!(reduce::digest(0, &shown), reduce::digest(0, &expected.master), "{rule:?}");
+            assert_eq!(state.digest(step), after);
         }
     }
 }

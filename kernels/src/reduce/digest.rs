@@ -1,10 +1,19 @@
 //! What values are known by, to whoever wants to know whether a bit of them has changed.
+//!
+//! It is made block by block, so that whoever does more with the values does all of it while a
+//! block is in the cache.
 
 use twox_hash::XxHash3_64;
 
-/// xxh3 over the values' bytes, little-endian; the seed ties it to what the values are, or follow.
+/// Elements of a block: a few such fit into the nearest cache.
+pub(crate) const BLOCK: usize = 4 << 10;
+
+/// xxh3 over the bytes of each block, little-endian, seeded by that of the block before; the first
+/// seed ties it to what the values are, or follow.
 pub fn digest(seed: u64, values: &[f32]) -> u64 {
-    XxHash3_64::oneshot_with_seed(seed, bytemuck::cast_slice(values))
+    let block =
+        |seed, block: &[f32]| XxHash3_64::oneshot_with_seed(seed, bytemuck::cast_slice(block));
+    values.chunks(BLOCK).fold(seed, block)
 }
 
 #[cfg(test)]
@@ -20,5 +29,13 @@ mod tests {
             assert_ne!(digest(0, &values), digest(0, &other), "value {place}, bit {bit}");
         }
         assert_ne!(digest(0, &values), digest(1, &values));
+    }
+
+    #[test]
+    fn blocks_follow_each_other() {
+        let values: Vec<f32> = (0..2 * BLOCK + 9).map(|index| index as f32).collect();
+        let (first, rest) = values.split_at(BLOCK);
+        assert_eq!(digest(digest(7, first), rest), digest(7, &values));
+        assert_ne!(digest(7, first), digest(7, &values));
     }
 }

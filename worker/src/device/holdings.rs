@@ -102,8 +102,13 @@ impl Holdings {
                 let clip = clip_factor(norm, self.clip_norm);
                 let change = gradient.as_ref();
                 let change = change.map(|gradient| Change { update, clip, gradient });
-                self.update(shard, step, change)?;
-                port.report(self.updated(shard, gradient.is_some(), write));
+                let parameters = match change {
+                    Some(change) => self.update(shard, step, &change, write)?,
+                    None => self.relabel(shard, step, write).map(|()| None)?,
+                };
+                let parameters = parameters.map(Shared::new);
+                let digest = self.copies[&shard].digest;
+                port.report(Report::Updated { version: step, shard, digest, parameters });
             }
             Job::Skip { step } => self.skip(step),
             Job::Share { to, shards } => {
@@ -115,7 +120,7 @@ impl Holdings {
             Job::Restore { shard, version, digest, parts } => {
                 let intact = self.restore(shard, version, digest, &parts);
                 if intact {
-                    self.follow(shard, None, write);
+                    self.follow(shard, write);
                 }
                 port.report(Report::Restored { version, shard, intact });
             }
@@ -197,51 +202,59 @@ impl Holdings {
 
     // A step has committed.
 
-    /// Makes the next version of a held shard, and refuses one whose old bits are not those that
-    /// the last version had, or a gradient that is not what its primary made.
+    /// Makes the next version of a held shard, and computes with it; returns what this worker hands
+    /// out as its primary. Refuses what comes of a version whose bits have changed since it was
+    /// made, or of a gradient that is not what its primary made.
     fn update(
         &mut self,
         shard: Shard,
         step: Step,
-        change: Option<Change<'_>>,
-    ) -> Result<(), String> {
+        change: &Change<'_>,
+        write: &mut Write<'_>,
+    ) -> Result<Option<Buffer>, String> {
         let range = self.range(shard);
+        let start = range.start;
         let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
-        assert_eq!(copy.version.next(), step, "I3: versions follow each other");
-        if copy.state.digest(copy.version.0) != copy.digest {
+        let versions = copy.versions_to(step);
+        let Change { update, clip, gradient } = *change;
+        let learning_rate = self.schedule.rate(step.0);
+        let computing = &mut self.versions[shard.0 as usize];
+        let (follows, all_gather) = (step >= *computing, self.all_gather);
+        let mut parameters = self.pool.take(range.len());
+        let mut wrote = |offset: usize, weights: &[f32]| {
+            let values = &mut parameters[offset..offset + weights.len()];
+            values.copy_from_slice(weights);
+            round(values, all_gather);
+            if follows {
+                write(start + offset, values);
+            }
+        };
+        let apply = Apply { step: update, learning_rate, clip, layout: &self.layout, range };
+        let state = &mut copy.state;
+        let seen = self.optimizer.update(state, &gradient.values, &apply, versions, &mut wrote);
+        copy.check(shard, seen.before)?;
+        let intact = gradient.digest == seen.gradient;
+        #[cfg(feature = "planted")]
+        let intact = intact || self.believes_gradients;
+        if !intact {
             return Err(format!(
-                "parameter shard {shard} changed in memory since step {}: this machine's memory \
-                 cannot be trusted",
-                copy.version
+                "the gradient of parameter shard {shard} for step {step} is not what its primary \
+                 made: it changed in memory, here or there"
             ));
         }
-        if let Some(Change { update, clip, gradient }) = change {
-            let Gradient { values, digest } = gradient;
-            let intact = *digest == reduce::digest(0, values);
-            #[cfg(feature = "planted")]
-            let intact = intact || self.believes_gradients;
-            if !intact {
-                return Err(format!(
-                    "the gradient of parameter shard {shard} for step {step} is not what its \
-                     primary made: it changed in memory, here or there"
-                ));
-            }
-            let learning_rate = self.schedule.rate(step.0);
-            let apply = Apply { step: update, learning_rate, clip, layout: &self.layout, range };
-            self.optimizer.update(&mut copy.state, values, &apply);
-        }
-        copy.version = step;
-        copy.digest = copy.state.digest(step.0);
-        Ok(())
+        (copy.version, copy.digest) = (step, seen.after);
+        *computing = step.max(*computing);
+        Ok((copy.role == Role::Primary).then_some(parameters))
     }
 
-    /// Computes with a shard's new version, and hands it out if this worker is primary.
-    fn updated(&mut self, shard: Shard, changed: bool, write: &mut Write<'_>) -> Report {
-        let told = changed && self.copies[&shard].role == Role::Primary;
-        let values = told.then(|| self.computing(shard));
-        self.follow(shard, values.as_deref(), write);
-        let Copy { version, digest, .. } = self.copies[&shard];
-        Report::Updated { version, shard, digest, parameters: values.map(Shared::new) }
+    /// Makes a held shard as it is the next version, and computes with it.
+    fn relabel(&mut self, shard: Shard, step: Step, write: &mut Write<'_>) -> Result<(), String> {
+        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
+        let [before, after] = copy.versions_to(step).map(|version| copy.state.digest(version));
+        copy.check(shard, before)?;
+        (copy.version, copy.digest) = (step, after);
+        self.follow(shard, write);
+        Ok(())
     }
 
     /// Relabels what is computed with; what is not of the version before is still to come.
@@ -257,9 +270,8 @@ impl Holdings {
         self.versions[shard.0 as usize] = version;
     }
 
-    /// Computes with a held shard, unless newer parameters have come from its primary. What is
-    /// computed with need not be made anew where it is known.
-    fn follow(&mut self, shard: Shard, values: Option<&[f32]>, write: &mut Write<'_>) {
+    /// Computes with a held shard, unless newer parameters have come from its primary.
+    fn follow(&mut self, shard: Shard, write: &mut Write<'_>) {
         let Copy { state, version, .. } = &self.copies[&shard];
         let computing = &mut self.versions[shard.0 as usize];
         if *version < *computing {
@@ -267,10 +279,10 @@ impl Holdings {
         }
         *computing = *version;
         let start = self.range(shard).start;
-        match values {
-            Some(values) => write(start, values),
-            None if self.all_gather == Encoding::F32 => write(start, &state.master),
-            None => write(start, &self.computing(shard)),
+        if self.all_gather == Encoding::F32 {
+            write(start, &state.master);
+        } else {
+            write(start, &self.computing(shard));
         }
     }
 
@@ -336,6 +348,24 @@ impl Copy {
     fn new(state: ShardState, version: Step, role: Role) -> Self {
         let digest = state.digest(version.0);
         Self { state, version, digest, role }
+    }
+
+    /// The numbers of its version and of the next one, which is `step`'s.
+    fn versions_to(&self, step: Step) -> [u64; 2] {
+        assert_eq!(self.version.next(), step, "I3: versions follow each other");
+        [self.version.0, step.0]
+    }
+
+    /// Refuses bits that are not those that its version was made with.
+    fn check(&self, shard: Shard, digest: u64) -> Result<(), String> {
+        if digest == self.digest {
+            return Ok(());
+        }
+        Err(format!(
+            "parameter shard {shard} changed in memory since step {}: this machine's memory cannot \
+             be trusted",
+            self.version
+        ))
     }
 
     fn seal(&self) -> [u8; 32] {
