@@ -3,34 +3,50 @@
 //! The rounding is to the nearest, ties to even; owners round their computing copies too, never
 //! their master weights.
 
-use half::bf16;
+use multiversion::multiversion;
 
 /// Rounds every value to the nearest bf16 and keeps it as f32.
+#[multiversion(targets = "simd")]
 pub fn round_bf16(values: &mut [f32]) {
     for value in values {
-        *value = bf16::from_f32(*value).to_f32();
+        *value = f32::from_bits(u32::from(nearest(*value)) << 16);
     }
 }
 
 /// Writes `values` as bf16, little-endian. `bytes` has two for each value.
+#[multiversion(targets = "simd")]
 pub fn encode_bf16(values: &[f32], bytes: &mut [u8]) {
     assert_eq!(bytes.len(), 2 * values.len(), "two bytes for each value");
     for (value, bytes) in values.iter().zip(bytes.as_chunks_mut().0) {
-        *bytes = bf16::from_f32(*value).to_le_bytes();
+        *bytes = nearest(*value).to_le_bytes();
     }
 }
 
 /// Reads what [`encode_bf16`] wrote. `bytes` has two for each value; any bytes are some values.
+#[multiversion(targets = "simd")]
 pub fn decode_bf16(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * values.len(), "two bytes for each value");
     for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-        *value = bf16::from_le_bytes(*bytes).to_f32();
+        *value = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
     }
+}
+
+/// The bits of the nearest bf16: the upper half of the f32's, plus one where the lower half is more
+/// than a half of the last place, or a half beside an odd one. A NaN stays one, and gets quiet.
+///
+/// Both cases are computed and one is selected, so that the loops above vectorise.
+#[inline(always)]
+fn nearest(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    let quiet = (bits >> 16) as u16 | 0x40;
+    if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::bf16;
     use proptest::prelude::*;
 
     #[test]
@@ -52,6 +68,17 @@ mod tests {
         let mut nan = [f32::NAN];
         round_bf16(&mut nan);
         assert!(nan[0].is_nan());
+    }
+
+    /// Every upper half, and the lower halves at which rounding changes.
+    #[test]
+    fn rounding_is_that_of_the_half_crate() {
+        for upper in 0..=u16::MAX {
+            for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(u32::from(upper) << 16 | lower);
+                assert_eq!(nearest(value), bf16::from_f32(value).to_bits(), "{upper:x} {lower:x}");
+            }
+        }
     }
 
     proptest! {
