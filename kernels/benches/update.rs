@@ -5,8 +5,8 @@
 //! `operation/case/elements`. The bytes of the throughput are those that the operation has to read
 //! and to write, each once: to be held against what the memory can do. An update reads weights,
 //! moments and gradient, and writes weights and moments; an addition reads two partials and writes
-//! one. The digests that a worker checks what it holds by, two of the state and one of the gradient,
-//! are a part of every update.
+//! one. The digests that a worker checks what it holds by, two of the state and one of the
+//! gradient, are a part of every update.
 //!
 //! Shards are of 40 Ki elements, as those of the GPT of 6 layers and width 384, whose memory stays
 //! in the cache, and of 1 Mi, the longest there are. Nothing is sent here.
