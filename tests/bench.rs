@@ -15,6 +15,17 @@ fn the_all_reduce_has_its_figures() {
     for figure in ["median_ms", "p99_ms", "gib_per_s", "cpu_seconds_per_gb"] {
         assert_positive(&result, figure);
     }
+    assert!(result.get("stages_ms").is_none(), "nobody has asked: {result}");
+
+    let result = bench(&folder, &[&flags[..], &["--stages"]].concat());
+    assert_positive(&result, "exchange_ms");
+    for stage in ["data_shard", "update"] {
+        assert_positive(&result["stages_ms"], stage);
+    }
+    for stage in ["reduce_scatter", "commit", "all_gather"] {
+        let took = &result["stages_ms"][stage];
+        assert!(took.as_f64().is_some_and(|ms| ms >= 0.0), "{result}");
+    }
 }
 
 #[test]

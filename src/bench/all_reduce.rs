@@ -1,13 +1,15 @@
 //! `everstep bench all-reduce`: how long a whole step takes that computes nothing.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
 };
-use everstep_transport::protocol::{Encoding, RunSpec};
+use everstep_transport::protocol::{Encoding, MetricsLine, RunSpec};
 use serde_json::json;
 
+use super::stages::{self, Times, train_traced, without};
 use super::vector::{NAME, UNIT};
 use super::{quantile, sorted, train};
 use crate::cli::AllReduceFlags;
@@ -18,11 +20,30 @@ use crate::{output, scratch};
 /// Steps before those that count.
 const WARM_UP: usize = 3;
 
+/// What a step does that an all-reduce does not: votes, commits and updates.
+const BEYOND: [&str; 2] = ["commit", "update"];
+/// The stages that are told apart; those that compute take nothing here.
+const STAGES: [&str; 5] = ["data_shard", "reduce_scatter", "commit", "update", "all_gather"];
+
+/// The stages of a step, medians, milliseconds.
+struct Stages {
+    /// What is left of a step without [`BEYOND`].
+    exchange_ms: f64,
+    each_ms: [f64; STAGES.len()],
+}
+
 pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
     let folder = scratch::folder()?;
     let wait = Duration::from_secs(flags.wait.into());
     let options = Options { wait, ..Options::new(flags.workers) };
-    let (report, lines) = train(folder.path(), &spec(flags), &options)?;
+    let (report, lines, stages) = if flags.stages {
+        let (report, lines, workers) = train_traced(folder.path(), &spec(flags), options)?;
+        let stages = Stages::of(&workers, &lines);
+        (report, lines, Some(stages))
+    } else {
+        let (report, lines) = train(folder.path(), &spec(flags), &options)?;
+        (report, lines, None)
+    };
     let seconds = sorted(lines[WARM_UP..].iter().map(|line| line.seconds));
     let median = quantile(&seconds, 0.5);
     let bytes = f64::from(flags.mb) * 1e6;
@@ -30,21 +51,51 @@ pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
     let gib_per_s = bytes / median / f64::from(1 << 30);
     let cpu = cpu_seconds_per_gb(&report);
     if flags.json {
-        let result = json!({
+        let mut result = json!({
             "workers": flags.workers, "mb": flags.mb, "iterations": seconds.len(),
             "median_ms": median_ms, "p99_ms": p99_ms, "gib_per_s": gib_per_s,
             "cpu_seconds_per_gb": cpu,
         });
+        if let Some(Stages { exchange_ms, each_ms }) = stages {
+            let each: BTreeMap<_, _> = STAGES.into_iter().zip(each_ms).collect();
+            result["exchange_ms"] = json!(exchange_ms);
+            result["stages_ms"] = json!(each);
+        }
         return output::print(result);
     }
     let AllReduceFlags { mb, workers, .. } = flags;
     output::print(format_args!(
-        "{mb} MB over {workers} workers, {} times\n  \
+        "{mb} MB over {workers} workers, {} times, each a whole step\n  \
            median  {median_ms:.1} ms  ({gib_per_s:.2} GiB/s)\n  \
            p99     {p99_ms:.1} ms\n  \
-           CPU     {cpu:.2} s for each GB sent",
-        seconds.len()
+           CPU     {cpu:.2} s for each GB sent{}",
+        seconds.len(),
+        stages.map(|stages| stages.words()).unwrap_or_default()
     ))
+}
+
+impl Stages {
+    fn of(workers: &[Times], lines: &[MetricsLine]) -> Self {
+        let steps = WARM_UP as u64 + 1..=lines.len() as u64;
+        Self {
+            exchange_ms: without(&BEYOND, workers, lines, &steps),
+            each_ms: STAGES.map(|stage| stages::median(workers, &steps, stage)),
+        }
+    }
+
+    /// Updates go on while others are under way, so without them an exchange takes somewhat longer
+    /// than what they leave of a step.
+    fn words(&self) -> String {
+        let each = STAGES.into_iter().zip(self.each_ms);
+        let each: Vec<_> = each.map(|(stage, took)| format!("{stage} {took:.1}")).collect();
+        format!(
+            "\nof which\n  \
+               without updates, votes and commits, at least {:.1} ms\n  \
+               {} ms",
+            self.exchange_ms,
+            each.join(", ")
+        )
+    }
 }
 
 /// A run whose gradient is the vector, with one data shard a worker and one owner a shard.

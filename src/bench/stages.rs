@@ -10,14 +10,14 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use everstep_transport::protocol::MetricsLine;
+use everstep_transport::protocol::{MetricsLine, RunSpec};
 use everstep_worker::registry::Registry;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{quantile, sorted, train_in};
 use crate::cli::{Overrides, StagesFlags};
-use crate::cluster::{Directory, Options};
+use crate::cluster::{Directory, Options, Report};
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{config, output, scratch};
@@ -59,7 +59,7 @@ struct Arguments {
 }
 
 /// Milliseconds by step and stage.
-type Times = BTreeMap<(u64, String), f64>;
+pub(super) type Times = BTreeMap<(u64, String), f64>;
 
 pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failure> {
     let overrides = Overrides {
@@ -73,13 +73,8 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
     let wait = Duration::from_secs(flags.wait.into());
-    let options = Options { wait, trace: true, ..Options::new(flags.workers) };
-    let directory = Directory::claim_new(folder.path(), &resolved.run)?;
-    let traces: Result<Vec<_>, _> =
-        (1..=flags.workers).map(|worker| directory.trace(worker)).collect();
-    let (_, lines) = train_in(directory, &resolved.run, &options)?;
-    let workers: Result<Vec<Times>, _> = traces?.iter().map(|trace| read(trace)).collect();
-    let workers = workers?;
+    let options = Options { wait, ..Options::new(flags.workers) };
+    let (_, lines, workers) = train_traced(folder.path(), &resolved.run, options)?;
 
     let counted = WARM_UP + 1..=WARM_UP + u64::from(flags.steps);
     let stages = STAGES.map(|(stage, _)| median(&workers, &counted, stage));
@@ -87,6 +82,21 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
     let steps = sorted(lines[WARM_UP as usize..].iter().map(|line| line.seconds * 1e3));
     let model = registry.build_model(&resolved.run).expect("the workers have built it");
     print(flags, model.layout().count(), (quantile(&steps, 0.5), rest), stages)
+}
+
+/// Trains `run` in a new directory below `folder`, with a trace of each worker.
+pub(super) fn train_traced(
+    folder: &Path,
+    run: &RunSpec,
+    options: Options,
+) -> Result<(Report, Vec<MetricsLine>, Vec<Times>), Failure> {
+    let options = Options { trace: true, ..options };
+    let directory = Directory::claim_new(folder, run)?;
+    let traces: Result<Vec<_>, _> =
+        (1..=options.workers).map(|worker| directory.trace(worker)).collect();
+    let (report, lines) = train_in(directory, run, &options)?;
+    let workers: Result<Vec<Times>, _> = traces?.iter().map(|trace| read(trace)).collect();
+    Ok((report, lines, workers?))
 }
 
 fn read(path: &Path) -> Result<Times, Failure> {
@@ -102,11 +112,21 @@ fn read(path: &Path) -> Result<Times, Failure> {
     Ok(own_times(events))
 }
 
-/// What no stage takes of each step, the median, milliseconds. The update of a step comes after its
-/// commit, so it is of the time of the next one.
+/// What no stage takes of each step.
 fn rest(workers: &[Times], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -> f64 {
+    without(&STAGES.map(|(stage, _)| stage), workers, lines, steps)
+}
+
+/// What a step takes without these stages, the median, milliseconds. The update of a step comes
+/// after its commit, so it is of the time of the next one.
+pub(super) fn without(
+    stages: &[&str],
+    workers: &[Times],
+    lines: &[MetricsLine],
+    steps: &RangeInclusive<u64>,
+) -> f64 {
     let taken = |step: u64| {
-        let stages = STAGES.iter().map(|(stage, _)| match *stage {
+        let stages = stages.iter().map(|stage| match *stage {
             "update" => mean(workers, step - 1, stage),
             stage => mean(workers, step, stage),
         });
@@ -141,7 +161,7 @@ fn own_times(mut spans: Vec<Event>) -> Times {
 }
 
 /// The median over steps of the mean over workers.
-fn median(workers: &[Times], steps: &RangeInclusive<u64>, stage: &str) -> f64 {
+pub(super) fn median(workers: &[Times], steps: &RangeInclusive<u64>, stage: &str) -> f64 {
     quantile(&sorted(steps.clone().map(|step| mean(workers, step, stage))), 0.5)
 }
 

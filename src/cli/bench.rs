@@ -41,6 +41,9 @@ pub struct AllReduceFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
+    /// Say also what a step's exchange takes of it; the traces for that cost some time themselves
+    #[arg(long, env = "EVERSTEP_STAGES", value_parser = BoolishValueParser::new())]
+    pub stages: bool,
     /// How long to wait for workers that have not registered yet; then the exit code is 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
