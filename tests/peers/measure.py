@@ -15,7 +15,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from datetime import datetime, timezone
@@ -100,7 +99,8 @@ def measure(part: parts.Part, place: Place, rounds: int, minutes: float) -> list
 def machine() -> dict:
     names = [line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo")
              if line.startswith("model name")]
-    memory = [int(line.split()[1]) for line in lines("/proc/meminfo") if line.startswith("MemTotal")]
+    memory = [int(line.split()[1]) for line in lines("/proc/meminfo")
+              if line.startswith("MemTotal")]
     return {"cpu": names[0] if names else platform.processor() or platform.machine(),
             "cores": os.cpu_count(), "memory_gb": round(sum(memory) * 1024 / 1e9, 1),
             "kernel": platform.release()}
@@ -113,7 +113,8 @@ def lines(path: str) -> list:
 def commit() -> str:
     """The commit that is checked out; `+` if something other than documents differs from it."""
     commit = run(["git", "rev-parse", "--short=12", "HEAD"]).strip()
-    changed = run(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"])
+    changed = run(["git", "status", "--porcelain", "--untracked-files=no", "--",
+                   ".", ":!docs", ":!*.md"])
     return commit + ("+" if changed.strip() else "")
 
 

@@ -115,9 +115,13 @@ def steps(gpt: Gpt, steps: int) -> Part:
 
 
 def our_all_reduce(place, workers: int, mb: int, iterations: int) -> dict:
-    return rounded(json.loads(place.everstep(
-        "bench", "all-reduce", "--json", "--workers", workers, "--mb", mb,
-        "--iterations", iterations)))
+    command = ["bench", "all-reduce", "--json", "--workers", workers, "--mb", mb,
+               "--iterations", iterations]
+    found = json.loads(place.everstep(*command))
+    if "--stages" in place.everstep("bench", "all-reduce", "--help"):
+        # A run of its own: its traces cost time, which the whole step is not to pay.
+        found["exchange_ms"] = json.loads(place.everstep(*command, "--stages"))["exchange_ms"]
+    return rounded(found)
 
 
 def gloo_all_reduce(place, workers: int, mb: int, iterations: int) -> dict:
@@ -248,5 +252,6 @@ def both(ours: Callable, peer: Callable, *arguments) -> Dict[str, Callable]:
             "peer": lambda place: peer(place, *arguments)}
 
 
-PARTS = {part.name: part for part in
-         [steps(SMALL, 30), steps(LARGE, 9), all_reduce(), stages(), start_up(), memory(), passes()]}
+PARTS = {part.name: part for part in [
+    steps(SMALL, 30), steps(LARGE, 9), all_reduce(), stages(), start_up(), memory(), passes(),
+]}

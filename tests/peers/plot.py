@@ -19,8 +19,9 @@ try:
     matplotlib.use("svg")
     from matplotlib import pyplot
 except ImportError:
-    raise SystemExit("plot.py: this Python has no matplotlib\n"
-                     "  next: VENV/bin/pip install matplotlib, and VENV/bin/python plot.py") from None
+    raise SystemExit(
+        "plot.py: this Python has no matplotlib\n"
+        "  next: VENV/bin/pip install matplotlib, and VENV/bin/python plot.py") from None
 
 OURS, PEER, WAIT = "#1f5fa8", "#c9791c", "#b3372f"
 # From the work to the waiting.

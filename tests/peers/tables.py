@@ -151,7 +151,8 @@ def passes(measurements: List[dict]) -> str:
                   "| Everstep, GFLOP/s | PyTorch, GFLOP/s", rows)
     share = f", {100 * gemm / peak:.0f} % of it" if peak else ""
     core = f"One core at most: {peak:.0f} GFLOP/s. " if peak else ""
-    return f"{rates}\n\n{core}MKL's product of matrices of 1,024 x 1,024: {gemm:.0f} GFLOP/s{share}."
+    product = f"MKL's product of matrices of 1,024 x 1,024: {gemm:.0f} GFLOP/s{share}."
+    return f"{rates}\n\n{core}{product}"
 
 
 def provenance(measured: dict) -> str:
@@ -159,9 +160,10 @@ def provenance(measured: dict) -> str:
     for name, held in measured.items():
         machine, versions = held["machine"], held["versions"]
         rounds = max(it["round"] for it in held["measurements"])
+        where = (f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']:.0f} GB, "
+                 f"Linux {machine['kernel']}; PyTorch {versions['torch']}")
         rows.append([f"`{held['command']}`", rounds, held["measured_at"], f"`{held['commit']}`",
-                     f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']:.0f} GB, "
-                     f"Linux {machine['kernel']}; PyTorch {versions['torch']}"])
+                     where])
     return table("command | rounds | when | commit | where", rows)
 
 

@@ -1,4 +1,7 @@
-"""What must hold of measurements, tables and the document: python3 -m unittest discover tests/peers"""
+"""What must hold of measurements, tables and the document.
+
+    python3 -m unittest discover tests/peers
+"""
 import contextlib
 import io
 import json
@@ -59,7 +62,8 @@ class Measuring(unittest.TestCase):
         self.assertEqual({it["round"] for it in measured}, {1})
 
     def test_the_file_is_json_with_a_line_for_each_measurement(self):
-        measured = {"steps": {"commit": "abc", "measurements": [entry(1, "peer"), entry(2, "peer")]}}
+        entries = [entry(1, "peer"), entry(2, "peer")]
+        measured = {"steps": {"commit": "abc", "measurements": entries}}
         text = measure.text(measured)
         self.assertEqual(json.loads(text), measured)
         self.assertEqual(len([line for line in text.splitlines() if '"round"' in line]), 2)
@@ -80,6 +84,19 @@ class Measuring(unittest.TestCase):
     def test_a_program_that_fails_says_what_it_said(self):
         with self.assertRaisesRegex(parts.Failed, "(?s)ended with 3.*no room"):
             measure.run(["sh", "-c", "echo no room >&2; exit 3"])
+
+    def test_the_exchange_alone_is_of_a_run_of_its_own_where_the_bench_can_tell(self):
+        def place(usage: str) -> mock.Mock:
+            def everstep(*words):
+                if "--help" in words:
+                    return usage
+                traced = "--stages" in words
+                return json.dumps({"median_ms": 30, "exchange_ms": 15.0} if traced
+                                  else {"median_ms": 20})
+            return mock.Mock(everstep=everstep)
+
+        found = parts.our_all_reduce(place("--mb <M>  --stages"), 2, 16, 8)
+        self.assertEqual(found, {"median_ms": 20, "exchange_ms": 15.0})
 
     def test_a_dry_run_is_read_and_one_without_memory_refused(self):
         self.assertEqual(parts.predicted(DRY_RUN), {
