@@ -318,9 +318,9 @@ impl Lanes {
     #[inline]
     unsafe fn square(self, corner: *const f32, lanes: usize, depth: usize) -> [__m512; LANES] {
         let mut rows = [_mm512_setzero_ps(); LANES];
-        for (lane, row) in rows.iter_mut().enumerate() {
+        let inside = mask(depth);
+        for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
             let from = corner.wrapping_add(lane * self.lane_stride);
-            let inside = if lane < lanes { mask(depth) } else { 0 };
             // SAFETY: as the caller says; what lies beyond the last inner index is masked, and to
             // ask for memory changes nothing, wherever it is: these lanes come next.
             unsafe {
