@@ -27,6 +27,10 @@ pub use gelu::Gelu;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 
+/// The numbers in a cache line: 64 bytes of f32. A row that begins elsewhere makes every wide vector
+/// of it cross two lines.
+const LINE: usize = 16;
+
 /// Where everything of a model will lie: parameters, activations and indices, in the order in which
 /// they are asked for.
 #[derive(Clone, Debug, Default)]
@@ -45,10 +49,10 @@ impl Plan {
         View::new(Arena::Parameters, range.start, range.len() / columns, columns)
     }
 
-    /// Places a matrix of activations.
+    /// Places a matrix of activations, at the beginning of a cache line.
     pub fn activation(&mut self, rows: usize, columns: usize) -> View {
-        let offset = self.activations;
-        self.activations += rows * columns;
+        let offset = self.activations.next_multiple_of(LINE);
+        self.activations = offset + rows * columns;
         View::new(Arena::Activations, offset, rows, columns)
     }
 

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 
 use super::memory::Memory;
 use super::{Attention, Backend, Indices, Norm, Sizes, View};
-use gemm::{Grid, gemm};
+use gemm::{Gemm, Grid};
 
 mod attention;
 mod cross_entropy;
@@ -25,6 +25,7 @@ mod rows;
 /// The f32 backend of the host.
 pub struct Cpu {
     memory: Memory<f32>,
+    gemm: Gemm,
     /// Two blocks of attention's scores.
     scores: Vec<f32>,
 }
@@ -33,7 +34,7 @@ impl Cpu {
     /// Allocates the arenas, zeroed.
     pub fn new(sizes: Sizes) -> Self {
         let scores = vec![0.0; 2 * attention::BLOCK.min(sizes.sequence) * sizes.sequence];
-        Self { memory: Memory::new(sizes), scores }
+        Self { memory: Memory::new(sizes), gemm: Gemm::new(), scores }
     }
 
     fn product(&mut self, a: View, b: View, c: View, accumulate: bool) {
@@ -43,7 +44,7 @@ impl Cpu {
         };
         let upright = |view: View| View { transposed: false, ..view };
         let [left, right, sums] = self.memory.split([upright(a), upright(b), c]);
-        gemm((left, grid(a)), (right, grid(b)), (sums, grid(c)), accumulate);
+        self.gemm.multiply((left, grid(a)), (right, grid(b)), (sums, grid(c)), accumulate);
     }
 }
 
@@ -127,7 +128,8 @@ impl Backend for Cpu {
         let heads = attention::Heads::of(attention);
         let [qkv, y, statistics] =
             self.memory.split([attention.qkv, attention.y, attention.statistics]);
-        attention::forward(heads, qkv, y, statistics, &mut self.scores);
+        let scratch = attention::Scratch { gemm: &mut self.gemm, scores: &mut self.scores };
+        attention::forward(heads, qkv, y, statistics, scratch);
     }
 
     fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View) {
@@ -135,7 +137,8 @@ impl Backend for Cpu {
         let [qkv, y, statistics, dy, d_qkv] =
             self.memory.split([attention.qkv, attention.y, attention.statistics, dy, d_qkv]);
         let kept = attention::Kept { qkv, y, statistics };
-        attention::backward(heads, kept, dy, d_qkv, &mut self.scores);
+        let scratch = attention::Scratch { gemm: &mut self.gemm, scores: &mut self.scores };
+        attention::backward(heads, kept, dy, d_qkv, scratch);
     }
 
     fn gelu(&mut self, x: View, y: View) {
@@ -154,6 +157,6 @@ impl Backend for Cpu {
     }
 
     fn bytes(&self) -> usize {
-        self.memory.bytes() + size_of_val(&self.scores[..])
+        self.memory.bytes() + self.gemm.bytes() + size_of_val(&self.scores[..])
     }
 }

@@ -4,23 +4,35 @@
 
 use std::ops::Range;
 
-use super::{Arena, Indices, Sizes, View};
+use super::{Indices, Sizes, View};
+
+/// Where arenas begin: the bytes of a cache line, and of the widest vectors. A row that begins
+/// elsewhere makes every vector of it cross two lines.
+const ALIGNMENT: usize = 64;
 
 /// Arenas of elements `T`, and the indices.
 pub struct Memory<T> {
     elements: Vec<T>,
     indices: Vec<u32>,
-    parameters: usize,
+    /// Elements of each arena, in the order of [`Arena`](super::Arena).
+    arenas: [Range<usize>; 3],
 }
 
 impl<T: Copy + Default> Memory<T> {
     /// Allocates everything, zeroed.
     pub fn new(sizes: Sizes) -> Self {
-        Self {
-            elements: vec![T::default(); 2 * sizes.parameters + sizes.activations],
-            indices: vec![0; sizes.indices],
-            parameters: sizes.parameters,
-        }
+        let line = ALIGNMENT / size_of::<T>();
+        let lens = [sizes.parameters, sizes.parameters, sizes.activations];
+        let count: usize = lens.iter().map(|len| len.next_multiple_of(line)).sum();
+        let elements = vec![T::default(); count + line];
+        prefer_huge_pages(&elements);
+        let mut start = elements.as_ptr().align_offset(ALIGNMENT);
+        let arenas = lens.map(|len| {
+            let arena = start..start + len;
+            start += len.next_multiple_of(line);
+            arena
+        });
+        Self { elements, indices: vec![0; sizes.indices], arenas }
     }
 
     /// The elements of `view`.
@@ -63,12 +75,27 @@ impl<T: Copy + Default> Memory<T> {
 
     fn range(&self, view: View) -> Range<usize> {
         assert!(!view.transposed, "only products take a transposed view");
-        let (start, size) = match view.arena {
-            Arena::Parameters => (0, self.parameters),
-            Arena::Gradients => (self.parameters, self.parameters),
-            Arena::Activations => (2 * self.parameters, self.elements.len() - 2 * self.parameters),
-        };
-        assert!(view.offset + view.len() <= size, "{view:?} lies outside its arena");
-        start + view.offset..start + view.offset + view.len()
+        let arena = self.arenas[view.arena as usize].clone();
+        assert!(view.offset + view.len() <= arena.len(), "{view:?} lies outside its arena");
+        let start = arena.start + view.offset;
+        start..start + view.len()
     }
 }
+
+/// Asks for pages of 2 MiB where the system gives them: strided reads of large matrices touch more
+/// small pages than the processor can remember. It stays a wish; without it all is only slower.
+#[cfg(target_os = "linux")]
+fn prefer_huge_pages<T>(elements: &[T]) {
+    use rustix::mm::Advice;
+    const PAGE: usize = 2 << 20;
+    let start = elements.as_ptr().addr().next_multiple_of(PAGE);
+    let end = elements.as_ptr_range().end.addr() / PAGE * PAGE;
+    if start < end {
+        let first = elements.as_ptr().with_addr(start).cast_mut().cast();
+        // SAFETY: the range lies inside the allocation, and its contents stay as they are.
+        let _ = unsafe { rustix::mm::madvise(first, end - start, Advice::LinuxHugepage) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn prefer_huge_pages<T>(_elements: &[T]) {}

@@ -3,7 +3,7 @@
 //!
 //! `q, k, v` queries, keys, values; `s` scores; `p` probabilities; `d_` the gradient of.
 
-use super::gemm::{Grid, gemm};
+use super::gemm::{Gemm, Grid};
 use super::math::{exp, largest, ln, sums};
 use crate::backend::Attention;
 use multiversion::multiversion;
@@ -32,13 +32,21 @@ pub struct Kept<'a> {
     pub statistics: &'a [f32],
 }
 
-/// Writes `y` and `statistics`; `scores` holds a block of scores for a while.
+/// What a pass needs besides.
+pub struct Scratch<'a> {
+    /// How products are computed.
+    pub gemm: &'a mut Gemm,
+    /// Room for two blocks of scores.
+    pub scores: &'a mut [f32],
+}
+
+/// Writes `y` and `statistics`.
 pub fn forward(
     heads: Heads,
     qkv: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
-    scores: &mut [f32],
+    Scratch { gemm, scores }: Scratch<'_>,
 ) {
     for head in heads.all() {
         for queries in heads.blocks() {
@@ -46,16 +54,22 @@ pub fn forward(
             let s = &mut scores[..queries.len() * keys.len()];
             let s_grid = Grid::dense(queries.len(), keys.len());
             let (q, k) = (head.q(queries.clone()), head.k(keys.clone()));
-            gemm((qkv, q), (qkv, k.t()), (s, s_grid), false);
+            gemm.multiply((qkv, q), (qkv, k.t()), (s, s_grid), false);
             let statistics = &mut statistics[head.statistics(queries.clone())];
             softmax(s, queries.start, heads.scale(), statistics);
-            gemm((s, s_grid), (qkv, head.v(keys)), (y, head.y(queries)), false);
+            gemm.multiply((s, s_grid), (qkv, head.v(keys)), (y, head.y(queries)), false);
         }
     }
 }
 
-/// Writes `d_qkv`; `scores` holds two blocks for a while.
-pub fn backward(heads: Heads, kept: Kept<'_>, dy: &[f32], d_qkv: &mut [f32], scores: &mut [f32]) {
+/// Writes `d_qkv`.
+pub fn backward(
+    heads: Heads,
+    kept: Kept<'_>,
+    dy: &[f32],
+    d_qkv: &mut [f32],
+    Scratch { gemm, scores }: Scratch<'_>,
+) {
     let Kept { qkv, y, statistics } = kept;
     let (p, ds) = scores.split_at_mut(scores.len() / 2);
     for head in heads.all() {
@@ -68,8 +82,8 @@ pub fn backward(heads: Heads, kept: Kept<'_>, dy: &[f32], d_qkv: &mut [f32], sco
             let grid = Grid::dense(queries.len(), keys.len());
             let (q, k, v) = (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
             let rows = head.y(queries.clone());
-            gemm((qkv, q), (qkv, k.t()), (p, grid), false);
-            gemm((dy, rows), (qkv, v.t()), (ds, grid), false);
+            gemm.multiply((qkv, q), (qkv, k.t()), (p, grid), false);
+            gemm.multiply((dy, rows), (qkv, v.t()), (ds, grid), false);
             let mut expected = [0.0; BLOCK];
             row_products(y, dy, rows, &mut expected);
             let block = Block {
@@ -79,9 +93,9 @@ pub fn backward(heads: Heads, kept: Kept<'_>, dy: &[f32], d_qkv: &mut [f32], sco
                 expected: &expected[..queries.len()],
             };
             softmax_backward(block, p, ds);
-            gemm((p, grid.t()), (dy, rows), (d_qkv, v), accumulate);
-            gemm((ds, grid.t()), (qkv, q), (d_qkv, k), accumulate);
-            gemm((ds, grid), (qkv, k), (d_qkv, q), false);
+            gemm.multiply((p, grid.t()), (dy, rows), (d_qkv, v), accumulate);
+            gemm.multiply((ds, grid.t()), (qkv, q), (d_qkv, k), accumulate);
+            gemm.multiply((ds, grid), (qkv, k), (d_qkv, q), false);
         }
     }
 }

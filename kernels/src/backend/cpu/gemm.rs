@@ -1,8 +1,12 @@
-//! Matrix products over strided parts of slices: a checked door to `matrixmultiply`.
+//! Matrix products over strided parts of slices: a checked door to [`avx512`], where the machine
+//! has that, else to `matrixmultiply`, whose bits are the same.
 //!
 //! Its result is, for any vector width and any shape, the inner products added in order of the
 //! inner index, in blocks of fixed length. That holds because the product is never scaled here: a
 //! scale would be fused with the addition in some tiles and not in others.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 
 /// Which elements of a slice make a matrix.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +40,11 @@ impl Grid {
         }
     }
 
+    /// Whether the elements of each row, or of each column, lie side by side.
+    fn is_whole(self) -> bool {
+        self.row_stride == 1 || self.column_stride == 1
+    }
+
     fn assert_inside(self, len: usize) {
         let last = self.offset
             + (self.rows - 1) * self.row_stride
@@ -44,43 +53,95 @@ impl Grid {
     }
 }
 
-/// `c = a b`, or `c += a b` to accumulate.
-pub fn gemm(
-    (a, a_grid): (&[f32], Grid),
-    (b, b_grid): (&[f32], Grid),
-    (c, c_grid): (&mut [f32], Grid),
+/// Matrix products, and the memory that they take on the way.
+pub struct Gemm {
+    #[cfg(target_arch = "x86_64")]
+    panels: Option<avx512::Panels>,
+}
+
+impl Gemm {
+    /// Products by the best means that this machine has.
+    pub fn new() -> Self {
+        Self {
+            #[cfg(target_arch = "x86_64")]
+            panels: avx512::Panels::new(),
+        }
+    }
+
+    /// The bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        return self.panels.as_ref().map_or(0, avx512::Panels::bytes);
+        #[cfg(not(target_arch = "x86_64"))]
+        0
+    }
+
+    /// `c = a b`, or `c += a b` to accumulate.
+    pub fn multiply(
+        &mut self,
+        (a, a_grid): (&[f32], Grid),
+        (b, b_grid): (&[f32], Grid),
+        (c, c_grid): (&mut [f32], Grid),
+        accumulate: bool,
+    ) {
+        assert_eq!(
+            (a_grid.rows, b_grid.columns),
+            (c_grid.rows, c_grid.columns),
+            "shape of the product"
+        );
+        assert_eq!(a_grid.columns, b_grid.rows, "inner size of the product");
+        assert!(c_grid.row_stride >= c_grid.columns && c_grid.column_stride == 1, "rows overlap");
+        if c_grid.rows * c_grid.columns == 0 {
+            return;
+        }
+        assert_ne!(a_grid.columns, 0, "a product over nothing");
+        a_grid.assert_inside(a.len());
+        b_grid.assert_inside(b.len());
+        c_grid.assert_inside(c.len());
+        let (a, b, c) = ((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (c.as_mut_ptr(), c_grid));
+        // SAFETY: all three grids were just checked to lie inside their slices, the slices do not
+        // overlap as `c` is borrowed exclusively, and distinct elements of `c` are distinct in
+        // memory.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if let Some(panels) = &mut self.panels
+                && a_grid.is_whole()
+                && b_grid.is_whole()
+            {
+                return panels.multiply(a, b, c, accumulate);
+            }
+            reference(a, b, c, accumulate);
+        }
+    }
+}
+
+/// The same by `matrixmultiply`, on machines of every kind.
+///
+/// # Safety
+///
+/// The shapes fit, each grid lies inside the memory that its pointer begins, and that of `c` is
+/// nobody else's.
+unsafe fn reference(
+    (a, a_grid): (*const f32, Grid),
+    (b, b_grid): (*const f32, Grid),
+    (c, c_grid): (*mut f32, Grid),
     accumulate: bool,
 ) {
-    assert_eq!(
-        (a_grid.rows, b_grid.columns),
-        (c_grid.rows, c_grid.columns),
-        "shape of the product"
-    );
-    assert_eq!(a_grid.columns, b_grid.rows, "inner size of the product");
-    assert!(c_grid.row_stride >= c_grid.columns && c_grid.column_stride == 1, "rows overlap");
-    if c_grid.rows * c_grid.columns == 0 {
-        return;
-    }
-    assert_ne!(a_grid.columns, 0, "a product over nothing");
-    a_grid.assert_inside(a.len());
-    b_grid.assert_inside(b.len());
-    c_grid.assert_inside(c.len());
-    // SAFETY: all three grids were just checked to lie inside their slices, the slices do not
-    // overlap as `c` is borrowed exclusively, and distinct elements of `c` are distinct in memory.
+    // SAFETY: as the caller says.
     unsafe {
         matrixmultiply::sgemm(
             c_grid.rows,
             a_grid.columns,
             c_grid.columns,
             1.0,
-            a.as_ptr().add(a_grid.offset),
+            a.add(a_grid.offset),
             a_grid.row_stride as isize,
             a_grid.column_stride as isize,
-            b.as_ptr().add(b_grid.offset),
+            b.add(b_grid.offset),
             b_grid.row_stride as isize,
             b_grid.column_stride as isize,
             if accumulate { 1.0 } else { 0.0 },
-            c.as_mut_ptr().add(c_grid.offset),
+            c.add(c_grid.offset),
             c_grid.row_stride as isize,
             c_grid.column_stride as isize,
         );
@@ -115,8 +176,42 @@ mod tests {
                 }
             }
             let (a_grid, b_grid) = (Grid::dense(rows, inner), Grid::dense(inner, columns));
-            gemm((&a, a_grid), (&b, b_grid), (&mut c, Grid::dense(rows, columns)), true);
+            let grid = Grid::dense(rows, columns);
+            Gemm::new().multiply((&a, a_grid), (&b, b_grid), (&mut c, grid), true);
             prop_assert_eq!(c, expected);
+        }
+    }
+
+    /// Shapes at which every piece of a product has an edge: panels, blocks and tiles.
+    #[test]
+    fn the_fast_product_has_the_bits_of_the_reference() {
+        let mut gemm = Gemm::new();
+        for [rows, inner, columns] in
+            [[14, 256, 32], [519, 257, 33], [1, 1, 1], [13, 300, 1537], [33, 16, 17], [70, 513, 64]]
+        {
+            let normal = |stream, count| -> Vec<f32> {
+                (0..count as u64).map(|i| Philox::new(2, 0, stream).normal(i)).collect()
+            };
+            let (a, b) = (normal(0, rows * inner), normal(1, inner * columns));
+            let c_grid = Grid { row_stride: columns + 3, ..Grid::dense(rows, columns) };
+            let before = normal(2, rows * c_grid.row_stride);
+            let a_grids = [Grid::dense(rows, inner), Grid::dense(inner, rows).t()];
+            let b_grids = [Grid::dense(inner, columns), Grid::dense(columns, inner).t()];
+            for (a_grid, b_grid, accumulate) in a_grids
+                .into_iter()
+                .flat_map(|a| b_grids.map(|b| (a, b)))
+                .flat_map(|(a, b)| [(a, b, false), (a, b, true)])
+            {
+                let (mut c, mut expected) = (before.clone(), before.clone());
+                gemm.multiply((&a, a_grid), (&b, b_grid), (&mut c, c_grid), accumulate);
+                let to = (expected.as_mut_ptr(), c_grid);
+                // SAFETY: `multiply` has just checked the same grids.
+                unsafe {
+                    reference((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), to, accumulate);
+                }
+                let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&c), bits(&expected), "{a_grid:?} {b_grid:?} {accumulate}");
+            }
         }
     }
 }
