@@ -98,13 +98,14 @@ struct Free {
     handed_bytes: usize,
 }
 
-/// A period ends when this many times the most that was in use has been handed out: a few steps.
+/// A period ends when this many times the most that was in use has been handed out.
 const PERIOD: usize = 4;
 
 impl Pool {
     /// A pool that keeps free what was in use at once before, and will be again: free and used
-    /// memory together are at most what was in use at once in this or the last few steps. Up to
-    /// `limit_bytes` of free memory it keeps in any case; how much is in use is not bounded here.
+    /// memory together are at most what was in use at once, until some times as much has been
+    /// handed out. Up to `limit_bytes` of free memory it keeps in any case; how much is in use is
+    /// not bounded here.
     pub fn new(limit_bytes: usize) -> Self {
         Self { free: Arc::new(Mutex::new(Free::default())), limit_bytes }
     }

@@ -27,8 +27,8 @@ pub use gelu::Gelu;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 
-/// The numbers in a cache line: 64 bytes of f32. A row that begins elsewhere makes every wide vector
-/// of it cross two lines.
+/// The numbers in a cache line: 64 bytes of f32. A row that begins elsewhere makes every wide
+/// vector of it cross two lines.
 const LINE: usize = 16;
 
 /// Where everything of a model will lie: parameters, activations and indices, in the order in which
@@ -81,5 +81,19 @@ impl Plan {
             indices: self.indices,
             sequence: self.sequence,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_matrix_of_activations_begins_at_a_cache_line() {
+        let mut plan = Plan::default();
+        plan.activation(3, 5);
+        let second = plan.activation(2, 2);
+        assert_eq!(second, View::new(Arena::Activations, LINE, 2, 2));
+        assert_eq!(plan.sizes().activations, LINE + 4);
     }
 }

@@ -235,8 +235,8 @@ impl ShardState {
 
 /// The blocks of a shard of `length` elements.
 fn blocks(length: usize) -> impl Iterator<Item = Range<usize>> {
-    let starts = (0..length).step_by(reduce::BLOCK);
-    starts.map(move |start| start..length.min(start + reduce::BLOCK))
+    let starts = (0..length).step_by(reduce::DIGEST_BLOCK);
+    starts.map(move |start| start..length.min(start + reduce::DIGEST_BLOCK))
 }
 
 /// What gradients are multiplied by so that their global norm, which is finite, is at most `max`:

@@ -14,7 +14,7 @@ mod shards;
 mod sum;
 mod tree;
 
-pub(crate) use digest::BLOCK;
+pub(crate) use digest::DIGEST_BLOCK;
 pub use digest::digest;
 pub use norm::sum_of_squares;
 pub use rounding::{decode_bf16, encode_bf16, round_bf16};

@@ -364,5 +364,9 @@ fn device_bytes_count_every_arena() {
     let gradients = rows * 6 * width;
     let elements = 2 * model.layout().count() + layers * block + ends + gradients;
     let scores = 2 * context * context;
-    assert_eq!(model.device_bytes(), 4 * (elements + 2 * rows + scores));
+    let named = 4 * (elements + 2 * rows + scores);
+    // Each matrix begins at a cache line, and fast products take room for their panels.
+    let matrices = 1 + layers * 10 + 4 + 3;
+    let most = named + 64 * (matrices + 4) + (592 << 10) + (1536 << 10);
+    assert!((named..=most).contains(&model.device_bytes()), "{}", model.device_bytes());
 }

@@ -62,18 +62,14 @@ def times(measurement: dict, key: str = "median_ms") -> float:
 
 
 def all_reduce(measurements: List[dict]) -> str:
-    heads = "MB | workers | Everstep, ms | Gloo, ms | ratio | of each round "
-    # What the bench says of the exchange alone, where it does.
-    alone = all(EXCHANGE in it for it in of(measurements, who="everstep"))
-    if alone:
-        heads += "| exchange alone, ms | ratio "
+    heads = "MB | workers | Everstep, ms | Gloo, ms | ratio | of each round " \
+            "| without updates, votes and commits, at least, ms | ratio "
     rows = []
     for mb, workers in distinct(measurements, "mb", "workers"):
         both = of(measurements, mb=mb, workers=workers)
         row = [mb, workers, *compare(both, times, ".1f")]
-        if alone:
-            cells = compare(both, lambda it: times(it, EXCHANGE), ".1f")
-            row += [cells[0], cells[2]]
+        cells = compare(both, lambda it: times(it, EXCHANGE), ".1f")
+        row += [cells[0], cells[2]]
         cpu = compare(both, lambda it: it["cpu_seconds_per_gb"], ".2f")
         rows.append([*row, *cpu[:3]])
     return table(heads + "| Everstep, CPU s/GB | Gloo, CPU s/GB | ratio", rows)

@@ -1,10 +1,10 @@
 //! The CPU: f32 on one thread, the same bits on every machine of one architecture.
 //!
 //! Products add in the same order whatever the vector width, ours with AVX-512 and those of
-//! `matrixmultiply` (with fused multiply-add, which x86-64 machines have had since 2013); all else is
-//! our own loops, compiled for several instruction sets and chosen at run time. These never fuse a multiplication
-//! with an addition, and sums run in a fixed number of lanes, so the bits depend on nothing but the
-//! inputs. Exponentials and logarithms are our own, never the platform's.
+//! `matrixmultiply` (with fused multiply-add, which x86-64 machines have had since 2013); all else
+//! is our own loops, compiled for several instruction sets and chosen at run time. These never fuse
+//! a multiplication with an addition, and sums run in a fixed number of lanes, so the bits depend
+//! on nothing but the inputs. Exponentials and logarithms are our own, never the platform's.
 //!
 //! This backend is the host, so an operation is done when its call returns.
 

@@ -99,3 +99,19 @@ fn prefer_huge_pages<T>(elements: &[T]) {
 
 #[cfg(not(target_os = "linux"))]
 fn prefer_huge_pages<T>(_elements: &[T]) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Arena;
+
+    #[test]
+    fn every_arena_begins_at_a_cache_line() {
+        let sizes = Sizes { parameters: 1001, activations: 33, indices: 0, sequence: 0 };
+        let memory = Memory::<f32>::new(sizes);
+        for arena in [Arena::Parameters, Arena::Gradients, Arena::Activations] {
+            let start = memory.read(View::new(arena, 0, 1, 33)).as_ptr();
+            assert_eq!(start.addr() % ALIGNMENT, 0, "{arena:?}");
+        }
+    }
+}

@@ -171,8 +171,8 @@ fn plain(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply:
 #[test]
 fn neither_blocks_nor_vectors_change_a_bit_and_all_of_it_is_seen() {
     let mut layout = Layout::new();
-    layout.push("weight", &[reduce::BLOCK + 7], Init::Normal { deviation: 1.0 });
-    layout.push("bias", &[reduce::BLOCK + 93], Init::Constant(0.5));
+    layout.push("weight", &[reduce::DIGEST_BLOCK + 7], Init::Normal { deviation: 1.0 });
+    layout.push("bias", &[reduce::DIGEST_BLOCK + 93], Init::Constant(0.5));
     let range = 13..layout.count();
     let mut initial = vec![0.0; range.len()];
     layout.init(1, range.clone(), &mut initial);

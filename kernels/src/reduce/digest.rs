@@ -6,14 +6,14 @@
 use twox_hash::XxHash3_64;
 
 /// Elements of a block: a few such fit into the nearest cache.
-pub(crate) const BLOCK: usize = 4 << 10;
+pub(crate) const DIGEST_BLOCK: usize = 4 << 10;
 
 /// xxh3 over the bytes of each block, little-endian, seeded by that of the block before; the first
 /// seed ties it to what the values are, or follow.
 pub fn digest(seed: u64, values: &[f32]) -> u64 {
     let block =
         |seed, block: &[f32]| XxHash3_64::oneshot_with_seed(seed, bytemuck::cast_slice(block));
-    values.chunks(BLOCK).fold(seed, block)
+    values.chunks(DIGEST_BLOCK).fold(seed, block)
 }
 
 #[cfg(test)]
@@ -33,8 +33,8 @@ mod tests {
 
     #[test]
     fn blocks_follow_each_other() {
-        let values: Vec<f32> = (0..2 * BLOCK + 9).map(|index| index as f32).collect();
-        let (first, rest) = values.split_at(BLOCK);
+        let values: Vec<f32> = (0..2 * DIGEST_BLOCK + 9).map(|index| index as f32).collect();
+        let (first, rest) = values.split_at(DIGEST_BLOCK);
         assert_eq!(digest(digest(7, first), rest), digest(7, &values));
         assert_ne!(digest(7, first), digest(7, &values));
     }

@@ -25,11 +25,11 @@ const ROWS: usize = 37 * TALL;
 /// Columns of a block of `b`: packed, 1.5 MiB.
 const COLUMNS: usize = 48 * WIDE;
 /// Numbers in a register, and in a cache line.
-const LANES: usize = 16;
+const LINE: usize = 16;
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([f32; LANES]);
+struct Line([f32; LINE]);
 
 /// Memory for the panels.
 pub struct Panels {
@@ -42,10 +42,10 @@ pub struct Panels {
 impl Panels {
     /// Allocates them, if this machine has AVX-512.
     pub fn new() -> Option<Self> {
-        let zeroed = |lines| vec![Line([0.0; LANES]); lines];
+        let zeroed = |lines| vec![Line([0.0; LINE]); lines];
         is_x86_feature_detected!("avx512f").then(|| Self {
             left: zeroed(ROWS / TALL * BLOCK),
-            right: zeroed(COLUMNS / LANES * BLOCK),
+            right: zeroed(COLUMNS / LINE * BLOCK),
         })
     }
 
@@ -113,7 +113,7 @@ impl Panels {
     /// AVX-512; the panels are packed; `c` has as many rows and columns.
     #[target_feature(enable = "avx512f")]
     unsafe fn tiles(&self, [rows, depth, columns]: [usize; 3], c: Sums, accumulate: bool) {
-        let right = self.right.chunks_exact(depth * (WIDE / LANES));
+        let right = self.right.chunks_exact(depth * (WIDE / LINE));
         for (columns, right) in pieces(columns, WIDE).zip(right) {
             for (rows, left) in pieces(rows, TALL).zip(self.left.chunks_exact(depth)) {
                 // SAFETY: as the caller says.
@@ -171,8 +171,8 @@ impl Tile<'_> {
     unsafe fn add<const R: usize>(&self) {
         let mut sums = [[_mm512_setzero_ps(); 2]; R];
         let mut next = 0;
-        let (right, _) = self.right.as_chunks::<{ WIDE / LANES }>();
-        for (left, right) in self.left.chunks(LANES).zip(right.chunks(LANES)) {
+        let (right, _) = self.right.as_chunks::<{ WIDE / LINE }>();
+        for (left, right) in self.left.chunks(LINE).zip(right.chunks(LINE)) {
             // The results are far away in memory. Asked for all at once they would hold up what is
             // near; one row every few hundred cycles does not.
             if next < R {
@@ -190,12 +190,12 @@ impl Tile<'_> {
                 }
             }
         }
-        let masks = [mask(self.columns), mask(self.columns.saturating_sub(LANES))];
+        let masks = [mask(self.columns), mask(self.columns.saturating_sub(LINE))];
         for (row, sums) in sums.into_iter().enumerate() {
             for (half, (sum, mask)) in sums.into_iter().zip(masks).enumerate() {
                 // SAFETY: as the caller says; what lies beyond the last column is masked.
                 unsafe {
-                    let to = self.c.start.add(row * self.c.row_stride).wrapping_add(half * LANES);
+                    let to = self.c.start.add(row * self.c.row_stride).wrapping_add(half * LINE);
                     let sum = if self.accumulate {
                         _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), sum)
                     } else {
@@ -211,7 +211,7 @@ impl Tile<'_> {
     #[inline(always)]
     fn fetch(&self, row: usize) {
         let line = self.c.start.wrapping_add(row * self.c.row_stride);
-        for half in [0, LANES] {
+        for half in [0, LINE] {
             // SAFETY: to ask for memory changes nothing, wherever it is.
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.wrapping_add(half).cast()) };
         }
@@ -234,8 +234,8 @@ impl Lanes {
         Self { start, lane_stride, inner_stride }
     }
 
-    /// Copies a block into panels of so many lanes, inner index by inner index; where a panel has
-    /// fewer than its lines have room for, zeros follow.
+    /// Copies a block into panels of so many lanes, inner index by inner index. What
+    /// a panel has room for beyond its lanes may be anything: no result is taken from it.
     ///
     /// # Safety
     ///
@@ -245,7 +245,7 @@ impl Lanes {
         let offset = lanes.start * self.lane_stride + inner.start * self.inner_stride;
         // SAFETY: the block begins inside the factor.
         let block = Self { start: unsafe { self.start.add(offset) }, ..self };
-        let lines = panel.div_ceil(LANES);
+        let lines = panel.div_ceil(LINE);
         let to = &mut to[..lanes.len().div_ceil(panel) * lines * inner.len()];
         // SAFETY: as the caller says.
         unsafe {
@@ -264,13 +264,13 @@ impl Lanes {
     /// AVX-512, and there are as many lanes and inner indices.
     #[target_feature(enable = "avx512f")]
     unsafe fn copy(self, lanes: usize, panel: usize, depth: usize, to: &mut [Line]) {
-        let lines = panel.div_ceil(LANES);
+        let lines = panel.div_ceil(LINE);
         for inner in 0..depth {
             let row = self.start.wrapping_add(inner * self.inner_stride);
             for (part, to) in pieces(lanes, panel).zip(to.chunks_exact_mut(lines * depth)) {
                 for (line, to) in to[inner * lines..][..lines].iter_mut().enumerate() {
-                    let from = row.wrapping_add(part.start + line * LANES);
-                    let inside = mask(part.len().saturating_sub(line * LANES));
+                    let from = row.wrapping_add(part.start + line * LINE);
+                    let inside = mask(part.len().saturating_sub(line * LINE));
                     // SAFETY: as the caller says; what lies beyond the last lane is masked, and to
                     // ask for memory changes nothing, wherever it is.
                     unsafe {
@@ -289,12 +289,12 @@ impl Lanes {
     /// As of [`Self::copy`].
     #[target_feature(enable = "avx512f")]
     unsafe fn transpose(self, lanes: usize, panel: usize, depth: usize, to: &mut [Line]) {
-        let lines = panel.div_ceil(LANES);
+        let lines = panel.div_ceil(LINE);
         for (part, to) in pieces(lanes, panel).zip(to.chunks_exact_mut(lines * depth)) {
-            for (line, first) in part.clone().step_by(LANES).enumerate() {
-                let rows = LANES.min(part.end - first);
+            for (line, first) in part.clone().step_by(LINE).enumerate() {
+                let rows = LINE.min(part.end - first);
                 let corner = self.start.wrapping_add(first * self.lane_stride);
-                for inner in pieces(depth, LANES) {
+                for inner in pieces(depth, LINE) {
                     let corner = corner.wrapping_add(inner.start);
                     // SAFETY: as the caller says.
                     let columns = unsafe { self.square(corner, rows, inner.len()) };
@@ -316,8 +316,8 @@ impl Lanes {
     /// AVX-512, and there are so many lanes and inner indices.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn square(self, corner: *const f32, lanes: usize, depth: usize) -> [__m512; LANES] {
-        let mut rows = [_mm512_setzero_ps(); LANES];
+    unsafe fn square(self, corner: *const f32, lanes: usize, depth: usize) -> [__m512; LINE] {
+        let mut rows = [_mm512_setzero_ps(); LINE];
         let inside = mask(depth);
         for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
             let from = corner.wrapping_add(lane * self.lane_stride);
@@ -325,7 +325,7 @@ impl Lanes {
             // ask for memory changes nothing, wherever it is: these lanes come next.
             unsafe {
                 *row = _mm512_maskz_loadu_ps(inside, from);
-                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(LANES * self.lane_stride).cast());
+                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(LINE * self.lane_stride).cast());
             }
         }
         transposed(rows)
@@ -334,7 +334,7 @@ impl Lanes {
 
 /// The first so many lanes of a register.
 fn mask(lanes: usize) -> __mmask16 {
-    if lanes >= LANES { !0 } else { (1 << lanes) - 1 }
+    if lanes >= LINE { !0 } else { (1 << lanes) - 1 }
 }
 
 /// Ranges of a length, the last one maybe shorter, that make up `0..count`.
@@ -345,15 +345,15 @@ fn pieces(count: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
 /// The transpose of a square: pairs of rows, then fours, then fours of fours.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn transposed(rows: [__m512; LANES]) -> [__m512; LANES] {
+fn transposed(rows: [__m512; LINE]) -> [__m512; LINE] {
     let mut pairs = rows;
-    for i in (0..LANES).step_by(2) {
+    for i in (0..LINE).step_by(2) {
         pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
         pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
     }
-    // In its lane `q`, `fours[i + j]` has column `4 q + j` of rows `i..i + 4`.
+    // In its quarter `q`, `fours[i + j]` has column `4 q + j` of rows `i..i + 4`.
     let mut fours = pairs;
-    for i in (0..LANES).step_by(4) {
+    for i in (0..LINE).step_by(4) {
         let [a, b, c, d] = [0, 1, 2, 3].map(|j| _mm512_castps_pd(pairs[i + j]));
         fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
         fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
