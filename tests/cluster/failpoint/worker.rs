@@ -92,13 +92,16 @@ fn there_is_a_way_to_every_failpoint() {
     assert_eq!(reached, POINTS.iter().collect());
 }
 
+/// Some points are met by luck only; without any of it in so many whole runs, there is none.
+const RUNS: usize = 4;
+
 /// Lets victims come one after the other, and each meet its point by what `meet` does, in as many
 /// runs as that takes. Each of some runs side by side has its share of the points.
 fn one_by_one(world: &World, points: &[&str], meet: impl AsyncFn(&mut Scene<'_>, &str) -> bool) {
     world.undisturbed();
     abreast(points.chunks(points.len().div_ceil(ABREAST)), async |points| {
         let mut left = points.iter();
-        let mut next = left.next();
+        let (mut next, mut in_vain) = (left.next(), 0);
         while next.is_some() {
             let mut scene = Scene::begin(world, &[SLOW, "", ""]).await;
             let first = next;
@@ -108,7 +111,8 @@ fn one_by_one(world: &World, points: &[&str], meet: impl AsyncFn(&mut Scene<'_>,
             {
                 next = left.next();
             }
-            assert_ne!(first, next, "a whole run is over, and nobody has met {first:?}");
+            in_vain = if first == next { in_vain + 1 } else { 0 };
+            assert!(in_vain < RUNS, "{RUNS} whole runs are over, and nobody has met {first:?}");
             scene.complete().await;
         }
     });
