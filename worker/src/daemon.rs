@@ -30,11 +30,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use actix::{Actor, Addr};
 use everstep_kernels::buffer::Pool;
-use everstep_transport::identity::{
-    Credentials, EnrolmentError, JoinToken, Refusal, Role, TokenError,
-};
+use everstep_transport::identity::{Credentials, JoinToken, Role, TokenError};
 use everstep_transport::protocol::{NodeName, Zone};
-use everstep_transport::quic::{BindError, ConnectError, Endpoint, EnrolError, Settings, enrol};
+use everstep_transport::quic::{BindError, Endpoint, EnrolError, Settings, enrol};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -209,22 +207,19 @@ async fn enrol_anywhere(
     token: &JoinToken,
 ) -> Result<Credentials, WorkerError> {
     let began = Instant::now();
-    let mut last = WorkerError::Failed("no coordinator was named".into());
     loop {
+        let mut may_pass = false;
+        let mut last = WorkerError::Failed("no coordinator was named".into());
         for address in coordinators {
             match enrol(*address, token, Role::Worker).await {
                 Ok(credentials) => return Ok(credentials),
-                Err(error) => last = error.into(),
+                Err(error) => {
+                    may_pass |= error.may_pass();
+                    last = error.into();
+                }
             }
         }
-        let absent = matches!(
-            &last,
-            WorkerError::Enrol(
-                EnrolError::Connect(ConnectError::NoAnswer { .. } | ConnectError::Busy { .. })
-                    | EnrolError::Enrolment(EnrolmentError::Refused(Refusal::Undecided))
-            )
-        );
-        if !absent || began.elapsed() > CONNECT_PATIENCE {
+        if !may_pass || began.elapsed() > CONNECT_PATIENCE {
             return Err(last);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -9,11 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use everstep_transport::identity::{EnrolmentError, JoinToken, Refusal, Role};
+use everstep_transport::identity::{JoinToken, Role};
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, Message};
-use everstep_transport::quic::{
-    ConnectError, Endpoint, EnrolError, Expected, Link, Settings, enrol,
-};
+use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::CoordinatorError;
@@ -51,7 +49,7 @@ pub(super) async fn adopt(
             let enrolled = enrol(*address, &token, Role::Coordinator).await;
             let credentials = match enrolled {
                 Ok(credentials) => credentials,
-                Err(error) if may_pass(&error) => {
+                Err(error) if error.may_pass() => {
                     last = error.into();
                     continue;
                 }
@@ -75,15 +73,6 @@ pub(super) async fn adopt(
         }
         sleep(PAUSE).await;
     }
-}
-
-/// Whether the next try, or another coordinator, may lead to more.
-fn may_pass(error: &EnrolError) -> bool {
-    matches!(
-        error,
-        EnrolError::Connect(ConnectError::NoAnswer { .. } | ConnectError::Busy { .. })
-            | EnrolError::Enrolment(EnrolmentError::Refused(Refusal::Undecided))
-    )
 }
 
 async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, String> {

@@ -170,3 +170,14 @@ pub enum EnrolError {
     #[error(transparent)]
     Enrolment(#[from] EnrolmentError),
 }
+
+impl EnrolError {
+    /// Whether the next try, or another coordinator, may lead to more.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Connect(ConnectError::NoAnswer { .. } | ConnectError::Busy { .. })
+                | Self::Enrolment(EnrolmentError::Refused(Refusal::Undecided))
+        )
+    }
+}

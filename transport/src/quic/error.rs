@@ -201,6 +201,11 @@ impl ConnectError {
     pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
         let code = match &error {
             ConnectionError::TimedOut => return Self::NoAnswer { address },
+            // Whoever began to answer is dead or ends; another one may be in its place by now.
+            ConnectionError::Reset => return Self::NoAnswer { address },
+            ConnectionError::ApplicationClosed(close) if close.error_code == GOODBYE => {
+                return Self::NoAnswer { address };
+            }
             ConnectionError::ApplicationClosed(close) => {
                 return Self::NotAdmitted { address, reason: printable(&close.reason) };
             }

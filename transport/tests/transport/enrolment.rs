@@ -134,13 +134,13 @@ async fn a_token_that_has_expired_or_is_used_up_is_refused_in_words() {
 }
 
 /// Decides when others have agreed.
-struct Slow {
+pub struct Slow {
     tokens: Mutex<Tokens>,
     takes: Duration,
 }
 
 impl Slow {
-    fn accepting(token: &JoinToken, takes: Duration) -> Self {
+    pub fn accepting(token: &JoinToken, takes: Duration) -> Self {
         let mut tokens = Tokens::default();
         tokens.accept(token.accepted(Terms::unlimited(Role::Worker)));
         Self { tokens: Mutex::new(tokens), takes }
@@ -175,6 +175,22 @@ async fn a_decision_may_take_its_time_but_not_for_ever() {
     let error = refusal(&decided_after(Duration::from_secs(600)), &token).await;
     assert!(is_refused(&error, &Refusal::Undecided), "{error}");
     assert!(error.to_string().contains("try again"), "{error}");
+}
+
+#[tokio::test]
+async fn a_coordinator_that_ends_before_it_has_decided_is_worth_another_try() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let gatekeeper = Slow::accepting(&token, Duration::from_secs(600));
+    let ending = coordinator_of(&world, Enrolment::decided_by(world.authority.clone(), gatekeeper));
+    let address = ending.local_address();
+    let end = async {
+        tokio::time::sleep(Duration::from_millis(200)).await; // the request is there by then
+        ending.close("the coordinator stops").await;
+    };
+    let (enrolled, ()) = tokio::join!(enrol(address, &token, Role::Worker), end);
+    let error = enrolled.map(|_| ()).unwrap_err();
+    assert!(error.may_pass(), "{error}");
 }
 
 #[tokio::test]

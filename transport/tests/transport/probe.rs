@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_transport::identity::{Enrolment, Role};
+use everstep_transport::identity::{Enrolment, JoinToken, Role};
 use everstep_transport::protocol::Message;
-use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings};
+use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings, enrol};
 
+use crate::enrolment::Slow;
 use crate::support::{World, link, loopback, settings};
 
 /// The only way between two endpoints. To each it is the other's port; when it is dropped nobody
@@ -120,6 +121,29 @@ async fn a_coordinator_that_is_started_again_tells_that_it_knows_the_link_no_mor
         }
     };
     assert_eq!(error, LinkError::Lost { how: "the peer has forgotten the link" });
+}
+
+#[tokio::test]
+async fn a_coordinator_that_is_started_again_is_worth_another_try_to_enrol() {
+    let world = World::new();
+    let token = JoinToken::create(&world.authority);
+    let coordinator = || {
+        let gatekeeper = Slow::accepting(&token, Duration::from_secs(600));
+        let enrolment = Enrolment::decided_by(world.authority.clone(), gatekeeper);
+        let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+        Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap()
+    };
+    let (before, after) = (coordinator(), coordinator());
+    let relay = Relay::to(before.local_address());
+    let turn = async {
+        tokio::time::sleep(Duration::from_millis(200)).await; // the request is there by then
+        relay.turn_to(after.local_address());
+    };
+    let began = Instant::now();
+    let (enrolled, ()) = tokio::join!(enrol(relay.front, &token, Role::Worker), turn);
+    let error = enrolled.map(|_| ()).unwrap_err();
+    assert!(error.may_pass(), "{error}");
+    assert!(began.elapsed() < settings().handshake_timeout / 2, "nobody told it");
 }
 
 #[tokio::test]
