@@ -44,27 +44,23 @@ mod x86_64 {
         (2 * ROUNDS * SUMS * lanes) as f64 / seconds.fold(f64::INFINITY, f64::min) / 1e9
     }
 
-    #[target_feature(enable = "avx512f")]
-    fn sums_of_16(factor: f32, summand: f32) {
-        let (factor, summand) = (_mm512_set1_ps(factor), _mm512_set1_ps(summand));
-        let mut sums = [_mm512_setzero_ps(); SUMS];
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = _mm512_fmadd_ps(*sum, factor, summand);
+    /// A function that multiplies and adds with vectors of one width.
+    macro_rules! sums {
+        ($name:ident, $features:literal, $set:ident, $zero:ident, $fused:ident) => {
+            #[target_feature(enable = $features)]
+            fn $name(factor: f32, summand: f32) {
+                let (factor, summand) = ($set(factor), $set(summand));
+                let mut sums = [$zero(); SUMS];
+                for _ in 0..ROUNDS {
+                    for sum in &mut sums {
+                        *sum = $fused(*sum, factor, summand);
+                    }
+                }
+                black_box(sums);
             }
-        }
-        black_box(sums);
+        };
     }
 
-    #[target_feature(enable = "avx2,fma")]
-    fn sums_of_8(factor: f32, summand: f32) {
-        let (factor, summand) = (_mm256_set1_ps(factor), _mm256_set1_ps(summand));
-        let mut sums = [_mm256_setzero_ps(); SUMS];
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = _mm256_fmadd_ps(*sum, factor, summand);
-            }
-        }
-        black_box(sums);
-    }
+    sums!(sums_of_16, "avx512f", _mm512_set1_ps, _mm512_setzero_ps, _mm512_fmadd_ps);
+    sums!(sums_of_8, "avx2,fma", _mm256_set1_ps, _mm256_setzero_ps, _mm256_fmadd_ps);
 }

@@ -5,17 +5,15 @@ Batches are random bytes that are there before the clock starts.
 """
 import argparse
 import json
-import os
 import resource
-import socket
 import time
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import gptm
+import ranks
 
 
 def rank(rank: int, peaks, flags: argparse.Namespace) -> None:
@@ -50,21 +48,7 @@ def rank(rank: int, peaks, flags: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__)
-    for name, default in [("workers", 2), ("layers", 6), ("width", 384), ("heads", 6),
-                          ("context", 256), ("micro-batch", 4), ("accumulate", 1),
-                          ("warm-up", 3), ("steps", 9)]:
-        flags.add_argument(f"--{name}", type=int, default=default)
-    flags = flags.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
-        OMP_NUM_THREADS="1")
-    peaks = mp.get_context("spawn").Array("q", flags.workers)
-    mp.spawn(rank, (peaks, flags), nprocs=flags.workers)
-
-
 if __name__ == "__main__":
-    main()
+    ranks.start(rank, __doc__, {
+        "layers": 6, "width": 384, "heads": 6, "context": 256, "micro-batch": 4, "accumulate": 1,
+        "warm-up": 3, "steps": 9}, kind="q")

@@ -5,14 +5,13 @@ CPU is that of all ranks within the calls that count; what a rank has to send at
 """
 import argparse
 import json
-import os
 import resource
-import socket
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+import ranks
 
 
 def cpu_seconds() -> float:
@@ -41,19 +40,5 @@ def rank(rank: int, cpu, flags: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    flags = argparse.ArgumentParser(description=__doc__)
-    for name, default in [("workers", 2), ("mb", 16), ("warm-up", 3), ("iterations", 10)]:
-        flags.add_argument(f"--{name}", type=int, default=default)
-    flags = flags.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
-        OMP_NUM_THREADS="1")
-    cpu = mp.get_context("spawn").Array("d", flags.workers)
-    mp.spawn(rank, (cpu, flags), nprocs=flags.workers)
-
-
 if __name__ == "__main__":
-    main()
+    ranks.start(rank, __doc__, {"mb": 16, "warm-up": 3, "iterations": 10}, kind="d")

@@ -33,8 +33,8 @@ impl Memory {
     ///   A worker that is alone keeps its one partial, which is the sum.
     ///
     /// A change of generation that leaves more to fewer workers makes this the formula of fewer
-    /// workers. For a while there is more than that, always bounded, and the pool of
-    /// free buffers keeps it some steps longer:
+    /// workers. For a while there is more than that, always bounded, and the pool of free buffers
+    /// keeps it some steps longer:
     ///
     /// - a step that is done anew keeps the partials of its first try until it commits, and adds
     ///   them up to those of the new plan in memory of their own: at most the partials once more;

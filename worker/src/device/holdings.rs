@@ -220,11 +220,18 @@ impl Holdings {
         let learning_rate = self.schedule.rate(step.0);
         let computing = &mut self.versions[shard.0 as usize];
         let (follows, all_gather) = (step >= *computing, self.all_gather);
-        let mut parameters = self.pool.take(range.len());
+        let is_primary = copy.role == Role::Primary;
+        // A copy is made only of what is handed out, or is not the weights themselves.
+        let is_copied = is_primary || all_gather != Encoding::F32;
+        let mut parameters = is_copied.then(|| self.pool.take(range.len()));
         let mut wrote = |offset: usize, weights: &[f32]| {
-            let values = &mut parameters[offset..offset + weights.len()];
-            values.copy_from_slice(weights);
-            round(values, all_gather);
+            let mut values = weights;
+            if let Some(parameters) = &mut parameters {
+                let copy = &mut parameters[offset..offset + weights.len()];
+                copy.copy_from_slice(weights);
+                round(copy, all_gather);
+                values = copy;
+            }
             if follows {
                 write(start + offset, values);
             }
@@ -244,7 +251,7 @@ impl Holdings {
         }
         (copy.version, copy.digest) = (step, seen.after);
         *computing = step.max(*computing);
-        Ok((copy.role == Role::Primary).then_some(parameters))
+        Ok(parameters.filter(|_| is_primary))
     }
 
     /// Makes a held shard as it is the next version, and computes with it.

@@ -101,3 +101,55 @@ impl Port for ThreadPort {
         Time(self.began.elapsed().as_nanos() as u64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use everstep_kernels::buffer::{Buffer, Shared};
+    use everstep_transport::protocol::{Shard, Step};
+
+    /// A port with so many jobs before it, and what the network thread hears.
+    fn port(waiting: impl IntoIterator<Item = Job>) -> (ThreadPort, mpsc::Receiver<Report>) {
+        let (jobs, received) = channel();
+        for job in waiting {
+            jobs.send(job).expect("the port listens");
+        }
+        let (reports, reported) = mpsc::channel(REPORTS);
+        let began = Instant::now();
+        let held = Vec::new();
+        (ThreadPort { jobs: received, reports, held, held_bytes: 0, began }, reported)
+    }
+
+    fn updated(bytes: usize) -> Report {
+        let parameters = Some(Shared::new(Buffer::detached(vec![0.0; bytes / 4])));
+        Report::Updated { version: Step(1), shard: Shard(0), digest: 0, parameters }
+    }
+
+    #[test]
+    fn what_there_is_to_send_is_handed_over_in_batches() {
+        let (mut port, reported) = port([]);
+        port.report(updated(BATCH_BYTES / 2));
+        assert_eq!(reported.len(), 0, "half a batch waits");
+        port.report(updated(BATCH_BYTES / 2));
+        assert_eq!(reported.len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_to_send_takes_all_with_it_at_once() {
+        let (mut port, reported) = port([]);
+        port.report(updated(4));
+        port.report(Report::Restored { version: Step(1), shard: Shard(0), intact: true });
+        assert_eq!(reported.len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_held_while_the_device_waits_or_does_something_else() {
+        let skip = Job::Skip { step: Step(1) };
+        for jobs in [vec![], vec![skip]] {
+            let (mut port, reported) = port(jobs);
+            port.report(updated(4));
+            port.wait();
+            assert_eq!(reported.len(), 1);
+        }
+    }
+}
