@@ -215,7 +215,7 @@ fn time(bencher: &mut Bencher<'_>, device: &mut Cpu, pass: &Pass<'_>) {
     });
 }
 
-/// A device for what was planned: parameters as at a run's start, and activations of any values.
+/// A device for what was planned: parameters as at a run's start, activations and statistics of any.
 fn filled(plan: &Plan) -> Cpu {
     let sizes = plan.sizes();
     let mut device = Cpu::new(sizes);
@@ -224,6 +224,8 @@ fn filled(plan: &Plan) -> Cpu {
     device.write(View::row(Arena::Parameters, 0..sizes.parameters), &parameters);
     let activations = View::row(Arena::Activations, 0..sizes.activations);
     device.write(activations, &normal(sizes.activations));
+    let statistics = View::row(Arena::Statistics, 0..sizes.statistics);
+    device.write(statistics, &normal(sizes.statistics));
     device
 }
 

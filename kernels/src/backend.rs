@@ -1,8 +1,11 @@
 //! Operations on buffer handles: what a model is written in, and what a device must offer.
 //!
-//! A [`View`] names a matrix in one of the device's three flat arenas; it is a handle, never
+//! A [`View`] names a matrix in one of the device's four flat arenas; it is a handle, never
 //! memory. Operations *enqueue*: only [`Backend::read_back`] and [`Backend::total`] wait for the
 //! device. Operands of one operation never overlap, and no operation allocates.
+//!
+//! So whatever fails on the device shows at those two, and once it has shown, it shows at each of
+//! them: nothing computed after a failure is ever seen.
 //!
 //! Every operation computes the same bits from the same inputs on every call. Nothing here knows
 //! of layers, models or batches. Sizes are in elements, matrices row-major.
@@ -11,6 +14,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 pub mod cpu;
+pub mod cuda;
 mod memory;
 pub mod reference;
 
@@ -28,10 +32,10 @@ pub trait Backend: Send {
     fn write_indices(&mut self, to: Indices, values: &[u32]);
 
     /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32.
-    fn read_back(&mut self, from: View) -> Cow<'_, [f32]>;
+    fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError>;
 
     /// Waits for all that was enqueued, and adds up the values of `from` in f64, in order.
-    fn total(&mut self, from: View) -> f64;
+    fn total(&mut self, from: View) -> Result<f64, DeviceError>;
 
     /// Writes zeros.
     fn zero(&mut self, to: View);
@@ -78,12 +82,17 @@ pub trait Backend: Send {
     fn gelu_backward(&mut self, x: View, dy: View);
 
     /// Softmax cross-entropy, forward and backward. Writes the loss of each row in nats into
-    /// `losses`, a column, and replaces `logits` by the gradient of `scale` times their sum.
+    /// `losses`, a column of statistics, and replaces `logits` by the gradient of `scale` times their sum.
     fn cross_entropy(&mut self, logits: View, targets: Indices, losses: View, scale: f64);
 
     /// The bytes of device memory that this backend holds.
     fn bytes(&self) -> usize;
 }
+
+/// Something that was enqueued has failed; the device computes nothing any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceError(pub String);
 
 /// The memory that a model needs, for a backend to allocate once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +101,8 @@ pub struct Sizes {
     pub parameters: usize,
     /// Elements of the activation arena.
     pub activations: usize,
+    /// Elements of the arena of statistics.
+    pub statistics: usize,
     /// The number of tokens and targets.
     pub indices: usize,
     /// The longest sequence that attention will see; 0 without attention.
@@ -107,6 +118,9 @@ pub enum Arena {
     Gradients,
     /// Whatever else a pass writes.
     Activations,
+    /// Numbers that are too few to be stored with less than f32, and too important: losses, means,
+    /// deviations, sums of exponentials.
+    Statistics,
 }
 
 /// A handle of a matrix in an arena.
@@ -202,7 +216,7 @@ pub struct Norm {
     pub bias: View,
     /// The output, `[rows, width]`.
     pub y: View,
-    /// Mean and reciprocal deviation of each row, `[rows, 2]`, for the backward pass.
+    /// Mean and reciprocal deviation of each row, `[rows, 2]` statistics, for the backward pass.
     pub statistics: View,
 }
 
@@ -225,6 +239,6 @@ pub struct Attention {
     /// The output, `[rows, width]`.
     pub y: View,
     /// Logarithm of the sum of the exponentials of the scores of each row and head, `[rows, heads]`
-    /// numbers in the order that suits the backend.
+    /// statistics in the order that suits the backend.
     pub statistics: View,
 }

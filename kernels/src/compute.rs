@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use crate::backend::DeviceError;
 use crate::layout::Layout;
 
 /// The target of the `tracing` spans `forward` and `backward`, and of those that a worker makes of
@@ -96,6 +97,12 @@ pub enum ComputeError {
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
+}
+
+impl From<DeviceError> for ComputeError {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error.to_string())
+    }
 }
 
 /// A model on a device: parameters in, loss and gradient out.

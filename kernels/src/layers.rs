@@ -31,12 +31,13 @@ pub use linear::Linear;
 /// vector of it cross two lines.
 const LINE: usize = 16;
 
-/// Where everything of a model will lie: parameters, activations and indices, in the order in which
+/// Where everything of a model will lie: parameters, activations, statistics and indices, in the order in which
 /// they are asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     layout: Layout,
     activations: usize,
+    statistics: usize,
     indices: usize,
     sequence: usize,
 }
@@ -54,6 +55,13 @@ impl Plan {
         let offset = self.activations.next_multiple_of(LINE);
         self.activations = offset + rows * columns;
         View::new(Arena::Activations, offset, rows, columns)
+    }
+
+    /// Places a matrix of statistics, at the beginning of a cache line.
+    pub fn statistics(&mut self, rows: usize, columns: usize) -> View {
+        let offset = self.statistics.next_multiple_of(LINE);
+        self.statistics = offset + rows * columns;
+        View::new(Arena::Statistics, offset, rows, columns)
     }
 
     /// Places tokens or targets.
@@ -78,6 +86,7 @@ impl Plan {
         Sizes {
             parameters: self.layout.count(),
             activations: self.activations,
+            statistics: self.statistics,
             indices: self.indices,
             sequence: self.sequence,
         }
@@ -89,11 +98,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_matrix_of_activations_begins_at_a_cache_line() {
+    fn every_matrix_of_activations_or_statistics_begins_at_a_cache_line() {
         let mut plan = Plan::default();
         plan.activation(3, 5);
         let second = plan.activation(2, 2);
         assert_eq!(second, View::new(Arena::Activations, LINE, 2, 2));
-        assert_eq!(plan.sizes().activations, LINE + 4);
+        plan.statistics(3, 1);
+        let second = plan.statistics(5, 2);
+        assert_eq!(second, View::new(Arena::Statistics, LINE, 5, 2));
+        let Sizes { activations, statistics, .. } = plan.sizes();
+        assert_eq!((activations, statistics), (LINE + 4, LINE + 10));
     }
 }

@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 
 use super::memory::Memory;
-use super::{Attention, Backend, Indices, Norm, Sizes, View};
+use super::{Attention, Backend, DeviceError, Indices, Norm, Sizes, View};
 use gemm::{Gemm, Grid};
 
 mod attention;
@@ -57,12 +57,12 @@ impl Backend for Cpu {
         self.memory.write_indices(to, values);
     }
 
-    fn read_back(&mut self, from: View) -> Cow<'_, [f32]> {
-        Cow::Borrowed(self.memory.read(from))
+    fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError> {
+        Ok(Cow::Borrowed(self.memory.read(from)))
     }
 
-    fn total(&mut self, from: View) -> f64 {
-        self.memory.read(from).iter().fold(0.0, |sum, value| sum + f64::from(*value))
+    fn total(&mut self, from: View) -> Result<f64, DeviceError> {
+        Ok(self.memory.read(from).iter().fold(0.0, |sum, value| sum + f64::from(*value)))
     }
 
     fn zero(&mut self, to: View) {

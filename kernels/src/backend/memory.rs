@@ -15,14 +15,15 @@ pub struct Memory<T> {
     elements: Vec<T>,
     indices: Vec<u32>,
     /// Elements of each arena, in the order of [`Arena`](super::Arena).
-    arenas: [Range<usize>; 3],
+    arenas: [Range<usize>; 4],
 }
 
 impl<T: Copy + Default> Memory<T> {
     /// Allocates everything, zeroed.
     pub fn new(sizes: Sizes) -> Self {
         let line = ALIGNMENT / size_of::<T>();
-        let lens = [sizes.parameters, sizes.parameters, sizes.activations];
+        let Sizes { parameters, activations, statistics, .. } = sizes;
+        let lens = [parameters, parameters, activations, statistics];
         let count: usize = lens.iter().map(|len| len.next_multiple_of(line)).sum();
         let elements = vec![T::default(); count + line];
         prefer_huge_pages(&elements);
@@ -107,9 +108,11 @@ mod tests {
 
     #[test]
     fn every_arena_begins_at_a_cache_line() {
-        let sizes = Sizes { parameters: 1001, activations: 33, indices: 0, sequence: 0 };
+        let sizes =
+            Sizes { parameters: 1001, activations: 33, statistics: 35, indices: 0, sequence: 0 };
         let memory = Memory::<f32>::new(sizes);
-        for arena in [Arena::Parameters, Arena::Gradients, Arena::Activations] {
+        use Arena::{Activations, Gradients, Parameters, Statistics};
+        for arena in [Parameters, Gradients, Activations, Statistics] {
             let start = memory.read(View::new(arena, 0, 1, 33)).as_ptr();
             assert_eq!(start.addr() % ALIGNMENT, 0, "{arena:?}");
         }

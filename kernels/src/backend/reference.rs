@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::memory::Memory;
-use super::{Attention, Backend, Indices, Norm, Sizes, View};
+use super::{Attention, Backend, DeviceError, Indices, Norm, Sizes, View};
 
 /// A backend that is obviously right.
 pub struct Reference {
@@ -33,12 +33,12 @@ impl Backend for Reference {
         self.memory.write_indices(to, values);
     }
 
-    fn read_back(&mut self, from: View) -> Cow<'_, [f32]> {
-        self.memory.read(from).iter().map(|value| *value as f32).collect()
+    fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError> {
+        Ok(self.memory.read(from).iter().map(|value| *value as f32).collect())
     }
 
-    fn total(&mut self, from: View) -> f64 {
-        self.memory.read(from).iter().sum()
+    fn total(&mut self, from: View) -> Result<f64, DeviceError> {
+        Ok(self.memory.read(from).iter().sum())
     }
 
     fn zero(&mut self, to: View) {

@@ -16,7 +16,7 @@ impl CausalAttention {
     /// sequence.
     pub fn new(plan: &mut Plan, heads: usize, width: usize, sequence: usize, rows: usize) -> Self {
         plan.sequence(sequence);
-        Self { heads, y: plan.activation(rows, width), statistics: plan.activation(rows, heads) }
+        Self { heads, y: plan.activation(rows, width), statistics: plan.statistics(rows, heads) }
     }
 
     /// The output of the last forward pass, cut to `rows`.

@@ -12,7 +12,7 @@ pub struct CrossEntropy {
 impl CrossEntropy {
     /// Plans the losses.
     pub fn new(plan: &mut Plan, rows: usize) -> Self {
-        Self { losses: plan.activation(rows, 1) }
+        Self { losses: plan.statistics(rows, 1) }
     }
 
     /// Returns the losses; `logits` become the gradient of `scale` times the sum of the losses.

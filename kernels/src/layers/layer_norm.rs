@@ -20,7 +20,7 @@ impl LayerNorm {
             weight: plan.parameter(format!("{name}.weight"), &[width], Init::Constant(1.0)),
             bias: plan.parameter(format!("{name}.bias"), &[width], Init::Constant(0.0)),
             y: plan.activation(rows, width),
-            statistics: plan.activation(rows, 2),
+            statistics: plan.statistics(rows, 2),
         }
     }
 

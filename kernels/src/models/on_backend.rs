@@ -55,8 +55,8 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         self.loss.forward_backward(&mut self.device, logits, targets, scale / targets.len as f64)
     }
 
-    fn mean(&mut self, losses: View) -> f64 {
-        self.device.total(losses) / losses.rows() as f64
+    fn mean(&mut self, losses: View) -> Result<f64, ComputeError> {
+        Ok(self.device.total(losses)? / losses.rows() as f64)
     }
 
     fn zero_gradients(&mut self) {
@@ -93,23 +93,27 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         let _backward = trace_span!(target: STAGES, "backward").entered();
         let losses = self.loss(logits, f64::from(pass.scale));
         let mut ready = |device: &mut dyn Backend, range: Range<usize>| {
-            if pass.last {
-                let gradient = device.read_back(View::row(Arena::Gradients, range.clone()));
+            if !pass.last {
+                return;
+            }
+            // What a device that failed has computed goes nowhere; the mean below says that it has.
+            if let Ok(gradient) = device.read_back(View::row(Arena::Gradients, range.clone())) {
                 exchange.ready(range, &gradient);
             }
         };
         self.model.backward(&mut self.device, input, logits, &mut ready);
-        Ok(self.mean(losses))
+        self.mean(losses)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError> {
         let input = self.upload(batch)?;
         let logits = self.model.forward(&mut self.device, input, &mut |_, _| {});
         let losses = self.loss(logits, 0.0);
-        Ok(Evaluation { loss: self.mean(losses), metric: None })
+        Ok(Evaluation { loss: self.mean(losses)?, metric: None })
     }
 
-    /// `None` without tokens to go on from, and for tokens that are not in the vocabulary.
+    /// `None` without tokens to go on from, for tokens that are not in the vocabulary, and where the
+    /// device failed.
     fn next_logits(&mut self, tokens: &[u32]) -> Option<Vec<f32>> {
         let vocabulary = self.model.shape().vocabulary;
         if tokens.is_empty() || tokens.iter().any(|token| *token as usize >= vocabulary) {
@@ -118,7 +122,7 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         let window = self.model.window(tokens);
         let input = self.upload_tokens(&window, window.len());
         let logits = self.model.forward(&mut self.device, input, &mut |_, _| {});
-        let logits = self.device.read_back(logits);
+        let logits = self.device.read_back(logits).ok()?;
         Some(logits[logits.len() - vocabulary..].to_vec())
     }
 

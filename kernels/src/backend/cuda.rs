@@ -1,0 +1,9 @@
+//! NVIDIA GPUs, above a [`Driver`].
+
+mod driver;
+mod kernels;
+
+pub use driver::{
+    Address, Argument, Driver, DriverError, Kernel, Launch, Matrix, Precision, Product, Source,
+};
+pub use kernels::{KERNELS, SOURCES};

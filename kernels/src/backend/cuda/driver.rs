@@ -1,0 +1,200 @@
+//! The seam between the backend and a GPU: memory at addresses, and launches of kernels.
+//!
+//! Everything above it is plain code about addresses and shapes; everything below knows contexts,
+//! streams and compilers, and nothing of models. There are two drivers: that of a GPU, and in the
+//! tests one that runs the same kernels on the CPU.
+//!
+//! Work is *enqueued*, in order; only [`Driver::read`] waits. Work that fails after it was enqueued
+//! cannot be undone, and on a GPU it ends everything that would come after it: so a failure stays,
+//! and [`Driver::read`] reports it from then on.
+
+use std::fmt;
+
+/// A place in a device's memory, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Address(pub u64);
+
+/// How numbers are stored on the device that parameters and activations are made of. Gradients and
+/// statistics are f32 always, and so is every sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// 32 bits.
+    F32,
+    /// The upper half of an f32.
+    Bf16,
+    /// IEEE half precision.
+    Fp16,
+}
+
+/// A file of kernels, as it is embedded in the program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Its name, for messages and caches: `add.cu`.
+    pub name: &'static str,
+    /// Its text, without the preamble.
+    pub text: &'static str,
+}
+
+/// A kernel: a function of a file, `extern "C"`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The file.
+    pub source: &'static Source,
+    /// The name of the function.
+    pub name: &'static str,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// A pointer.
+    Address(Address),
+    /// An `unsigned long long`: every count and size.
+    Long(u64),
+    /// An `int`: every choice.
+    Int(i32),
+    /// A `float`.
+    Float(f32),
+}
+
+/// The shape of a launch. Shared memory is static, and no dimension is ever zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks along x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y, z.
+    pub block: [u32; 3],
+}
+
+/// A matrix of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Where it begins. Aligned to its elements, and to no more than that: parameters lie one after
+    /// the other without gaps.
+    pub address: Address,
+    /// What its elements are.
+    pub element: Precision,
+    /// Rows of the product's operand, after transposition.
+    pub rows: usize,
+    /// Columns of the product's operand, after transposition.
+    pub columns: usize,
+    /// False: row-major. True: the memory holds the transpose, row-major.
+    pub transposed: bool,
+}
+
+/// `c = a b`, or `c += a b`, added up in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// The left operand, of the driver's precision.
+    pub a: Matrix,
+    /// The right operand, of the driver's precision.
+    pub b: Matrix,
+    /// The result, of the driver's precision or f32; never transposed.
+    pub c: Matrix,
+    /// Whether the old `c` stays in the sum.
+    pub accumulate: bool,
+}
+
+/// A device that runs kernels.
+pub trait Driver: Send {
+    /// What `real` is in the kernels that this driver compiles. It never changes.
+    fn precision(&self) -> Precision;
+
+    /// Allocates zeroed memory that lives as long as the driver, at a multiple of 256.
+    fn allocate(&mut self, bytes: usize) -> Result<Address, DriverError>;
+
+    /// Copies `bytes` to the device. They may change as soon as the call returns.
+    fn write(&mut self, to: Address, bytes: &[u8]);
+
+    /// Waits for all that was enqueued, and copies from the device. Where this or anything enqueued
+    /// before has failed, `into` is of no use, now and in every later call.
+    fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError>;
+
+    /// Writes zeros.
+    fn zero(&mut self, to: Address, bytes: usize);
+
+    /// Launches `kernel`. The arguments are those of its signature, in order.
+    fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]);
+
+    /// Computes a product by the device's library. False where there is none: the backend then
+    /// launches its own kernel.
+    fn matmul(&mut self, product: &Product) -> bool;
+}
+
+/// What a device could not do. None of it can be tried again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriverError {
+    /// The model does not fit.
+    #[error(
+        "out of device memory: {asked_bytes} bytes were asked for, {free_bytes} of {total_bytes} \
+         are free; a smaller micro-batch needs less"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        asked_bytes: usize,
+        /// What was free.
+        free_bytes: usize,
+        /// What the device has.
+        total_bytes: usize,
+    },
+    /// Something else, in the device's own words.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Source {
+    /// What is compiled, for any precision: the preamble, then the file, its lines counted from 1.
+    pub fn compiled(&self) -> String {
+        let preamble = include_str!("kernels/real.cuh");
+        format!("#line 1 \"real.cuh\"\n{preamble}\n#line 1 \"{}\"\n{}", self.name, self.text)
+    }
+}
+
+impl Precision {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::Fp16 => 2,
+        }
+    }
+
+    /// The compiler's option that makes `real` this.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::F32 => "-DREAL=0",
+            Self::Bf16 => "-DREAL=1",
+            Self::Fp16 => "-DREAL=2",
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        })
+    }
+}
+
+impl Address {
+    /// So many bytes further on.
+    pub fn plus(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+impl Launch {
+    /// The threads of a block.
+    pub fn threads(self) -> u32 {
+        self.block.iter().product()
+    }
+}
+
+impl From<DriverError> for crate::backend::DeviceError {
+    fn from(error: DriverError) -> Self {
+        Self(error.to_string())
+    }
+}

@@ -1,0 +1,119 @@
+// The preamble of every kernel: the host puts it in front of each file, since the compiler at run
+// time has no include path, and so no headers of CUDA either.
+//
+// REAL chooses the storage of parameters and activations: 0 f32, 1 bf16, 2 fp16. Sums, gradients
+// and statistics are f32 always. Compiled without contraction of products and sums (-fmad=false):
+// where a fused multiply-add is meant, it says fmaf.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Every product of counts is made in 64 bits: a matrix may have more than 2^31 elements.
+static __device__ __forceinline__ u64 thread_index() {
+    return (u64)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+static __device__ __forceinline__ u64 thread_count() {
+    return (u64)gridDim.x * blockDim.x;
+}
+
+// ---- bf16: the upper half of an f32; to the nearest, ties to even, as reduce::encode_bf16 --------
+
+static __device__ __forceinline__ float from_bf16(u16 bits) {
+    return __uint_as_float((u32)bits << 16);
+}
+
+static __device__ __forceinline__ u16 to_bf16(float value) {
+    u32 bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)(bits >> 16 | 0x40);
+    return (u16)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+// ---- fp16: by the device's instruction, or by its definition ------------------------------------
+
+#ifdef __CUDA_ARCH__
+
+static __device__ __forceinline__ float from_fp16(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+static __device__ __forceinline__ u16 to_fp16(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+#else
+
+static __device__ __forceinline__ float from_fp16(u16 bits) {
+    u32 sign = (u32)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
+    // A subnormal is so many times 2^-24.
+    float small = mantissa * (1.0f / (1 << 24));
+    if (exponent == 0) return sign ? -small : small;
+    return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+static __device__ __forceinline__ u16 to_fp16(float value) {
+    u32 bits = __float_as_uint(value), size = bits & 0x7fffffffu;
+    u16 sign = (u16)(bits >> 16 & 0x8000);
+    if (size > 0x7f800000u) return sign | 0x7e00;
+    // 65520 is half way beyond the largest.
+    if (size >= 0x477ff000u) return sign | 0x7c00;
+    // Below 2^-14: the addition of 1/2 leaves the multiples of 2^-24, rounded to even.
+    if (size < 0x38800000u)
+        return sign | (u16)(__float_as_uint(__uint_as_float(size) + 0.5f) - 0x3f000000u);
+    return sign | (u16)((size - 0x38000000u + 0xfffu + (size >> 13 & 1)) >> 13);
+}
+
+#endif
+
+// ---- real: what parameters and activations are --------------------------------------------------
+
+static __device__ __forceinline__ float load(const float* from) {
+    return *from;
+}
+
+static __device__ __forceinline__ void store(float* to, float value) {
+    *to = value;
+}
+
+#if REAL == 0
+
+typedef float real;
+
+#else
+
+struct real {
+    u16 bits;
+};
+
+static __device__ __forceinline__ float load(const real* from) {
+    return REAL == 1 ? from_bf16(from->bits) : from_fp16(from->bits);
+}
+
+static __device__ __forceinline__ void store(real* to, float value) {
+    to->bits = REAL == 1 ? to_bf16(value) : to_fp16(value);
+}
+
+#endif
+
+// ---- sums of a warp: always the same tree -------------------------------------------------------
+
+constexpr u32 EVERY_LANE = 0xffffffffu;
+
+// The lanes of groups of `width`, a power of two, get the sum over their group.
+static __device__ __forceinline__ float group_sum(float value, int width) {
+    for (int apart = width / 2; apart > 0; apart /= 2)
+        value += __shfl_xor_sync(EVERY_LANE, value, apart);
+    return value;
+}
+
+static __device__ __forceinline__ float group_max(float value, int width) {
+    for (int apart = width / 2; apart > 0; apart /= 2)
+        value = fmaxf(value, __shfl_xor_sync(EVERY_LANE, value, apart));
+    return value;
+}
