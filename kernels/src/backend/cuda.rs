@@ -1,6 +1,8 @@
 //! NVIDIA GPUs, above a [`Driver`].
 
 mod driver;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 mod kernels;
 
 pub use driver::{

@@ -171,7 +171,7 @@ impl Precision {
 
 impl fmt::Display for Precision {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
+        formatter.pad(match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",

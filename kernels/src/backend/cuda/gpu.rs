@@ -1,0 +1,225 @@
+//! A real GPU as a [`Driver`]: one context, one stream, kernels compiled as they are first needed.
+//!
+//! All work is enqueued on one stream, so it is done in its order. Bytes to and from the host go by
+//! way of [pinned memory](Staging), which the GPU copies by itself while the host goes on.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError as Failure};
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
+use cudarc::nvrtc::Ptx;
+
+use super::driver::{
+    Address, Argument, Driver, DriverError, Kernel, Launch, Precision, Product, Source,
+};
+
+mod cache;
+mod cublaslt;
+pub mod devices;
+mod error;
+pub mod nvrtc;
+mod staging;
+
+pub use cache::Cache;
+pub use devices::Device;
+pub use error::CudaError;
+
+use cublaslt::Products;
+use devices::failed;
+use staging::Staging;
+
+/// What every allocation begins at a multiple of.
+const ALIGNMENT: u64 = 256;
+
+/// A GPU that this process computes on.
+pub struct Gpu {
+    device: Device,
+    precision: Precision,
+    staging: Staging,
+    products: Option<Products>,
+    functions: HashMap<(&'static str, &'static str), CudaFunction>,
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    allocated: Vec<CUdeviceptr>,
+    /// The first thing that failed; nothing is enqueued after it.
+    failure: Option<DriverError>,
+    stream: Arc<CudaStream>,
+    /// The last to be dropped: what is above lives in it.
+    context: Arc<CudaContext>,
+}
+
+impl Gpu {
+    /// Opens the GPU of this number, and compiles these kernels for it, or finds them compiled.
+    ///
+    /// # Errors
+    /// [`CudaError`], in words for the user.
+    pub fn open(
+        index: usize,
+        precision: Precision,
+        sources: &[&'static Source],
+    ) -> Result<Self, CudaError> {
+        let device = devices::one(index)?;
+        nvrtc::version()?; // said before the GPU is taken
+        let context = CudaContext::new(index).map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => CudaError::Taken { index },
+            _ => failed("cuDevicePrimaryCtxRetain", error),
+        })?;
+        // SAFETY: everything here is enqueued on one stream, so there is nothing to be ordered by
+        // events.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
+        let staging = Staging::new(&context)?;
+        let mut gpu = Self {
+            device,
+            precision,
+            products: Products::new(),
+            context,
+            stream,
+            staging,
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            allocated: Vec::new(),
+            failure: None,
+        };
+        let cache = Cache::of_user();
+        for source in sources {
+            gpu.load(source, cache.as_ref())?;
+        }
+        Ok(gpu)
+    }
+
+    /// What it is.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn load(&mut self, source: &'static Source, cache: Option<&Cache>) -> Result<(), CudaError> {
+        let code = nvrtc::compile_once(source, self.precision, self.device.architecture, cache)?;
+        let module = self.context.load_module(Ptx::from_binary(code));
+        let module = module.map_err(|error| failed("cuModuleLoadData", error))?;
+        self.modules.insert(source.name, module);
+        Ok(())
+    }
+
+    fn function(&mut self, kernel: &'static Kernel) -> Result<CudaFunction, Failure> {
+        let key = (kernel.source.name, kernel.name);
+        if let Some(function) = self.functions.get(&key) {
+            return Ok(function.clone());
+        }
+        let module = self.modules.get(kernel.source.name);
+        let module = module.ok_or(Failure(CUresult::CUDA_ERROR_NOT_FOUND))?;
+        let function = module.load_function(kernel.name)?;
+        self.functions.insert(key, function.clone());
+        Ok(function)
+    }
+
+    /// Enqueues something, unless something has failed before.
+    fn enqueue(&mut self, call: &'static str, work: impl FnOnce(&mut Self) -> Result<(), Failure>) {
+        if self.failure.is_none() {
+            let outcome = self.context.bind_to_thread().and_then(|()| work(self));
+            self.failure = outcome.err().map(|error| failed(call, error).into());
+        }
+    }
+}
+
+impl Driver for Gpu {
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<Address, DriverError> {
+        let call = |error| DriverError::from(failed("cuMemAlloc", error));
+        self.context.bind_to_thread().map_err(call)?;
+        let (free_bytes, total_bytes) = result::mem_get_info().map_err(call)?;
+        // SAFETY: a context is bound. The memory is freed once, when this is dropped.
+        let pointer = unsafe { result::malloc_sync(bytes.max(1)) };
+        let pointer = pointer.map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                DriverError::OutOfMemory { asked_bytes: bytes, free_bytes, total_bytes }
+            }
+            _ => call(error),
+        })?;
+        self.allocated.push(pointer);
+        assert_eq!(pointer % ALIGNMENT, 0, "CUDA aligns what it allocates");
+        self.zero(Address(pointer), bytes);
+        Ok(Address(pointer))
+    }
+
+    fn write(&mut self, to: Address, bytes: &[u8]) {
+        let stream = self.stream.clone();
+        self.enqueue("cuMemcpyHtoDAsync", |gpu| gpu.staging.write(&stream, to.0, bytes));
+    }
+
+    fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {
+        let stream = self.stream.clone();
+        self.enqueue("cuMemcpyDtoHAsync", |gpu| gpu.staging.read(&stream, from.0, into));
+        self.enqueue("cuStreamSynchronize", |gpu| gpu.stream.synchronize());
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn zero(&mut self, to: Address, bytes: usize) {
+        self.enqueue("cuMemsetD8Async", |gpu| {
+            // SAFETY: who calls names memory that was allocated here and lives as long as the GPU.
+            unsafe { result::memset_d8_async(to.0, 0, bytes, gpu.stream.cu_stream()) }
+        });
+    }
+
+    fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]) {
+        self.enqueue(kernel.name, |gpu| {
+            let function = gpu.function(kernel)?;
+            let mut pointers: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
+            let ([x, y, z], [across, down, deep]) = (launch.grid, launch.block);
+            // SAFETY: the module lives in `functions`; the arguments are those of the kernel's
+            // signature, which the driver copies before it returns.
+            unsafe {
+                let stream = gpu.stream.cu_stream();
+                let (grid, block) = ((x, y, z), (across, down, deep));
+                let function = function.cu_function();
+                result::launch_kernel(function, grid, block, 0, stream, &mut pointers)
+            }
+        });
+    }
+
+    fn matmul(&mut self, product: &Product) -> bool {
+        let Some(mut products) = self.products.take() else { return false };
+        let mut is_done = false;
+        self.enqueue("cublasLtMatmul", |gpu| {
+            is_done = products.compute(product, &gpu.stream);
+            Ok(())
+        });
+        self.products = Some(products);
+        // After a failure nothing is enqueued, by the backend's own kernel as little as here.
+        is_done || self.failure.is_some()
+    }
+}
+
+/// Where an argument's value lies: what CUDA copies as many bytes from as the signature says.
+fn pointer(argument: &Argument) -> *mut c_void {
+    match argument {
+        Argument::Address(address) => ptr::from_ref(&address.0).cast_mut().cast(),
+        Argument::Long(value) => ptr::from_ref(value).cast_mut().cast(),
+        Argument::Int(value) => ptr::from_ref(value).cast_mut().cast(),
+        Argument::Float(value) => ptr::from_ref(value).cast_mut().cast(),
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // What fails now is of no use to anybody: the process ends, or builds a new one.
+        let _ = self.stream.synchronize();
+        let _ = self.context.bind_to_thread();
+        for pointer in self.allocated.drain(..) {
+            // SAFETY: it was allocated here, and the GPU has done all that was enqueued.
+            let _ = unsafe { result::free_sync(pointer) };
+        }
+    }
+}
+
+impl From<CudaError> for DriverError {
+    fn from(error: CudaError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}

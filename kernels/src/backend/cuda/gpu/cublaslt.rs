@@ -1,0 +1,313 @@
+//! Products by cuBLASLt: a plan for each shape, made once.
+//!
+//! A plan fixes the algorithm, so equal shapes give equal bits in every call and every process on
+//! one kind of GPU and one version of the library. Algorithms that split the inner dimension among
+//! blocks are left out: each sum is added up by one of them, in one order.
+//!
+//! The library stores matrices column by column. A matrix that lies row by row is its transpose
+//! there, so it is asked for `c' = b' a'`.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t,
+    cudaDataType,
+};
+use cudarc::driver::CudaStream;
+use cudarc::driver::result as driver;
+use tracing::{debug, warn};
+
+use super::super::driver::{Matrix, Precision, Product};
+
+/// What an algorithm may use; the fastest ones of Hopper ask for 32 MiB.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// No algorithm asks for a stricter alignment.
+const WIDEST: u64 = 256;
+
+/// The library, and the plans made so far.
+pub struct Products {
+    handle: cublasLtHandle_t,
+    /// Allocated for the first product, and freed with the context.
+    workspace: Option<u64>,
+    plans: HashMap<Shape, Option<Plan>>,
+}
+
+// SAFETY: a handle may be used by any thread, by one at a time.
+unsafe impl Send for Products {}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    left: Operand,
+    right: Operand,
+    result: Operand,
+    accumulate: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Operand {
+    element: Precision,
+    rows: usize,
+    columns: usize,
+    transposed: bool,
+    /// The largest power of two, up to [`WIDEST`], that its address is a multiple of.
+    alignment: u32,
+}
+
+/// All that the library wants to know of a product, but where it lies.
+struct Plan {
+    product: cublasLtMatmulDesc_t,
+    /// Of the first, the second and the resulting matrix, as the library counts them.
+    layouts: [cublasLtMatrixLayout_t; 3],
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+impl Products {
+    /// Opens the library; `None`, with a warning, where it is not to be had: a kernel of our own is
+    /// used then.
+    pub fn new() -> Option<Self> {
+        // SAFETY: it only opens a library by its well-known name.
+        if !unsafe { sys::is_culib_present() } {
+            warn!("libcublasLt.so.13 is not found: products take Everstep's own, slower kernel");
+            return None;
+        }
+        match result::create_handle() {
+            Ok(handle) => Some(Self { handle, workspace: None, plans: HashMap::new() }),
+            Err(error) => {
+                warn!(%error, "cuBLASLt cannot be used: products take Everstep's own kernel");
+                None
+            }
+        }
+    }
+
+    /// Enqueues a product. False where the library has no way to compute it.
+    pub fn compute(&mut self, product: &Product, stream: &CudaStream) -> bool {
+        let shape = Shape::of(product);
+        let handle = self.handle;
+        let plan = self.plans.entry(shape).or_insert_with(|| match Plan::new(handle, &shape) {
+            Ok(plan) => Some(plan),
+            Err(error) => {
+                debug!(%error, ?shape, "cuBLASLt has no algorithm for this product");
+                None
+            }
+        });
+        let Some(plan) = plan else { return false };
+        // SAFETY: a context is bound by who calls.
+        let allocate = || unsafe { driver::malloc_sync(WORKSPACE_BYTES) }.ok();
+        if self.workspace.is_none() {
+            self.workspace = allocate();
+        }
+        let Some(workspace) = self.workspace else { return false };
+        plan.enqueue(self.handle, product, workspace, stream).is_ok()
+    }
+}
+
+impl Plan {
+    fn new(handle: cublasLtHandle_t, shape: &Shape) -> Result<Self, CublasError> {
+        use cublasLtMatmulDescAttributes_t::{
+            CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB,
+        };
+        let float = cudaDataType::CUDA_R_32F;
+        // Exact products of f32, with no shorter format on the way.
+        let product = result::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, float)?;
+        let mut plan = Self {
+            product,
+            layouts: [ptr::null_mut(); 3],
+            algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
+        };
+        let operands = [shape.right, shape.left, shape.result]; // c' = b' a'
+        let transposed = [
+            (CUBLASLT_MATMUL_DESC_TRANSA, shape.right.transposed),
+            (CUBLASLT_MATMUL_DESC_TRANSB, shape.left.transposed),
+        ];
+        for (attribute, is_transposed) in transposed {
+            let operation = i32::from(is_transposed); // CUBLAS_OP_N and CUBLAS_OP_T
+            let (value, size) = (ptr::from_ref(&operation).cast(), size_of_val(&operation));
+            // SAFETY: the value is of the attribute's type, and copied.
+            unsafe { result::set_matmul_desc_attribute(plan.product, attribute, value, size)? };
+        }
+        for (layout, operand) in plan.layouts.iter_mut().zip(operands) {
+            *layout = operand.layout()?;
+        }
+        plan.algorithm = plan.choose(handle, operands)?;
+        Ok(plan)
+    }
+
+    /// The algorithm that the library thinks the fastest of those with one order of addition.
+    fn choose(
+        &self,
+        handle: cublasLtHandle_t,
+        operands: [Operand; 3],
+    ) -> Result<cublasLtMatmulAlgo_t, CublasError> {
+        use cublasLtMatmulPreferenceAttributes_t::*;
+        let preference = Preference(result::create_matmul_pref()?);
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        let none: u32 = 0; // CUBLASLT_REDUCTION_SCHEME_NONE: no split of the inner dimension
+        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none)?;
+        let [first, second, third] = operands.map(|operand| operand.alignment);
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &first)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &second)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &third)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &third)?;
+        let [a, b, c] = self.layouts;
+        // SAFETY: all descriptors live; the result is written as large as it is.
+        let best = unsafe {
+            result::get_matmul_algo_heuristic(handle, self.product, a, b, c, c, preference.0)?
+        };
+        Ok(best.algo)
+    }
+
+    fn enqueue(
+        &self,
+        handle: cublasLtHandle_t,
+        product: &Product,
+        workspace: u64,
+        stream: &CudaStream,
+    ) -> Result<(), CublasError> {
+        let at = |matrix: &Matrix| matrix.address.0 as *mut c_void;
+        let (one, old) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
+        let [a, b, c] = self.layouts;
+        // SAFETY: the matrices lie where the backend says, as large as their layouts; the workspace
+        // is used by this stream alone, and the library copies the scalars.
+        unsafe {
+            result::matmul(
+                handle,
+                self.product,
+                ptr::from_ref(&one).cast(),
+                ptr::from_ref(&old).cast(),
+                at(&product.b),
+                a,
+                at(&product.a),
+                b,
+                at(&product.c),
+                c,
+                at(&product.c),
+                c,
+                &raw const self.algorithm,
+                workspace as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.cu_stream().cast(),
+            )
+        }
+    }
+}
+
+/// What is asked of an algorithm.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn set<T>(
+        &self,
+        attribute: cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<(), CublasError> {
+        let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: the value is of the attribute's type, and copied.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, size) }
+    }
+}
+
+impl Shape {
+    fn of(product: &Product) -> Self {
+        let Product { a, b, c, accumulate } = product;
+        let [left, right, result] = [a, b, c].map(Operand::of);
+        Self { left, right, result, accumulate: *accumulate }
+    }
+}
+
+impl Operand {
+    fn of(matrix: &Matrix) -> Self {
+        let Matrix { address, element, rows, columns, transposed } = *matrix;
+        let alignment = 1 << (address.0 | WIDEST).trailing_zeros();
+        Self { element, rows, columns, transposed, alignment }
+    }
+
+    /// The matrix as it lies in memory, read column by column: as many rows as a row is long.
+    fn layout(self) -> Result<cublasLtMatrixLayout_t, CublasError> {
+        let (long, many) = self.stored();
+        let element = match self.element {
+            Precision::F32 => cudaDataType::CUDA_R_32F,
+            Precision::Bf16 => cudaDataType::CUDA_R_16BF,
+            Precision::Fp16 => cudaDataType::CUDA_R_16F,
+        };
+        result::create_matrix_layout(element, long as u64, many as u64, long as i64)
+    }
+
+    /// How long a row of the memory is, and how many there are.
+    fn stored(self) -> (usize, usize) {
+        match self.transposed {
+            false => (self.columns, self.rows),
+            true => (self.rows, self.columns),
+        }
+    }
+}
+
+// What is freed here was created, and nothing uses it any more: enqueued work has its own copies.
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+            // SAFETY: as said above.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+        }
+        // SAFETY: as said above.
+        let _ = unsafe { result::destroy_matmul_desc(self.product) };
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: as said above.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        self.plans.clear();
+        if let Some(workspace) = self.workspace {
+            // SAFETY: freeing waits for the work that uses it.
+            let _ = unsafe { driver::free_sync(workspace) };
+        }
+        // SAFETY: as said above.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::driver::Address;
+    use super::*;
+
+    fn matrix(address: u64, rows: usize, columns: usize, transposed: bool) -> Matrix {
+        let (address, element) = (Address(address), Precision::Bf16);
+        Matrix { address, element, rows, columns, transposed }
+    }
+
+    #[test]
+    fn a_plan_depends_on_the_shape_and_the_alignment_and_not_on_the_place() {
+        let product = |at| Product {
+            a: matrix(at, 2, 3, false),
+            b: matrix(1 << 20, 3, 5, true),
+            c: matrix(1 << 21, 2, 5, false),
+            accumulate: false,
+        };
+        let shape = |at| Shape::of(&product(at));
+        assert_eq!(shape(512), shape(1 << 30));
+        assert_eq!(shape(2 + 512).left.alignment, 2);
+        assert_ne!(shape(2 + 512), shape(512));
+        let adds = Product { accumulate: true, ..product(512) };
+        assert_ne!(Shape::of(&adds), shape(512));
+    }
+
+    #[test]
+    fn a_row_of_the_memory_is_a_column_of_the_library() {
+        assert_eq!(Operand::of(&matrix(0, 2, 3, false)).stored(), (3, 2));
+        // The memory holds the transpose: three rows of two.
+        assert_eq!(Operand::of(&matrix(0, 2, 3, true)).stored(), (2, 3));
+    }
+}

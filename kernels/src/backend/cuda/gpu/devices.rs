@@ -1,0 +1,105 @@
+//! Which GPUs there are, and which of them Everstep can use.
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
+
+use super::error::CudaError;
+use super::nvrtc::Architecture;
+
+/// The oldest version of the driver's interface that has all calls.
+const DRIVER: i32 = 13_000;
+/// The oldest compute capability that the kernels are written for.
+const OLDEST: Architecture = Architecture { major: 8, minor: 0 };
+
+/// A GPU as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its number, from 0, among those that this process may see.
+    pub index: usize,
+    /// Its maker's name for it.
+    pub name: String,
+    /// Its compute capability.
+    pub architecture: Architecture,
+    /// Its memory, bytes.
+    pub memory_bytes: usize,
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
+}
+
+/// All GPUs, the usable ones and the others.
+///
+/// # Errors
+/// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`], [`CudaError::NoDevice`].
+pub fn all() -> Result<Vec<Device>, CudaError> {
+    start()?;
+    let count = result::device::get_count().map_err(|error| failed("cuDeviceGetCount", error))?;
+    (0..count).map(describe).collect()
+}
+
+/// The GPU of this number, if it can be used.
+///
+/// # Errors
+/// As [`all`]; [`CudaError::NoSuchDevice`], [`CudaError::DeviceTooOld`].
+pub fn one(index: usize) -> Result<Device, CudaError> {
+    let devices = all()?;
+    let count = devices.len();
+    let device = devices.into_iter().nth(index).ok_or(CudaError::NoSuchDevice { index, count })?;
+    let Architecture { major, minor } = device.architecture;
+    if device.architecture < OLDEST {
+        let found = (major as i32, minor as i32);
+        return Err(CudaError::DeviceTooOld { index, name: device.name, found });
+    }
+    Ok(device)
+}
+
+/// Finds the driver, and makes it ready for calls.
+fn start() -> Result<(), CudaError> {
+    // SAFETY: it only opens a library by its well-known name.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    let mut found = 0;
+    // SAFETY: the number outlives the call. Every driver has this one.
+    let status = unsafe { sys::cuDriverGetVersion(&raw mut found) };
+    status.result().map_err(|error| failed("cuDriverGetVersion", error))?;
+    // A library of an older driver lacks calls, and to look for those would panic.
+    if found < DRIVER {
+        return Err(CudaError::DriverTooOld { found, needed: DRIVER });
+    }
+    result::init().map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_NO_DEVICE => CudaError::NoDevice,
+        _ => failed("cuInit", error),
+    })
+}
+
+fn describe(ordinal: i32) -> Result<Device, CudaError> {
+    use CUdevice_attribute::*;
+    let device = result::device::get(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
+    let name =
+        result::device::get_name(device).map_err(|error| failed("cuDeviceGetName", error))?;
+    // SAFETY: the driver has just given this handle.
+    let memory_bytes = unsafe { result::device::total_mem(device) };
+    Ok(Device {
+        index: ordinal as usize,
+        name,
+        architecture: Architecture {
+            major: attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            minor: attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        },
+        memory_bytes: memory_bytes.map_err(|error| failed("cuDeviceTotalMem", error))?,
+        multiprocessors: attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+    })
+}
+
+fn attribute(device: CUdevice, attribute: CUdevice_attribute) -> Result<u32, CudaError> {
+    // SAFETY: the driver has given this handle.
+    let value = unsafe { result::device::get_attribute(device, attribute) };
+    value.map(|value| value as u32).map_err(|error| failed("cuDeviceGetAttribute", error))
+}
+
+/// In the driver's own words where it has some.
+pub(super) fn failed(call: &'static str, error: DriverError) -> CudaError {
+    let words = error.error_string().ok().map(|words| words.to_string_lossy().into_owned());
+    let code = format!("{:?}", error.0);
+    CudaError::Failed { call, why: words.map_or(code.clone(), |words| format!("{words} ({code})")) }
+}

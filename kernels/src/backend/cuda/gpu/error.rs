@@ -1,0 +1,101 @@
+//! What can be wrong with a GPU, in words for the user.
+
+/// A GPU cannot be used, or has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// This machine has no NVIDIA driver.
+    #[error(
+        "there is no NVIDIA driver on this machine (no libcuda.so.1): install it, or use the CPU"
+    )]
+    NoDriver,
+    /// The driver is older than the oldest that Everstep's calls exist in.
+    #[error(
+        "the NVIDIA driver is too old: it offers CUDA {}, and CUDA {} is needed; install a newer \
+         driver, or use the CPU", version(*found), version(*needed)
+    )]
+    DriverTooOld {
+        /// What the driver offers: 1000 times the major version, and 10 times the minor one.
+        found: i32,
+        /// What is needed.
+        needed: i32,
+    },
+    /// A library of CUDA is not there.
+    #[error(
+        "{library} is not found: install CUDA's libraries (or the package {package} from PyPI), and \
+         put their folder on LD_LIBRARY_PATH, or use the CPU"
+    )]
+    NoLibrary {
+        /// Its file.
+        library: &'static str,
+        /// Who ships it.
+        package: &'static str,
+    },
+    /// The driver is there, but no GPU.
+    #[error("the NVIDIA driver finds no GPU (is CUDA_VISIBLE_DEVICES empty?): use the CPU")]
+    NoDevice,
+    /// There are GPUs, but not this one.
+    #[error("there is no GPU {index}: this machine has {count}, counted from 0 (everstep devices)")]
+    NoSuchDevice {
+        /// The one asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The GPU is older than the oldest that the kernels are written for.
+    #[error(
+        "GPU {index} ({name}) is too old: its compute capability is {}.{}, and 8.0 is needed; use \
+         another one, or the CPU", found.0, found.1
+    )]
+    DeviceTooOld {
+        /// Which.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// Its compute capability.
+        found: (i32, i32),
+    },
+    /// Somebody else has the GPU for himself.
+    #[error(
+        "GPU {index} is in exclusive mode, and another process has it: wait for that, choose another \
+         GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
+    )]
+    Taken {
+        /// Which.
+        index: usize,
+    },
+    /// A kernel was not compiled: a flaw of Everstep or of the compiler.
+    #[error("the kernel {file} cannot be compiled for {architecture}: {log}")]
+    Compile {
+        /// Its source.
+        file: String,
+        /// For which kind of GPU.
+        architecture: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// The GPU or its driver failed.
+    #[error("{call} failed on the GPU: {why}")]
+    Failed {
+        /// What was called.
+        call: &'static str,
+        /// What CUDA said.
+        why: String,
+    },
+}
+
+/// A version as CUDA counts them.
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_failed_and_what_to_do() {
+        let old = CudaError::DriverTooOld { found: 12_040, needed: 13_000 };
+        let words = old.to_string();
+        assert!(words.contains("CUDA 12.4, and CUDA 13.0 is needed; install"), "{words}");
+    }
+}

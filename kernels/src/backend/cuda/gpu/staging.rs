@@ -1,0 +1,124 @@
+//! Pinned memory of the host, by way of which bytes reach a GPU and come back.
+//!
+//! The GPU copies pinned memory by itself, at full speed, while the host does something else. It is
+//! a ring of slots: whoever needs one waits until the copy that used it last is done.
+
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError as Failure};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+
+use super::devices::failed;
+use super::error::CudaError;
+
+/// Bytes of a slot: large enough for full speed, small enough that copies overlap.
+const SLOT_BYTES: usize = 4 << 20;
+/// One is filled while another is copied.
+const SLOTS: usize = 4;
+
+/// The ring.
+pub struct Staging {
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+struct Slot {
+    memory: NonNull<u8>,
+    /// When the copy from or to it is done.
+    done: CudaEvent,
+}
+
+// SAFETY: the memory belongs to the slot alone, and any thread may use pinned memory.
+unsafe impl Send for Slot {}
+
+impl Staging {
+    /// Allocates it.
+    ///
+    /// # Errors
+    /// [`CudaError::Failed`]: the system lets no more memory be pinned.
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let slots: Result<_, _> = (0..SLOTS).map(|_| Slot::new(context)).collect();
+        Ok(Self { slots: slots?, next: 0 })
+    }
+
+    /// Enqueues a copy of `bytes` to the device.
+    pub fn write(&mut self, stream: &CudaStream, to: u64, bytes: &[u8]) -> Result<(), Failure> {
+        for (index, part) in bytes.chunks(SLOT_BYTES).enumerate() {
+            let slot = self.take()?;
+            slot.bytes(part.len()).copy_from_slice(part);
+            let to = to + (index * SLOT_BYTES) as u64;
+            // SAFETY: who calls names memory of the device; the slot is not touched before its
+            // event.
+            unsafe { result::memcpy_htod_async(to, slot.bytes(part.len()), stream.cu_stream())? };
+            slot.done.record(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Copies from the device, and returns when all of it is there: after all that was enqueued
+    /// before.
+    pub fn read(&mut self, stream: &CudaStream, from: u64, into: &mut [u8]) -> Result<(), Failure> {
+        let mut parts = into.chunks_mut(SLOT_BYTES).enumerate();
+        loop {
+            // As many as there are slots are under way at once.
+            let some: Vec<_> = parts.by_ref().take(SLOTS).collect();
+            if some.is_empty() {
+                return Ok(());
+            }
+            let mut used = Vec::with_capacity(SLOTS);
+            for (index, part) in &some {
+                used.push(self.next);
+                let slot = self.take()?;
+                let from = from + (index * SLOT_BYTES) as u64;
+                // SAFETY: as in `write`, the other way.
+                unsafe {
+                    result::memcpy_dtoh_async(slot.bytes(part.len()), from, stream.cu_stream())?;
+                }
+                slot.done.record(stream)?;
+            }
+            for ((_, part), index) in some.into_iter().zip(used) {
+                let slot = &mut self.slots[index];
+                slot.done.synchronize()?;
+                part.copy_from_slice(slot.bytes(part.len()));
+            }
+        }
+    }
+
+    /// The slot that was used longest ago, as soon as it is free.
+    fn take(&mut self) -> Result<&mut Slot, Failure> {
+        let slot = &mut self.slots[self.next];
+        self.next = (self.next + 1) % SLOTS;
+        slot.done.synchronize()?;
+        Ok(slot)
+    }
+}
+
+impl Slot {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let done = context.new_event(None).map_err(|error| failed("cuEventCreate", error))?;
+        // SAFETY: a context is bound, by what was just created; the memory is freed once.
+        let memory = unsafe { result::malloc_host(SLOT_BYTES, 0) };
+        let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
+        let memory = NonNull::new(memory.cast()).expect("what was allocated is somewhere");
+        // SAFETY: there are as many bytes. Whatever they are, from now on they are zeros.
+        unsafe { memory.write_bytes(0, SLOT_BYTES) };
+        Ok(Self { memory, done })
+    }
+
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        assert!(len <= SLOT_BYTES, "a part fits a slot");
+        // SAFETY: the memory is initialised, as long as that, and borrowed with the slot; the GPU
+        // has done with it, as its event was waited for.
+        unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), len) }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let _ = self.done.synchronize();
+        // SAFETY: it was allocated by this call's counterpart, and no copy uses it any more.
+        let _ = unsafe { result::free_host(self.memory.as_ptr().cast()) };
+    }
+}

@@ -1,0 +1,116 @@
+//! Every kernel is compiled for every kind of GPU that Everstep names, without a GPU.
+//!
+//! It needs NVRTC (`tests/cuda/install-nvrtc.sh` installs it), and says loudly when it is missing.
+//! Registers and spills are printed: `cargo test -p everstep-kernels --test nvrtc -- --nocapture`.
+
+#![cfg(feature = "cuda")]
+
+use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
+use everstep_kernels::backend::cuda::gpu::{Cache, CudaError};
+use everstep_kernels::backend::cuda::{Precision, SOURCES, Source};
+
+/// Ampere, Hopper, Blackwell.
+const ARCHITECTURES: [Architecture; 3] = [
+    Architecture { major: 8, minor: 0 },
+    Architecture { major: 9, minor: 0 },
+    Architecture { major: 10, minor: 0 },
+];
+
+/// False, and loud, where there is no compiler.
+fn is_there() -> bool {
+    match nvrtc::version() {
+        Ok((major, minor)) => {
+            println!("NVRTC {major}.{minor}");
+            true
+        }
+        Err(error) => {
+            eprintln!("SKIPPED, no kernel was compiled: {error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn every_kernel_compiles_for_every_kind_of_gpu() {
+    if !is_there() {
+        return;
+    }
+    for source in SOURCES {
+        for precision in [Precision::F32, Precision::Bf16, Precision::Fp16] {
+            for architecture in ARCHITECTURES {
+                let compiled = nvrtc::compile(source, precision, architecture);
+                let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
+                assert!(compiled.code.starts_with(b"\x7fELF"), "a CUBIN is an ELF file");
+                let kernels = usage(&compiled.log);
+                assert!(!kernels.is_empty(), "{}: {}", source.name, compiled.log);
+                for Usage { kernel, registers, stack, spilled } in kernels {
+                    println!(
+                        "{architecture:<8} {precision:<5} {kernel:<28} {registers:>4} registers, \
+                         {stack:>5} bytes of stack, {spilled:>5} bytes spilled"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What a kernel takes of a multiprocessor, as the assembler says.
+#[derive(Debug, Default)]
+struct Usage {
+    kernel: String,
+    registers: u32,
+    stack: u32,
+    spilled: u32,
+}
+
+fn usage(log: &str) -> Vec<Usage> {
+    let mut kernels: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or(rest).to_string();
+            kernels.push(Usage { kernel, ..Usage::default() });
+        } else if let Some(last) = kernels.last_mut() {
+            last.registers += number_before(line, " registers");
+            last.stack += number_before(line, " bytes stack frame");
+            last.spilled += number_before(line, " bytes spill stores");
+        }
+    }
+    kernels
+}
+
+/// 0 where there are no such words.
+fn number_before(line: &str, words: &str) -> u32 {
+    let before = line.split_once(words).map_or("", |(before, _)| before);
+    before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or("").parse().unwrap_or(0)
+}
+
+#[test]
+fn a_kernel_that_is_wrong_is_refused_in_the_compilers_words() {
+    if !is_there() {
+        return;
+    }
+    let wrong = Source { name: "wrong.cu", text: "extern \"C\" __global__ void f() { g(); }" };
+    let error = nvrtc::compile(&wrong, Precision::F32, ARCHITECTURES[1]).unwrap_err();
+    let words = error.to_string();
+    assert!(matches!(error, CudaError::Compile { .. }), "{words}");
+    assert!(words.contains("wrong.cu(1)") && words.contains("\"g\" is undefined"), "{words}");
+}
+
+#[test]
+fn what_was_compiled_is_found_the_next_time_and_compiled_anew_when_it_is_damaged() {
+    if !is_there() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path().into());
+    let compile =
+        || nvrtc::compile_once(SOURCES[0], Precision::F32, ARCHITECTURES[1], Some(&cache)).unwrap();
+    let first = compile();
+    let [file] = std::fs::read_dir(folder.path()).unwrap().collect::<Vec<_>>().try_into().unwrap();
+    let file = file.unwrap().path();
+    let kept = std::fs::read(&file).unwrap();
+    // Marked, and with a digest that does not fit: it must not be taken.
+    std::fs::write(&file, b"no such kernel").unwrap();
+    assert_eq!(compile(), first);
+    assert_eq!(std::fs::read(&file).unwrap(), kept, "it is kept again");
+}
