@@ -19,7 +19,7 @@ use everstep::{Batch, Dataset, Evaluation, HostModel, Init, Layout, OnHost, Phil
 
 fn main() -> anyhow::Result<ExitCode> {
     let registry = Registry::new()
-        .model("rings", |run| Ok(Box::new(OnHost::new(Net { width: run.model.width }))))
+        .model("rings", |run, _| Ok(Box::new(OnHost::new(Net { width: run.model.width }))))
         .dataset("rings", |_run| Ok(Arc::new(Rings)));
     // Coordinator and workers are this very program, started with arguments.
     if std::env::args().len() > 1 {

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand};
+use everstep_kernels::device::DeviceChoice;
 
 mod bench;
 mod cluster;
@@ -73,6 +74,8 @@ pub enum Verb {
     /// DIR/join.token. SIGTERM lets a worker leave in good order: it ends with exit code 143 once
     /// the others need nothing more of it.
     Worker(WorkerVerb),
+    /// List what this machine can compute on
+    Devices(DevicesFlags),
     /// Give a cluster a run to train, and see how its runs do
     #[command(subcommand)]
     Run(RunTask),
@@ -121,6 +124,10 @@ pub struct TrainFlags {
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
+    /// Where the workers compute: cpu; cuda, a GPU each, or cuda:N, the GPU of that number; auto, a
+    /// GPU if there is one
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
+    pub device: DeviceChoice,
     /// Start a new worker for every one that dies once the run has begun
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,
@@ -180,6 +187,14 @@ pub struct GenerateFlags {
     /// The same seed gives the same text
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
     pub seed: u64,
+}
+
+/// The flags of `everstep devices`.
+#[derive(Args, Clone, Debug)]
+pub struct DevicesFlags {
+    /// Print the list as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
 }
 
 /// What `everstep leash` takes: nothing that a user would type.

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
@@ -54,6 +55,8 @@ pub struct Options {
     /// them, and the coordinator is not told when one ends: to measure what a cluster notices by
     /// itself. On Linux only, where they end with this process all the same, however it ends.
     pub by_hand: bool,
+    /// Where the workers compute.
+    pub device: DeviceChoice,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
     /// Have every worker write a trace of its stages.
@@ -71,6 +74,7 @@ impl Options {
             wait: Duration::from_secs(600),
             respawn: false,
             by_hand: false,
+            device: DeviceChoice::default(),
             overlap: true,
             trace: false,
             program: None,

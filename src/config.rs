@@ -125,6 +125,7 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
         heads: keys.read("model.heads")?.unwrap_or(4),
         width: keys.read("model.width")?.unwrap_or(128),
         context: keys.read("model.context")?.unwrap_or(128),
+        precision: keys.read("model.precision")?.unwrap_or_default(),
     })
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failur
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Exit::Usage, "the run cannot be built").because(error)
     };
-    let compute = registry.build_model(run).map_err(|error| failed(&error))?;
+    let compute = registry.build_model_on_host(run).map_err(|error| failed(&error))?;
     let dataset = registry.build_dataset(run).map_err(|error| failed(&error))?;
     let parameters = compute.layout().count();
     let tensors = compute.layout().tensors().len();

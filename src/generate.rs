@@ -9,7 +9,7 @@ use everstep_kernels::compute::Compute;
 use everstep_kernels::layout::Tensor;
 use everstep_kernels::random::Philox;
 use everstep_transport::protocol::RunSpec;
-use everstep_transport::protocol::run::{BatchSpec, ModelSpec, SpecError};
+use everstep_transport::protocol::run::{BatchSpec, ModelSpec, Precision, SpecError};
 use everstep_worker::device::model_file::MODEL_KEY;
 use everstep_worker::registry::{Registry, RegistryError};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
@@ -115,7 +115,7 @@ pub fn read_model(path: &Path, registry: &Registry) -> Result<Box<dyn Compute>, 
     let (_, metadata) = SafeTensors::read_metadata(&bytes)?;
     let model = metadata.metadata().as_ref().and_then(|texts| texts.get(MODEL_KEY));
     let run = run_of(parse_model(model.ok_or(ModelError::NoModel)?)?, registry)?;
-    let mut compute = registry.build_model(&run)?;
+    let mut compute = registry.build_model_on_host(&run)?;
     load(&mut *compute, &SafeTensors::deserialize(&bytes)?)?;
     Ok(compute)
 }
@@ -133,6 +133,8 @@ struct ModelFields {
     heads: u32,
     width: u32,
     context: u32,
+    #[serde(default)]
+    precision: Precision,
 }
 
 /// A run of that model, one row at a time; all else is as by default.

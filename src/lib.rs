@@ -22,6 +22,7 @@ pub mod cluster;
 pub mod config;
 mod coordinator;
 mod demo;
+mod devices;
 mod drain;
 mod dry_run;
 pub mod failure;
@@ -43,6 +44,7 @@ mod worker;
 #[doc(inline)]
 pub use everstep_kernels::{
     compute::{Batch, Compute, Evaluation, HostModel, OnHost},
+    device::DeviceChoice,
     layout::{Init, Layout},
     random::Philox,
 };
@@ -90,6 +92,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Worker(WorkerVerb::Run(flags)) => worker::run(flags, registry),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Drain(flags))) => drain::run(&flags),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Ls(flags))) => worker::list(&flags),
+        Verb::Devices(flags) => devices::run(&flags),
         Verb::Run(task) => run::run(&task, &registry),
         Verb::Token(task) => token::run(&task),
         Verb::Generate(flags) => generate::run(&flags, &registry),

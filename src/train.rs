@@ -75,7 +75,7 @@ pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Fail
     let refused = |key, error: &dyn std::fmt::Display| {
         Failure::from(resolved.refusal(key, &format!("cannot be used: {error}")))
     };
-    registry.build_model(&resolved.run).map_err(|error| refused("model.kind", &error))?;
+    registry.build_model_on_host(&resolved.run).map_err(|error| refused("model.kind", &error))?;
     let dataset =
         registry.build_dataset(&resolved.run).map_err(|error| refused("data.path", &error))?;
     if dataset.is_empty() {
@@ -115,8 +115,8 @@ fn train(
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
-    let TrainFlags { respawn, coordinators, traces: trace, .. } = *flags;
-    let options = Options { wait, respawn, coordinators, trace, ..Options::new(*workers) };
+    let TrainFlags { respawn, coordinators, traces: trace, device, .. } = *flags;
+    let options = Options { wait, respawn, coordinators, trace, device, ..Options::new(*workers) };
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     let mut report = report?;

@@ -32,6 +32,7 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         listen: flags.listen,
         zone: flags.zone,
         dir: flags.dir.or_else(|| token_file(&flags.join).and_then(Directory::around)),
+        device: flags.device,
         overlap: !flags.no_overlap,
     };
     let ready = |ready: &Ready| {

@@ -62,7 +62,7 @@ impl Compute for Cycle {
 }
 
 fn registry() -> Registry {
-    Registry::new().model("cycle", |_| Ok(Box::new(Cycle::new([0.0; 4]))))
+    Registry::new().model("cycle", |_, _| Ok(Box::new(Cycle::new([0.0; 4]))))
 }
 
 const CYCLE: &str = r#"{"kind": "cycle", "layers": 1, "heads": 1, "width": 4, "context": 4}"#;
@@ -147,7 +147,7 @@ fn the_program_continues_a_text_with_a_gpt() {
 fn gpt_file(directory: &TempDir, model: &str) -> PathBuf {
     let mut run = resolve(None, &Overrides::default(), &builtin::registry()).unwrap().run;
     (run.model.layers, run.model.heads, run.model.width, run.model.context) = (1, 2, 8, 4);
-    let compute = builtin::registry().build_model(&run).unwrap();
+    let compute = builtin::registry().build_model_on_host(&run).unwrap();
     let zeros = vec![0; 4 * compute.layout().count()];
     let views = compute.layout().tensors().iter().map(|tensor| {
         let bytes = &zeros[..4 * tensor.count()];

@@ -7,7 +7,7 @@ use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::protocol::Encoding;
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, RunSpec, ScheduleKind,
 };
 use everstep_worker::builtin;
 use everstep_worker::data::Dataset;
@@ -26,7 +26,7 @@ pub const MODEL: &str = "line";
 /// What every program has, [`Sums`] and [`Line`].
 pub fn registry() -> Registry {
     let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(Sums)));
-    registry.model(MODEL, |_| Ok(Box::new(OnHost::new(Line))))
+    registry.model(MODEL, |_, _| Ok(Box::new(OnHost::new(Line))))
 }
 
 /// Six steps of eight data shards, two samples each: almost an epoch.
@@ -37,7 +37,14 @@ pub fn run() -> RunSpec {
         steps: 6,
         min_workers: 1,
         start_workers: 1,
-        model: ModelSpec { kind: "mlp".into(), layers: 1, heads: 1, width: 8, context: 2 },
+        model: ModelSpec {
+            kind: "mlp".into(),
+            layers: 1,
+            heads: 1,
+            width: 8,
+            context: 2,
+            precision: Precision::F32,
+        },
         data: DataSpec { kind: DATASET.into(), path: "none".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: 8, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {

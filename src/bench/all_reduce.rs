@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
 };
 use everstep_transport::protocol::{Encoding, MetricsLine, RunSpec};
 use serde_json::json;
@@ -107,7 +107,14 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
         steps: u64::from(flags.iterations) + WARM_UP as u64,
         min_workers: 1,
         start_workers: flags.workers,
-        model: ModelSpec { kind: NAME.into(), layers: 1, heads: 1, width: 1, context: units },
+        model: ModelSpec {
+            kind: NAME.into(),
+            layers: 1,
+            heads: 1,
+            width: 1,
+            context: units,
+            precision: Precision::F32,
+        },
         data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0 },
         batch: BatchSpec { data_shards: flags.workers, micro_batch: 1, accumulate: 1 },
         optimizer: OptimizerSpec {

@@ -80,7 +80,7 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
     let stages = STAGES.map(|(stage, _)| median(&workers, &counted, stage));
     let rest = rest(&workers, &lines, &counted);
     let steps = sorted(lines[WARM_UP as usize..].iter().map(|line| line.seconds * 1e3));
-    let model = registry.build_model(&resolved.run).expect("the workers have built it");
+    let model = registry.build_model_on_host(&resolved.run).expect("the workers have built it");
     print(flags, model.layout().count(), (quantile(&steps, 0.5), rest), stages)
 }
 

@@ -17,7 +17,7 @@ pub(super) const UNIT: usize = 250_000;
 /// Adds the model and its data set, so that the daemons know them.
 pub(crate) fn register(registry: Registry) -> Registry {
     registry
-        .model(NAME, |run| Ok(Box::new(Vector::new(run))))
+        .model(NAME, |run, _| Ok(Box::new(Vector::new(run))))
         .dataset(NAME, |_| Ok(Arc::new(Nothing)))
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::Zone;
 
 use super::{AskFlags, ClusterFlags, DaemonFlags};
@@ -52,6 +53,9 @@ pub struct WorkerFlags {
     /// token is read from there]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
+    /// Where it computes: cpu; cuda or cuda:N, the GPU of that number; auto, a GPU if there is one
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
+    pub device: DeviceChoice,
     /// Write when each stage of each step began and how long it took to this file, for Perfetto
     /// (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]

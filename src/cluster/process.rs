@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{NodeName, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -97,6 +98,8 @@ pub struct WorkerStart<'a> {
     pub number: u32,
     /// The coordinators' addresses.
     pub coordinators: &'a [SocketAddr],
+    /// Where it computes.
+    pub device: DeviceChoice,
     /// Overlap communication with compute.
     pub overlap: bool,
     /// Write a trace of its stages.
@@ -178,6 +181,7 @@ impl Process {
         command.args(["--coordinators", &joined(worker.coordinators)]);
         command.arg("--join").arg(format!("@{}", directory.path().join("join.token").display()));
         command.arg("--dir").arg(directory.path());
+        command.arg("--device").arg(worker.device.to_string());
         if !worker.overlap {
             command.arg("--no-overlap");
         }

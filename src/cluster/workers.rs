@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use everstep_kernels::device::{self, DeviceChoice};
 use everstep_transport::protocol::{NodeName, WorkerId};
 
 use super::error::ClusterError;
@@ -32,6 +33,9 @@ pub(super) struct Workers {
 struct Settings {
     daemons: Daemons,
     coordinators: Vec<SocketAddr>,
+    device: DeviceChoice,
+    /// The GPUs of this machine.
+    gpus: usize,
     overlap: bool,
     trace: bool,
     respawn: bool,
@@ -62,8 +66,12 @@ impl Workers {
         daemons: Daemons,
         options: &Options,
     ) -> Result<Self, ClusterError> {
-        let Options { overlap, trace, respawn, .. } = *options;
-        let settings = Settings { daemons, coordinators, overlap, trace, respawn };
+        let Options { device, overlap, trace, respawn, .. } = *options;
+        let gpus = match device {
+            DeviceChoice::Cpu => 0,
+            _ => device::gpus().map_or(0, |gpus| gpus.len()),
+        };
+        let settings = Settings { daemons, coordinators, device, gpus, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (started, respawned, young_deaths) = (0, 0, 0);
         let mut workers =
@@ -87,6 +95,7 @@ impl Workers {
         let worker = WorkerStart {
             number: self.started,
             coordinators: &self.settings.coordinators,
+            device: self.settings.device.of_worker(self.started as usize - 1, self.settings.gpus),
             overlap: self.settings.overlap,
             trace: self.settings.trace,
             daemons: &self.settings.daemons,

@@ -4,7 +4,7 @@
 //! to say.
 
 use everstep_transport::protocol::Encoding;
-use everstep_transport::protocol::run::{OptimizerKind, ScheduleKind};
+use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
 use toml::de::DeValue;
 
 /// A type that a key's value may have.
@@ -105,4 +105,5 @@ names!(OptimizerKind: "\"adamw\", \"sgd\" or \"lion\"",
     "adamw" => Adamw, "sgd" => Sgd, "lion" => Lion);
 names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
     "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
+names!(Precision: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
 names!(Encoding: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_worker::builtin;
 use everstep_worker::daemon::{self, Options};
 
@@ -142,10 +143,10 @@ fn a_worker_with_other_data_is_refused_and_one_with_the_same_completes_the_run()
 fn a_worker_whose_program_has_another_model_is_refused() {
     let world = World::new().with("run.start_workers", 2);
     let run = half_a_cluster(&world);
-    let wider = builtin::registry().model("gpt", |run| {
+    let wider = builtin::registry().model("gpt", |run, device| {
         let mut run = run.clone();
         run.model.width *= 2;
-        builtin::registry().build_model(&run).map_err(|error| error.to_string())
+        builtin::registry().build_model(&run, device).map_err(|error| error.to_string())
     });
     let options = Options {
         coordinators: vec![run.cluster().expect("a cluster").leader().address],
@@ -153,6 +154,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         listen: "127.0.0.1:0".parse().unwrap(),
         zone: None,
         dir: None,
+        device: DeviceChoice::Cpu,
         overlap: true,
     };
     let refused = daemon::run(options, Arc::new(wider), |_| {}).expect_err("another model");

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use everstep_kernels::backend::cpu::Cpu;
+use everstep_kernels::backend::cuda;
 use everstep_kernels::compute::Compute;
-use everstep_kernels::models::{Gpt, GptConfig, Mlp, MlpConfig, OnBackend};
+use everstep_kernels::device::{self, DeviceChoice};
+use everstep_kernels::models::{Gpt, GptConfig, Mlp, MlpConfig};
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::run::Precision;
 
 use crate::data::text_files;
 use crate::data::text_samples::TextSamples;
@@ -20,7 +22,7 @@ pub fn registry() -> Registry {
     Registry::new().model("gpt", gpt).model("mlp", mlp).dataset("text", text)
 }
 
-fn gpt(run: &RunSpec) -> Result<Box<dyn Compute>, String> {
+fn gpt(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> {
     let config = GptConfig {
         vocabulary: VOCABULARY,
         layers: run.model.layers as usize,
@@ -29,11 +31,10 @@ fn gpt(run: &RunSpec) -> Result<Box<dyn Compute>, String> {
         context: run.model.context as usize,
         micro_batch: run.batch.micro_batch as usize,
     };
-    let model = OnBackend::<Gpt, Cpu>::new(config, Cpu::new).map_err(|error| error.to_string())?;
-    Ok(Box::new(model))
+    device::open::<Gpt>(device, precision(run), config).map_err(|error| error.to_string())
 }
 
-fn mlp(run: &RunSpec) -> Result<Box<dyn Compute>, String> {
+fn mlp(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> {
     let config = MlpConfig {
         vocabulary: VOCABULARY,
         layers: run.model.layers as usize,
@@ -41,8 +42,14 @@ fn mlp(run: &RunSpec) -> Result<Box<dyn Compute>, String> {
         context: run.model.context as usize,
         micro_batch: run.batch.micro_batch as usize,
     };
-    let model = OnBackend::<Mlp, Cpu>::new(config, Cpu::new).map_err(|error| error.to_string())?;
-    Ok(Box::new(model))
+    device::open::<Mlp>(device, precision(run), config).map_err(|error| error.to_string())
+}
+
+fn precision(run: &RunSpec) -> cuda::Precision {
+    match run.model.precision {
+        Precision::F32 => cuda::Precision::F32,
+        Precision::Bf16 => cuda::Precision::Bf16,
+    }
 }
 
 /// Bytes of files: for `mlp` one target a sample, for every other model one after each token.

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use actix::{Actor, Addr};
 use everstep_kernels::buffer::Pool;
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::identity::{Credentials, JoinToken, Role, TokenError};
 use everstep_transport::protocol::{NodeName, Zone};
 use everstep_transport::quic::{BindError, Endpoint, EnrolError, Settings, enrol};
@@ -59,6 +60,8 @@ pub struct Options {
     pub zone: Option<Zone>,
     /// Where the model goes at the end, if this worker is asked to write it.
     pub dir: Option<PathBuf>,
+    /// Where the model computes.
+    pub device: DeviceChoice,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
 }
@@ -152,8 +155,8 @@ async fn work(
     ready(&Ready { name: name.clone(), address });
     tracing::info!(%name, %address, "admitted");
 
-    let Options { zone, dir, overlap, .. } = options;
-    let place = Place { incarnation: 0, address, zone, dir, overlap, prefetch: PREFETCH };
+    let Options { zone, dir, device, overlap, .. } = options;
+    let place = Place { incarnation: 0, address, zone, dir, device, overlap, prefetch: PREFETCH };
     let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
     let (known, coordinators) = watch::channel(Vec::new());
     let shell = Shell { endpoint: endpoint.clone(), workshop, known, began };

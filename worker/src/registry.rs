@@ -5,11 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use everstep_kernels::compute::Compute;
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::run::Precision;
 
 use crate::data::Dataset;
 
-type BuildModel = Box<dyn Fn(&RunSpec) -> Result<Box<dyn Compute>, String> + Send + Sync>;
+type BuildModel =
+    Box<dyn Fn(&RunSpec, DeviceChoice) -> Result<Box<dyn Compute>, String> + Send + Sync>;
 type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + Send + Sync>;
 
 /// The models and data sets that a program can train.
@@ -53,10 +56,11 @@ impl Registry {
         Self::default()
     }
 
-    /// Registers a model under a name.
+    /// Registers a model under a name: what builds it for a run, on the device that its user has
+    /// chosen. A model that knows one device only may ignore the choice.
     pub fn model<F>(mut self, name: &str, build: F) -> Self
     where
-        F: Fn(&RunSpec) -> Result<Box<dyn Compute>, String> + Send + Sync + 'static,
+        F: Fn(&RunSpec, DeviceChoice) -> Result<Box<dyn Compute>, String> + Send + Sync + 'static,
     {
         self.models.insert(name.to_string(), Box::new(build));
         self
@@ -77,9 +81,21 @@ impl Registry {
     }
 
     /// Builds the run's model.
-    pub fn build_model(&self, run: &RunSpec) -> Result<Box<dyn Compute>, RegistryError> {
+    pub fn build_model(
+        &self,
+        run: &RunSpec,
+        device: DeviceChoice,
+    ) -> Result<Box<dyn Compute>, RegistryError> {
         let name = &run.model.kind;
-        build("model", name, self.models.get(name), self.models.keys(), |make| make(run))
+        build("model", name, self.models.get(name), self.models.keys(), |make| make(run, device))
+    }
+
+    /// Builds the run's model on the CPU and in f32, whatever it is trained with: to look at it, or
+    /// to compute a little with the weights that were trained.
+    pub fn build_model_on_host(&self, run: &RunSpec) -> Result<Box<dyn Compute>, RegistryError> {
+        let mut run = run.clone();
+        run.model.precision = Precision::F32;
+        self.build_model(&run, DeviceChoice::Cpu)
     }
 
     /// Builds the run's data set.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::identity::{
     Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
 };
@@ -52,6 +53,7 @@ impl Scene {
             listen,
             zone: Zone::parse(ZONE),
             dir: None,
+            device: DeviceChoice::Cpu,
             overlap: true,
         };
         let worker = thread::spawn(|| run(options, Arc::new(builtin::registry()), |_| {}));

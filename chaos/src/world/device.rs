@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{Generation, RunSpec, Zone};
 use everstep_worker::device::build::{Place, build};
 use everstep_worker::step::event::{Input, Job, Report};
@@ -24,7 +25,15 @@ impl World {
         let worker = &mut self.workers[place];
         let zone = zone(self.scenario.seed, worker.slot());
         // Without a thread that loads ahead: its pace would be the machine's.
-        let own = Place { incarnation, address, zone, dir: None, overlap: true, prefetch: 0 };
+        let own = Place {
+            incarnation,
+            address,
+            zone,
+            dir: None,
+            device: DeviceChoice::Cpu,
+            overlap: true,
+            prefetch: 0,
+        };
         worker.builds += 1;
         worker.bench = None;
         let builds = worker.builds;

@@ -76,7 +76,7 @@ fn poisoned(step: Step, data_shards: u32) -> Toy {
     });
     let sampler = Sampler::new(toy.run.seed, SAMPLES, toy.run.batch);
     let poison = sampler.sample(step, DataShard(1), 0, 1).index;
-    let model = move |_: &_| Ok(Box::new(OnHost::new(Line { poison })) as Box<_>);
+    let model = move |_: &_, _| Ok(Box::new(OnHost::new(Line { poison })) as Box<_>);
     toy.registry = Arc::new(toy::registry().model("line", model));
     toy
 }

@@ -1,5 +1,6 @@
 //! A model on a backend, as a worker sees it.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use tracing::trace_span;
@@ -26,13 +27,23 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
     /// Plans the model and opens a device with the memory that it needs. All parameters are zero
     /// until they are loaded.
     pub fn new(config: M::Config, open: impl FnOnce(Sizes) -> B) -> Result<Self, ConfigError> {
+        let opened = Self::try_new(config, |sizes| Ok::<B, Infallible>(open(sizes)))?;
+        Ok(opened.unwrap_or_else(|never| match never {}))
+    }
+
+    /// The same, for a device that may not have the memory.
+    pub fn try_new<E>(
+        config: M::Config,
+        open: impl FnOnce(Sizes) -> Result<B, E>,
+    ) -> Result<Result<Self, E>, ConfigError> {
         let mut plan = Plan::default();
         let model = M::new(&mut plan, config)?;
         let shape = model.shape();
         let tokens = plan.indices(shape.rows * shape.context);
         let targets = plan.indices(shape.rows * shape.targets);
         let loss = CrossEntropy::new(&mut plan, shape.rows * shape.targets);
-        Ok(Self { model, device: open(plan.sizes()), plan, tokens, targets, loss })
+        let opened = open(plan.sizes());
+        Ok(opened.map(|device| Self { model, device, plan, tokens, targets, loss }))
     }
 
     /// Copies tokens and targets to the device.

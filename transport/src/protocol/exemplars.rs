@@ -13,7 +13,7 @@ use super::outcome::{
 };
 use super::question::{CoordinatorStanding, Question, Reply, RunView, TokenView};
 use super::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, RunSpec, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, RunSpec, ScheduleKind,
 };
 use super::step::{Commit, Contribution, Decision, MetricsLine, Prepared, Status};
 use crate::identity::{AcceptedToken, JoinToken, Role, Terms};
@@ -56,7 +56,14 @@ pub fn run() -> RunSpec {
         steps: 10,
         min_workers: 1,
         start_workers: 2,
-        model: ModelSpec { kind: "gpt".into(), layers: 1, heads: 2, width: 8, context: 4 },
+        model: ModelSpec {
+            kind: "gpt".into(),
+            layers: 1,
+            heads: 2,
+            width: 8,
+            context: 4,
+            precision: Precision::F32,
+        },
         data: DataSpec { kind: "text".into(), path: "text".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {

@@ -50,6 +50,33 @@ pub struct ModelSpec {
     pub width: u32,
     /// Tokens that a sample holds.
     pub context: u32,
+    /// What activations and computing parameters are stored in.
+    #[serde(default)]
+    pub precision: Precision,
+}
+
+/// How a device stores activations and the parameters that it computes with. Sums, gradients and
+/// the optimizer's state are f32 always.
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// As they are.
+    #[default]
+    F32,
+    /// The upper half of an f32: on GPUs.
+    Bf16,
 }
 
 /// The data.

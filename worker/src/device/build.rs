@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
@@ -31,6 +32,8 @@ pub struct Place {
     pub zone: Option<Zone>,
     /// Where the model goes, if this worker is to write it.
     pub dir: Option<PathBuf>,
+    /// Where the model computes.
+    pub device: DeviceChoice,
     /// See [`Parts::overlap`].
     pub overlap: bool,
     /// Data shards that are loaded ahead; see [`Loader::new`].
@@ -45,7 +48,7 @@ pub fn build(
     pool: Pool,
 ) -> Result<(Device, Built), String> {
     optimize::optimizer(run).map_err(|error| error.to_string())?;
-    let mut compute = registry.build_model(run).map_err(|error| error.to_string())?;
+    let mut compute = registry.build_model(run, place.device).map_err(|error| error.to_string())?;
     let dataset = registry.build_dataset(run).map_err(|error| error.to_string())?;
     if dataset.is_empty() {
         return Err("the data set is empty: there is nothing to train on".into());

@@ -119,6 +119,7 @@ fn header(layout: &Layout, model: &ModelSpec) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use everstep_kernels::layout::Init;
+    use everstep_transport::protocol::run::Precision;
     use safetensors::SafeTensors;
 
     use super::*;
@@ -130,7 +131,14 @@ mod tests {
         let mut layout = Layout::new();
         layout.push("weight", &[2, 3], Init::Constant(0.0));
         layout.push("bias", &[3], Init::Constant(0.0));
-        let model = ModelSpec { kind: "mine".into(), layers: 1, heads: 1, width: 3, context: 1 };
+        let model = ModelSpec {
+            kind: "mine".into(),
+            layers: 1,
+            heads: 1,
+            width: 3,
+            context: 1,
+            precision: Precision::F32,
+        };
         let mut file = ModelFile::new(&path, 1, &layout, &model);
         assert!(!file.write(4..9, &[4.0, 5.0, 6.0, 7.0, 8.0]).expect("written"));
         assert!(!path.exists(), "nothing half-written is ever in place");
@@ -152,7 +160,14 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         let mut layout = Layout::new();
         layout.push("bias", &[3], Init::Constant(0.0));
-        let model = ModelSpec { kind: "mine".into(), layers: 1, heads: 1, width: 3, context: 1 };
+        let model = ModelSpec {
+            kind: "mine".into(),
+            layers: 1,
+            heads: 1,
+            width: 3,
+            context: 1,
+            precision: Precision::F32,
+        };
         let mut file = ModelFile::new(&path, 1, &layout, &model);
         assert!(!file.write(0..2, &[1.0, 2.0]).expect("written"));
         file.begin_anew();
@@ -168,7 +183,14 @@ mod tests {
     fn a_folder_that_is_not_there_is_named() {
         let mut layout = Layout::new();
         layout.push("bias", &[1], Init::Constant(0.0));
-        let model = ModelSpec { kind: "mine".into(), layers: 1, heads: 1, width: 3, context: 1 };
+        let model = ModelSpec {
+            kind: "mine".into(),
+            layers: 1,
+            heads: 1,
+            width: 3,
+            context: 1,
+            precision: Precision::F32,
+        };
         let mut file = ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model);
         let error = file.write(0..1, &[1.0]).expect_err("no such folder");
         assert!(error.to_string().contains("/nowhere/model.safetensors"));

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::compute::Batch;
+use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
 };
 use everstep_transport::protocol::{DataShard, Encoding, Generation, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
@@ -32,7 +33,14 @@ pub fn run() -> RunSpec {
         steps: 6,
         min_workers: 1,
         start_workers: 1,
-        model: ModelSpec { kind: "mlp".into(), layers: 1, heads: 1, width: 8, context: 2 },
+        model: ModelSpec {
+            kind: "mlp".into(),
+            layers: 1,
+            heads: 1,
+            width: 8,
+            context: 2,
+            precision: Precision::F32,
+        },
         data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: DATA_SHARDS, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
@@ -108,7 +116,8 @@ impl Bench {
         let registry = builtin::registry().dataset("sums", |_| Ok(Arc::new(Sums)));
         let address = "127.0.0.1:1".parse().expect("an address");
         let (zone, overlap) = (None, true);
-        let place = Place { incarnation: 1, address, zone, dir, overlap, prefetch: 2 };
+        let device = DeviceChoice::Cpu;
+        let place = Place { incarnation: 1, address, zone, dir, device, overlap, prefetch: 2 };
         let built = build(&registry, run, &place, Pool::new(1 << 20));
         Self { device: built.expect("a device").0, script: Script::default() }
     }

@@ -1,0 +1,234 @@
+//! Where a model computes: the CPU, or a GPU if the machine has one.
+//!
+//! A [`DeviceChoice`] is what a user asks for. [`open`] makes a model of it on the device that is
+//! chosen; [`gpus`] says what there is to choose from.
+
+use std::fmt;
+use std::str::FromStr;
+
+use tracing::warn;
+
+use crate::backend::Cpu;
+use crate::backend::cuda::Precision;
+use crate::compute::Compute;
+use crate::models::{ConfigError, Model, OnBackend};
+
+/// What a user asks for: `auto`, `cpu`, `cuda`, or `cuda:1` for the GPU of that number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU if there is one that can be used, else the CPU. Any GPU is the first one, until
+    /// [`DeviceChoice::of_worker`] chooses.
+    Auto(Option<usize>),
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// A GPU, and nothing else.
+    Cuda(Option<usize>),
+}
+
+/// A GPU that the driver knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number, from 0.
+    pub index: usize,
+    /// Its maker's name for it.
+    pub name: String,
+    /// Its compute capability, as in `sm_90a`.
+    pub architecture: String,
+    /// Its memory, bytes.
+    pub memory_bytes: usize,
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
+}
+
+/// A model cannot be had on the device that was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The model is not one.
+    #[error(transparent)]
+    Model(#[from] ConfigError),
+    /// The CPU computes in f32 alone.
+    #[error("the CPU computes in f32, not in {0}: choose a GPU, or model.precision = \"f32\"")]
+    Precision(Precision),
+    /// The GPU cannot be used, in words for the user.
+    #[error("{0}")]
+    Gpu(String),
+}
+
+/// All GPUs, or why there are none, in words for the user.
+pub fn gpus() -> Result<Vec<Gpu>, String> {
+    cuda::gpus()
+}
+
+/// Makes a model on a device.
+///
+/// # Errors
+/// [`OpenError`]. What is wrong with a GPU is a warning where the choice was left to the program.
+pub fn open<M: Model + 'static>(
+    choice: DeviceChoice,
+    precision: Precision,
+    config: M::Config,
+) -> Result<Box<dyn Compute>, OpenError>
+where
+    M::Config: Clone,
+{
+    match choice {
+        DeviceChoice::Cuda(index) => cuda::open::<M>(index.unwrap_or(0), precision, config),
+        DeviceChoice::Cpu => on_cpu::<M>(precision, config),
+        DeviceChoice::Auto(_) if cuda::is_absent() => on_cpu::<M>(precision, config),
+        DeviceChoice::Auto(index) => {
+            match cuda::open::<M>(index.unwrap_or(0), precision, config.clone()) {
+                Err(OpenError::Gpu(reason)) => {
+                    warn!(reason, "the GPU cannot be used: computing on the CPU");
+                    on_cpu::<M>(precision, config)
+                }
+                opened => opened,
+            }
+        }
+    }
+}
+
+fn on_cpu<M: Model + 'static>(
+    precision: Precision,
+    config: M::Config,
+) -> Result<Box<dyn Compute>, OpenError> {
+    if precision != Precision::F32 {
+        return Err(OpenError::Precision(precision));
+    }
+    Ok(Box::new(OnBackend::<M, Cpu>::new(config, Cpu::new)?))
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use tracing::info;
+
+    use super::*;
+    use crate::backend::cuda::gpu::{self, CudaError, devices};
+    use crate::backend::cuda::{Cuda, SOURCES};
+
+    pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
+        let described = |device: gpu::Device| Gpu {
+            index: device.index,
+            name: device.name,
+            architecture: device.architecture.to_string(),
+            memory_bytes: device.memory_bytes,
+            multiprocessors: device.multiprocessors,
+        };
+        let found = devices::all().map_err(|error| error.to_string())?;
+        Ok(found.into_iter().map(described).collect())
+    }
+
+    /// Whether this machine has nothing to do with GPUs, about which nobody wants to be warned.
+    pub(super) fn is_absent() -> bool {
+        matches!(devices::all(), Err(CudaError::NoDriver | CudaError::NoDevice))
+    }
+
+    pub(super) fn open<M: Model + 'static>(
+        index: usize,
+        precision: Precision,
+        config: M::Config,
+    ) -> Result<Box<dyn Compute>, OpenError> {
+        let words = |error: &dyn fmt::Display| OpenError::Gpu(error.to_string());
+        let gpu = gpu::Gpu::open(index, precision, SOURCES).map_err(|error| words(&error))?;
+        let gpu::Device { name, architecture, .. } = gpu.device();
+        info!(index, name, %architecture, %precision, "computing on a GPU");
+        let opened = OnBackend::<M, _>::try_new(config, |sizes| Cuda::new(gpu, sizes))?;
+        Ok(Box::new(opened.map_err(|error| words(&error))?))
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod cuda {
+    use super::*;
+
+    const ABSENT: &str = "this program was built without CUDA (the feature `cuda`): use the CPU";
+
+    pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
+        Err(ABSENT.into())
+    }
+
+    pub(super) fn is_absent() -> bool {
+        true
+    }
+
+    pub(super) fn open<M: Model + 'static>(
+        _index: usize,
+        _precision: Precision,
+        _config: M::Config,
+    ) -> Result<Box<dyn Compute>, OpenError> {
+        Err(OpenError::Gpu(ABSENT.into()))
+    }
+}
+
+impl DeviceChoice {
+    /// What the worker of this number, from 0, takes on a machine with so many GPUs: one each, in
+    /// turn, unless the choice names one.
+    pub fn of_worker(self, number: usize, gpus: usize) -> Self {
+        let index = (gpus > 0).then(|| number % gpus);
+        match self {
+            Self::Auto(None) => Self::Auto(index),
+            Self::Cuda(None) => Self::Cuda(index),
+            named => named,
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, index) = text.split_once(':').map_or((text, None), |(k, i)| (k, Some(i)));
+        match (kind, index.map(str::parse).transpose()) {
+            ("auto", Ok(index)) => Ok(Self::Auto(index)),
+            ("cuda", Ok(index)) => Ok(Self::Cuda(index)),
+            ("cpu", Ok(None)) => Ok(Self::Cpu),
+            _ => Err("it must be auto, cpu, cuda, or cuda:N for the GPU of that number".into()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, index) = match self {
+            Self::Auto(index) => ("auto", *index),
+            Self::Cpu => ("cpu", None),
+            Self::Cuda(index) => ("cuda", *index),
+        };
+        index.map_or(f.write_str(kind), |index| write!(f, "{kind}:{index}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_as_it_is_written() {
+        use DeviceChoice::*;
+        let choices = [
+            ("auto", Auto(None)),
+            ("auto:1", Auto(Some(1))),
+            ("cpu", Cpu),
+            ("cuda", Cuda(None)),
+            ("cuda:3", Cuda(Some(3))),
+        ];
+        for (text, choice) in choices {
+            assert_eq!(text.parse(), Ok(choice));
+            assert_eq!(choice.to_string(), text);
+        }
+        for text in ["", "gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", "CUDA"] {
+            assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn workers_of_one_machine_take_one_gpu_each_unless_one_is_named() {
+        use DeviceChoice::*;
+        let chosen = |choice: DeviceChoice| [0, 1, 2].map(|number| choice.of_worker(number, 2));
+        assert_eq!(chosen(Cuda(None)), [0, 1, 0].map(|index| Cuda(Some(index))));
+        assert_eq!(chosen(Auto(None)), [0, 1, 0].map(|index| Auto(Some(index))));
+        assert_eq!(chosen(Cuda(Some(1))), [Cuda(Some(1)); 3]);
+        assert_eq!(chosen(Cpu), [Cpu; 3]);
+        assert_eq!(Auto(None).of_worker(1, 0), Auto(None));
+    }
+}
