@@ -128,12 +128,16 @@ mod cuda {
         precision: Precision,
         config: M::Config,
     ) -> Result<Box<dyn Compute>, OpenError> {
-        let words = |error: &dyn fmt::Display| OpenError::Gpu(error.to_string());
-        let gpu = gpu::Gpu::open(index, precision, SOURCES).map_err(|error| words(&error))?;
+        let words = |error: CudaError| OpenError::Gpu(error.to_string());
+        let gpu = gpu::Gpu::open(index, precision, SOURCES).map_err(words)?;
         let gpu::Device { name, architecture, .. } = gpu.device();
         info!(index, name, %architecture, %precision, "computing on a GPU");
-        let opened = OnBackend::<M, _>::try_new(config, |sizes| Cuda::new(gpu, sizes))?;
-        Ok(Box::new(opened.map_err(|error| words(&error))?))
+        let opened = OnBackend::<M, _>::open(config, |sizes| Ok(Cuda::new(gpu, sizes)?));
+        let opened = opened.map_err(|error| match error {
+            ConfigError::Device(error) => OpenError::Gpu(error.to_string()),
+            error => OpenError::Model(error),
+        });
+        Ok(Box::new(opened?))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, Indices, View};
+use crate::backend::{Backend, DeviceError, Indices, View};
 use crate::layers::Plan;
 
 mod gpt;
@@ -87,6 +87,9 @@ pub enum ConfigError {
         /// The number of heads.
         heads: usize,
     },
+    /// The device cannot hold it.
+    #[error("the model has no device: {0}")]
+    Device(#[from] DeviceError),
 }
 
 /// The first of several named counts that is zero is an error.

@@ -8,7 +8,7 @@
 //! Decay Regularization", ICLR 2019): first `master *= 1 - learning_rate * weight_decay`, in those
 //! tensors that decay. Nothing here knows steps that are skipped, versions or peers.
 
-mod adamw;
+pub(crate) mod adamw;
 mod lion;
 mod sgd;
 
@@ -182,8 +182,18 @@ impl Optimizer {
         }
     }
 
+    /// How a gradient becomes a change.
+    pub(crate) fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// What weights that decay are multiplied by at each step.
+    pub(crate) fn kept(&self, learning_rate: f32) -> f32 {
+        1.0 - learning_rate * self.weight_decay
+    }
+
     fn decay(&self, master: &mut [f32], apply: &Apply) {
-        let kept = 1.0 - apply.learning_rate * self.weight_decay;
+        let kept = self.kept(apply.learning_rate);
         for (tensor, part) in apply.layout.parts(apply.range.clone()) {
             if tensor.decay {
                 let start = apply.range.start;

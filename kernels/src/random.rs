@@ -58,6 +58,11 @@ impl Philox {
         normal_quantile(probability) as f32
     }
 
+    /// The seed, and the upper half of the counter: all that a device needs to make these numbers.
+    pub(crate) fn words(&self) -> [u64; 2] {
+        [self.key, self.stream].map(|[low, high]| u64::from(high) << 32 | u64::from(low))
+    }
+
     fn block(&self, index: u64) -> [u32; 4] {
         let [low, high] = halves(index);
         philox4x32_10([low, high, self.stream[0], self.stream[1]], self.key)

@@ -1,12 +1,11 @@
 //! A model on a backend, as a worker sees it.
 
-use std::convert::Infallible;
 use std::ops::Range;
 
 use tracing::trace_span;
 
 use super::{BatchShape, ConfigError, Model, Sequences};
-use crate::backend::{Arena, Backend, Indices, Sizes, View};
+use crate::backend::{Arena, Backend, DeviceError, Indices, Sizes, View};
 use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass, STAGES};
 use crate::layers::{CrossEntropy, Plan};
 use crate::layout::Layout;
@@ -24,26 +23,25 @@ pub struct OnBackend<M, B> {
 }
 
 impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
-    /// Plans the model and opens a device with the memory that it needs. All parameters are zero
+    /// Plans the model and makes a device with the memory that it needs. All parameters are zero
     /// until they are loaded.
     pub fn new(config: M::Config, open: impl FnOnce(Sizes) -> B) -> Result<Self, ConfigError> {
-        let opened = Self::try_new(config, |sizes| Ok::<B, Infallible>(open(sizes)))?;
-        Ok(opened.unwrap_or_else(|never| match never {}))
+        Self::open(config, |sizes| Ok(open(sizes)))
     }
 
-    /// The same, for a device that may not have the memory.
-    pub fn try_new<E>(
+    /// The same with a device that may not be there, or not have the memory.
+    pub fn open(
         config: M::Config,
-        open: impl FnOnce(Sizes) -> Result<B, E>,
-    ) -> Result<Result<Self, E>, ConfigError> {
+        open: impl FnOnce(Sizes) -> Result<B, DeviceError>,
+    ) -> Result<Self, ConfigError> {
         let mut plan = Plan::default();
         let model = M::new(&mut plan, config)?;
         let shape = model.shape();
         let tokens = plan.indices(shape.rows * shape.context);
         let targets = plan.indices(shape.rows * shape.targets);
         let loss = CrossEntropy::new(&mut plan, shape.rows * shape.targets);
-        let opened = open(plan.sizes());
-        Ok(opened.map(|device| Self { model, device, plan, tokens, targets, loss }))
+        let device = open(plan.sizes())?;
+        Ok(Self { model, device, plan, tokens, targets, loss })
     }
 
     /// Copies tokens and targets to the device.

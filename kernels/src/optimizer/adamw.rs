@@ -6,19 +6,19 @@ use super::Apply;
 use multiversion::multiversion;
 
 /// The factors of one step, the same for every element. Made in f64, rounded once.
-pub(super) struct Step {
+pub(crate) struct Step {
     clip: f32,
     beta1: f32,
     beta2: f32,
     epsilon: f32,
     /// Learning rate over the first mean's correction.
-    pub(super) rate: f32,
+    pub(crate) rate: f32,
     /// One over the root of the second mean's correction.
-    pub(super) root: f32,
+    pub(crate) root: f32,
 }
 
 impl Step {
-    pub(super) fn new([beta1, beta2]: [f32; 2], epsilon: f32, apply: &Apply) -> Self {
+    pub(crate) fn new([beta1, beta2]: [f32; 2], epsilon: f32, apply: &Apply) -> Self {
         let correction = |beta: f32| 1.0 - power(f64::from(beta), apply.step);
         Self {
             clip: apply.clip,

@@ -3,6 +3,7 @@
 //! The rounding is to the nearest, ties to even; owners round their computing copies too, never
 //! their master weights.
 
+use crate::random::Philox;
 use multiversion::multiversion;
 
 /// Rounds every value to the nearest bf16 and keeps it as f32.
@@ -28,6 +29,23 @@ pub fn decode_bf16(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * values.len(), "two bytes for each value");
     for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
         *value = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+    }
+}
+
+/// Writes `values` as bf16, little-endian, each rounded to one of its two neighbours at random: the
+/// nearer one more often, so that the mean is the value (Gupta et al., "Deep Learning with Limited
+/// Numerical Precision"). The value at `index` draws number `first + index` of `stream`; with the
+/// place in the flat vector for it, no cut into shards changes a bit.
+pub fn encode_bf16_stochastically(values: &[f32], bytes: &mut [u8], stream: Philox, first: u64) {
+    assert_eq!(bytes.len(), 2 * values.len(), "two bytes for each value");
+    for ((index, value), bytes) in (first..).zip(values).zip(bytes.as_chunks_mut().0) {
+        let upper = |bits: u32| (bits >> 16) as u16;
+        let rounded = match value.is_nan() {
+            true => nearest(*value),
+            // What is cut off carries into the last place as often as it is a part of it.
+            false => upper(value.to_bits() + (stream.u32(index) & 0xffff)),
+        };
+        *bytes = rounded.to_le_bytes();
     }
 }
 
@@ -79,6 +97,30 @@ mod tests {
                 assert_eq!(nearest(value), bf16::from_f32(value).to_bits(), "{upper:x} {lower:x}");
             }
         }
+    }
+
+    fn stochastic(values: &[f32], first: u64) -> Vec<f32> {
+        let mut bytes = vec![0; 2 * values.len()];
+        let stream = Philox::new(1, Philox::ROUNDING, 7);
+        encode_bf16_stochastically(values, &mut bytes, stream, first);
+        let mut decoded = vec![0.0; values.len()];
+        decode_bf16(&bytes, &mut decoded);
+        decoded
+    }
+
+    #[test]
+    fn stochastic_rounding_is_right_on_the_mean_whatever_the_cut() {
+        // A quarter of the way from 1 to its neighbour.
+        let values = [1.0 + 0.25 / 128.0; 40_000];
+        let rounded = stochastic(&values, 0);
+        assert!(rounded.iter().all(|value| [1.0, 1.0 + 1.0 / 128.0].contains(value)));
+        let up = rounded.iter().filter(|value| **value > 1.0).count();
+        // Five standard deviations of 87.
+        assert!((9_567..10_433).contains(&up), "{up} of 40,000 went up");
+        assert_eq!(stochastic(&values[..100], 300), rounded[300..400]);
+        let exact = [0.0, -1.5, f32::INFINITY, f32::NEG_INFINITY];
+        assert_eq!(stochastic(&exact, 0), exact);
+        assert!(stochastic(&[f32::NAN], 0)[0].is_nan());
     }
 
     proptest! {

@@ -19,5 +19,37 @@ macro_rules! kernels {
 }
 
 kernels! {
+    ADAMW_SOURCE, "adamw.cu": ADAMW = "adamw";
     ADD_SOURCE, "add.cu": ADD = "add";
+    ATTENTION_SOURCE, "attention.cu":
+        ATTENTION = "attention",
+        ATTENTION_BACKWARD_QUERY = "attention_backward_query",
+        ATTENTION_BACKWARD_KEY = "attention_backward_key";
+    BIAS_SOURCE, "bias.cu": ADD_BIAS = "add_bias", BIAS_PARTIALS = "bias_partials";
+    CAST_SOURCE, "cast.cu":
+        CAST = "cast",
+        WIDEN = "widen",
+        CAST_STOCHASTIC = "cast_stochastic";
+    CROSS_ENTROPY_SOURCE, "cross_entropy.cu": CROSS_ENTROPY = "cross_entropy";
+    EMBEDDING_SOURCE, "embedding.cu":
+        EMBEDDING = "embedding",
+        EMBEDDING_BACKWARD = "embedding_backward";
+    FLASH_SOURCE, "flash_attention.cu":
+        FLASH_64 = "flash_attention_64",
+        FLASH_128 = "flash_attention_128",
+        FLASH_BACKWARD_QUERY_64 = "flash_backward_query_64",
+        FLASH_BACKWARD_QUERY_128 = "flash_backward_query_128",
+        FLASH_BACKWARD_KEY_64 = "flash_backward_key_64",
+        FLASH_BACKWARD_KEY_128 = "flash_backward_key_128";
+    GELU_SOURCE, "gelu.cu": GELU = "gelu", GELU_BACKWARD = "gelu_backward";
+    LAYER_NORM_SOURCE, "layer_norm.cu":
+        LAYER_NORM = "layer_norm",
+        LAYER_NORM_BACKWARD = "layer_norm_backward",
+        LAYER_NORM_PARTIALS = "layer_norm_partials";
+    LION_SOURCE, "lion.cu": LION = "lion";
+    MATMUL_SOURCE, "matmul.cu": MATMUL = "matmul", MATMUL_F32 = "matmul_f32";
+    NORM_SOURCE, "norm.cu": SUM_OF_SQUARES = "sum_of_squares";
+    PARTIALS_SOURCE, "partials.cu": ADD_PARTIALS = "add_partials";
+    REDUCE_SOURCE, "reduce.cu": ACCUMULATE = "accumulate", ACCUMULATE_BF16 = "accumulate_bf16";
+    SGD_SOURCE, "sgd.cu": SGD = "sgd", SGD_MOMENTUM = "sgd_momentum";
 }

@@ -18,7 +18,7 @@ static __device__ __forceinline__ u64 thread_count() {
     return (u64)gridDim.x * blockDim.x;
 }
 
-// ---- bf16: the upper half of an f32; to the nearest, ties to even, as reduce::encode_bf16 --------
+// ---- bf16: the upper half of an f32; to the nearest, ties to even, as reduce::encode_bf16 -------
 
 static __device__ __forceinline__ float from_bf16(u16 bits) {
     return __uint_as_float((u32)bits << 16);
@@ -105,6 +105,9 @@ static __device__ __forceinline__ void store(real* to, float value) {
 
 constexpr u32 EVERY_LANE = 0xffffffffu;
 
+// Below everything that is a number; finite, so that the difference of two of them is one.
+constexpr float LOWEST = -3.4028235e38f;
+
 // The lanes of groups of `width`, a power of two, get the sum over their group.
 static __device__ __forceinline__ float group_sum(float value, int width) {
     for (int apart = width / 2; apart > 0; apart /= 2)
@@ -116,4 +119,20 @@ static __device__ __forceinline__ float group_max(float value, int width) {
     for (int apart = width / 2; apart > 0; apart /= 2)
         value = fmaxf(value, __shfl_xor_sync(EVERY_LANE, value, apart));
     return value;
+}
+
+// The sum of exp(value - peak) over values seen so far, and their peak. What is not a number stays
+// in the sum.
+struct Exponentials {
+    float peak, sum;
+};
+
+static __device__ __forceinline__ Exponentials with(Exponentials e, float value) {
+    float peak = fmaxf(e.peak, value);
+    return {peak, e.sum * expf(e.peak - peak) + expf(value - peak)};
+}
+
+static __device__ __forceinline__ Exponentials group_exponentials(Exponentials e, int width) {
+    float peak = group_max(e.peak, width);
+    return {peak, group_sum(e.sum * expf(e.peak - peak), width)};
 }

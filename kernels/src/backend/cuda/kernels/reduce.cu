@@ -1,0 +1,13 @@
+// The addition of two partials, left plus right. CPU reference: reduce::Sum; with bf16, after
+// reduce::decode_bf16.
+//
+// Tried or considered: one thread an element with a stride of the grid: this; bound by memory.
+// Never run on a GPU; run on the CPU under emulation.
+
+extern "C" __global__ void accumulate(const float* x, float* y, u64 count) {
+    for (u64 i = thread_index(); i < count; i += thread_count()) y[i] += x[i];
+}
+
+extern "C" __global__ void accumulate_bf16(const u16* x, float* y, u64 count) {
+    for (u64 i = thread_index(); i < count; i += thread_count()) y[i] += from_bf16(x[i]);
+}

@@ -1,0 +1,209 @@
+//! Every operation, forward and backward, against the f64 reference: whatever the backend.
+
+use everstep_kernels::backend::{Arena, Attention, Indices, Norm, Sizes, View};
+
+use super::check::{Check, Subject, VOCABULARY, normals};
+
+/// One test for each operation, of what `$subject` opens; with none, a test that passes.
+macro_rules! test_every_operation {
+    ($subject:expr) => {
+        test_every_operation! { $subject;
+            products_of_all_forms
+            products_into_a_gradient
+            a_residual_connection
+            a_bias_forward_and_backward
+            an_embedding_forward_and_backward
+            layer_norm_forward_and_backward
+            layer_norm_of_rows_far_from_zero
+            causal_attention_forward_and_backward
+            causal_attention_to_a_sequence_shorter_than_planned
+            gelu_forward_and_backward
+            cross_entropy_and_its_gradient
+            totals_and_zeros
+            what_is_not_a_number_stays_visible
+        }
+    };
+    ($subject:expr; $($check:ident)+) => {
+        $(
+            #[test]
+            fn $check() {
+                $subject.iter().for_each($crate::operations::checks::$check);
+            }
+        )+
+    };
+}
+
+pub fn products_of_all_forms(subject: &Subject) {
+    for (m, k, n) in [(1, 1, 1), (3, 5, 7), (33, 17, 65), (64, 300, 20), (1, 40, 9), (130, 2, 1)] {
+        for (a_transposed, b_transposed) in
+            [(false, false), (false, true), (true, false), (true, true)]
+        {
+            for add in [false, true] {
+                let mut check = Check::of(subject);
+                let a = match a_transposed {
+                    false => check.input(m, k),
+                    true => check.input(k, m).t(),
+                };
+                let b = match b_transposed {
+                    false => check.parameter(k, n),
+                    true => check.parameter(n, k).t(),
+                };
+                let c = if add { check.added(m, n) } else { check.written(m, n) };
+                check.run(|device| match add {
+                    false => device.matmul(a, b, c),
+                    true => device.matmul_add(a, b, c),
+                });
+            }
+        }
+    }
+}
+
+pub fn products_into_a_gradient(subject: &Subject) {
+    for (rows, inputs, outputs) in [(1, 1, 1), (70, 33, 65), (9, 130, 4)] {
+        let mut check = Check::of(subject);
+        let (x, dy) = (check.input(rows, inputs), check.input(rows, outputs));
+        let weight = check.learned(inputs, outputs);
+        check.run(|device| device.matmul_add(x.t(), dy, weight.gradient()));
+    }
+}
+
+pub fn a_residual_connection(subject: &Subject) {
+    for (rows, columns) in [(1, 1), (7, 13), (40, 64)] {
+        let mut check = Check::of(subject);
+        let (x, y) = (check.input(rows, columns), check.added(rows, columns));
+        check.run(|device| device.add(x, y));
+    }
+}
+
+pub fn a_bias_forward_and_backward(subject: &Subject) {
+    for (rows, columns) in [(1, 1), (7, 13), (40, 64)] {
+        let mut check = Check::of(subject);
+        let (bias, y) = (check.learned(1, columns), check.added(rows, columns));
+        let dy = check.input(rows, columns);
+        check.run(|device| {
+            device.add_bias(bias, y);
+            device.bias_backward(dy, bias.gradient());
+        });
+    }
+}
+
+pub fn an_embedding_forward_and_backward(subject: &Subject) {
+    for (count, width) in [(1, 1), (37, 5), (64, 48)] {
+        let mut check = Check::of(subject);
+        let tokens = check.tokens(count);
+        let (table, y) = (check.learned(VOCABULARY, width), check.written(count, width));
+        let dy = check.input(count, width);
+        check.run(|device| {
+            device.embedding(tokens, table, y);
+            device.embedding_backward(tokens, dy, table.gradient());
+        });
+    }
+}
+
+pub fn layer_norm_forward_and_backward(subject: &Subject) {
+    for (rows, width) in [(1, 2), (5, 17), (33, 64), (8, 100)] {
+        let mut check = Check::of(subject);
+        let norm = Norm {
+            x: check.input(rows, width),
+            weight: check.learned(1, width),
+            bias: check.learned(1, width),
+            y: check.written(rows, width),
+            statistics: check.summary(rows, 2),
+        };
+        let (dy, dx) = (check.input(rows, width), check.added(rows, width));
+        check.run(|device| {
+            device.layer_norm(norm);
+            device.layer_norm_backward(norm, dy, dx);
+        });
+    }
+}
+
+pub fn layer_norm_of_rows_far_from_zero(subject: &Subject) {
+    let mut check = Check::of(subject);
+    let (weight, x) = (check.learned(1, 48), check.added(9, 48));
+    let bias = check.learned(1, 48);
+    let (y, statistics) = (check.written(9, 48), check.summary(9, 2));
+    let norm = Norm { x, weight, bias, y, statistics };
+    // In halves, so that 100 more loses no bit, not even of a bf16.
+    let far: Vec<f32> = normals(9, 9 * 48).map(|x| 100.0 + (2.0 * x).round() / 2.0).collect();
+    check.run(|device| {
+        device.write(x, &far);
+        device.layer_norm(norm);
+    });
+}
+
+pub fn causal_attention_forward_and_backward(subject: &Subject) {
+    let shapes = [(1, 1, 1, 1), (2, 3, 2, 5), (1, 64, 2, 16), (2, 65, 3, 8), (1, 150, 1, 32)];
+    for (sequences, sequence, heads, size) in shapes {
+        let mut check = Check::of(subject);
+        check.sizes.sequence = sequence;
+        let (rows, width) = (sequences * sequence, heads * size);
+        let qkv = check.input(rows, 3 * width);
+        let y = check.written(rows, width);
+        let statistics = check.statistics(rows, heads);
+        let attention = Attention { heads, sequence, qkv, y, statistics };
+        let (dy, d_qkv) = (check.input(rows, width), check.written(rows, 3 * width));
+        check.run(|device| {
+            device.attention(attention);
+            device.attention_backward(attention, dy, d_qkv);
+        });
+    }
+}
+
+pub fn causal_attention_to_a_sequence_shorter_than_planned(subject: &Subject) {
+    let mut check = Check::of(subject);
+    check.sizes.sequence = 100;
+    let (heads, sequence) = (2, 7);
+    let qkv = check.input(21, 24);
+    let (y, statistics) = (check.written(21, 8), check.statistics(21, heads));
+    let attention = Attention { heads, sequence, qkv, y, statistics };
+    check.run(|device| device.attention(attention));
+}
+
+pub fn gelu_forward_and_backward(subject: &Subject) {
+    for (count, deviation) in [(1, 1.0), (77, 0.1), (1000, 3.0), (1000, 50.0)] {
+        let mut check = Check::of(subject);
+        check.deviation = deviation;
+        let (x, y) = (check.input(1, count), check.written(1, count));
+        let dy = check.added(1, count);
+        check.run(|device| {
+            device.gelu(x, y);
+            device.gelu_backward(x, dy);
+        });
+    }
+}
+
+pub fn cross_entropy_and_its_gradient(subject: &Subject) {
+    for (rows, classes, deviation) in [(1, 11, 1.0), (37, 11, 0.01), (9, 256, 5.0), (5, 50, 30.0)] {
+        let mut check = Check::of(subject);
+        check.deviation = deviation;
+        let targets = check.tokens(rows);
+        let (logits, losses) = (check.added(rows, classes), check.summary(rows, 1));
+        check.run(|device| device.cross_entropy(logits, targets, losses, 1.0 / rows as f64));
+    }
+}
+
+pub fn totals_and_zeros(subject: &Subject) {
+    let mut check = Check::of(subject);
+    let (x, y) = (check.input(1, 1000), check.written(3, 9));
+    check.run(|device| {
+        device.zero(y);
+        let total = device.total(x).unwrap() as f32;
+        device.write(y, &[total; 27]);
+    });
+}
+
+pub fn what_is_not_a_number_stays_visible(subject: &Subject) {
+    let sizes = Sizes { activations: 100, statistics: 2, indices: 2, ..Sizes::default() };
+    let mut device = (subject.open)(sizes);
+    let (logits, y) = (View::new(Arena::Activations, 0, 2, 20), Arena::Activations);
+    let (losses, y) = (View::new(Arena::Statistics, 0, 2, 1), View::new(y, 40, 1, 20));
+    let mut values = [0.5; 40];
+    values[7] = f32::NAN;
+    device.write(logits, &values);
+    device.cross_entropy(logits, Indices { offset: 0, len: 2 }, losses, 1.0);
+    let found = device.read_back(losses).unwrap().into_owned();
+    assert!(found[0].is_nan() && found[1].is_finite());
+    device.gelu(logits.top(1), y);
+    assert!(device.total(y).unwrap().is_nan());
+}
