@@ -198,7 +198,10 @@ impl fmt::Display for DeviceChoice {
             Self::Cpu => ("cpu", None),
             Self::Cuda(index) => ("cuda", *index),
         };
-        index.map_or(f.write_str(kind), |index| write!(f, "{kind}:{index}"))
+        match index {
+            Some(index) => write!(f, "{kind}:{index}"),
+            None => f.write_str(kind),
+        }
     }
 }
 
