@@ -6,6 +6,9 @@
 
 mod cuda {
     pub mod emulated;
+    mod models;
+    mod owners;
+    mod stub;
 }
 #[macro_use]
 #[path = "operations"]
@@ -17,6 +20,7 @@ mod operations {
 
 use cuda::emulated::Emulated;
 use everstep_kernels::backend::cuda::{Cuda, Precision};
+use everstep_kernels::backend::{Arena, Sizes, View};
 use operations::check::Subject;
 
 /// What the emulated device opens; none without a compiler.
@@ -49,4 +53,28 @@ mod bf16 {
 
 mod fp16 {
     test_every_operation!(super::emulated(super::Precision::Fp16, false));
+}
+
+mod plain_attention {
+    use crate::operations::checks;
+
+    #[test]
+    fn causal_attention_forward_and_backward() {
+        for precision in [super::Precision::F32, super::Precision::Bf16] {
+            let subject = super::emulated(precision, true);
+            subject.iter().for_each(checks::causal_attention_forward_and_backward);
+        }
+    }
+}
+
+/// More than is converted at once.
+#[test]
+fn large_views_are_written_and_read_back_whole() {
+    let Some(subject) = emulated(Precision::Bf16, false) else { return };
+    let count = (2 << 20) + 77;
+    let mut device = (subject.open)(Sizes { parameters: count, ..Sizes::default() });
+    let values: Vec<f32> = (0..count).map(|index| (index % 251) as f32).collect();
+    let whole = View::row(Arena::Parameters, 0..count);
+    device.write(whole, &values);
+    assert!(device.read_back(whole).unwrap() == values);
 }
