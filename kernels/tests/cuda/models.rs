@@ -1,6 +1,6 @@
 //! Whole models on the emulated device: gradients against the reference, and the same bits again.
 
-use everstep_kernels::backend::cuda::{Cuda, Precision};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision};
 use everstep_kernels::backend::{Backend, Reference, Sizes};
 use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
@@ -13,7 +13,7 @@ const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0 };
 
 /// Two sequences, longer than a tile of attention.
 const GPT: GptConfig =
-    GptConfig { vocabulary: 23, layers: 2, heads: 2, width: 24, context: 37, micro_batch: 2 };
+    GptConfig { vocabulary: 23, layers: 2, heads: 2, width: 32, context: 70, micro_batch: 2 };
 
 /// Large enough that every part of the model matters, and rounded as the device rounds.
 fn load(model: &mut dyn Compute, round: fn(f32) -> f32) {
@@ -50,7 +50,9 @@ fn gradient(model: &mut dyn Compute, pass: Pass) -> (f64, Vec<f32>) {
 /// Roundings of every activation on the way through the model add up: these are the distances seen,
 /// with some room.
 fn check_gradient(precision: Precision, tolerance: f64) {
-    let Some(Subject { round, .. }) = crate::emulated(precision, false) else { return };
+    let Some(Subject { round, .. }) = crate::emulated(precision, AttentionKernels::Tensor) else {
+        return;
+    };
     let open = |sizes| Cuda::new(Emulated::new(precision).unwrap(), sizes).unwrap();
     let mut model = gpt(open, round);
     let (loss, found) = gradient(&mut model, WHOLE);

@@ -33,6 +33,8 @@ pub struct Source {
     pub name: &'static str,
     /// Its text, without the preamble.
     pub text: &'static str,
+    /// What `real` may be in it.
+    pub precisions: &'static [Precision],
 }
 
 /// A kernel: a function of a file, `extern "C"`.
