@@ -2,8 +2,8 @@
 //!
 //! Three floors, each knowing only the one below:
 //!
-//! - [`backend`]: operations on buffer handles, enqueued on a device. The CPU, and a plain f64
-//!   reference that everything is checked against.
+//! - [`backend`]: operations on buffer handles, enqueued on a device. The CPU, NVIDIA GPUs above a
+//!   driver, and a plain f64 reference that everything is checked against.
 //! - [`layers`] and [`models`]: written once over the [`backend::Backend`] trait, with manual
 //!   backward passes that announce gradient ranges as they become final.
 //! - [`compute`]: the seam to a worker. *Given parameters and a micro-batch, produce loss and

@@ -145,7 +145,7 @@ fn compile(folder: &Path, library: &Path, precision: Precision) -> Option<()> {
             "-Wno-clobbered",
             "-fno-strict-aliasing",
         ])
-        .args(["-shared", "-fPIC", precision.option(), "-o"])
+        .args(["-shared", "-fPIC", precision.definition(), "-o"])
         .args([library, &folder.join("kernels.cpp")])
         .output();
     let Ok(output) = output else {

@@ -31,7 +31,7 @@ struct Plan {
 /// Writes `attention.y` and `attention.statistics`.
 pub fn forward<D: Driver + 'static>(cuda: &mut Cuda<D>, attention: Attention) {
     let Attention { qkv, y, statistics, .. } = attention;
-    let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv])) else { return };
+    let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv, y])) else { return };
     let [sequence, heads, size] = sizes(attention);
     let arguments = [cuda.real(qkv), cuda.real(y), cuda.float(statistics), sequence, heads, size];
     cuda.launch(plan.forward, plan.launch, &arguments);
@@ -46,7 +46,9 @@ pub fn backward<D: Driver + 'static>(
 ) {
     let Attention { qkv, y, statistics, .. } = attention;
     assert_eq!((dy.len(), d_qkv.len()), (y.len(), qkv.len()), "gradients of the same shapes");
-    let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv, dy])) else { return };
+    let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv, dy, d_qkv])) else {
+        return;
+    };
     let [sequence, heads, size] = sizes(attention);
     let [qkv, y, dy, d_qkv] = [qkv, y, dy, d_qkv].map(|view| cuda.real(view));
     let statistics = cuda.float(statistics);
@@ -56,16 +58,16 @@ pub fn backward<D: Driver + 'static>(
     }
 }
 
-/// The first, from the wanted ones on, that can do this attention; `read` are the views that are
-/// read in rows of heads.
+/// The first, from the wanted ones on, that can do this attention; `views` are those whose rows are
+/// read or written in pieces of 16 bytes and less.
 fn kernels_for<D: Driver + 'static>(
     cuda: &Cuda<D>,
     attention: Attention,
-    read: &[View],
+    views: &[View],
 ) -> AttentionKernels {
     let size = attention.y.columns() / attention.heads;
     let halves = cuda.driver.precision() != Precision::F32;
-    let aligned = read.iter().all(|view| cuda.arenas.address(*view).0.is_multiple_of(16));
+    let aligned = views.iter().all(|view| cuda.arenas.address(*view).0.is_multiple_of(16));
     let fitting = match size {
         ..=128 if halves && aligned && size.is_multiple_of(8) => AttentionKernels::Tensor,
         ..=128 => AttentionKernels::Flash,

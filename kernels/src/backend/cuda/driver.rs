@@ -161,8 +161,14 @@ impl Precision {
         }
     }
 
+    /// What a compiler for GPUs is told, beside the architecture, which is sm_80 or later: nothing
+    /// is contracted into a fused operation, so that owners' bits are the CPU's.
+    pub fn options(self) -> [&'static str; 3] {
+        ["--std=c++17", "-fmad=false", self.definition()]
+    }
+
     /// The compiler's option that makes `real` this.
-    pub fn option(self) -> &'static str {
+    pub fn definition(self) -> &'static str {
         match self {
             Self::F32 => "-DREAL=0",
             Self::Bf16 => "-DREAL=1",

@@ -67,3 +67,44 @@ kernels! {
         TENSOR_BACKWARD_KEY_64 = "tensor_backward_key_64",
         TENSOR_BACKWARD_KEY_128 = "tensor_backward_key_128";
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines() -> impl Iterator<Item = (&'static str, &'static str)> {
+        let files = SOURCES.iter().map(|source| (source.name, source.text));
+        let preamble = [("real.cuh", include_str!("kernels/real.cuh"))];
+        files.chain(preamble).flat_map(|(name, text)| text.lines().map(move |line| (name, line)))
+    }
+
+    #[test]
+    fn every_kernel_is_a_function_of_its_file() {
+        for Kernel { source, name } in KERNELS {
+            assert_eq!(source.text.matches(&format!(" {name}(")).count(), 1, "{name}");
+        }
+        let functions = lines().filter(|(_, line)| line.starts_with("extern \"C\"")).count();
+        assert_eq!(functions, KERNELS.len(), "a kernel that nobody launches");
+    }
+
+    #[test]
+    fn every_file_begins_with_its_reference_and_what_was_tried() {
+        for Source { name, text, .. } in SOURCES {
+            let comment: String = text.lines().take_while(|line| line.starts_with("//")).collect();
+            for part in ["CPU reference", "Tried or considered", "Never run on a GPU"] {
+                assert!(comment.contains(part), "{name}: {part}");
+            }
+            assert!(text.lines().count() <= 500, "{name} is too long");
+        }
+    }
+
+    /// Headers are not found at run time, and atomic additions have no order.
+    #[test]
+    fn no_file_needs_headers_or_atomics() {
+        for (name, line) in lines() {
+            assert!(line.len() <= 100, "{name}: {line}");
+            let code = line.split("//").next().unwrap_or_default();
+            assert!(!code.contains("#include") && !code.contains("atomic"), "{name}: {line}");
+        }
+    }
+}

@@ -22,7 +22,7 @@ const TILE: usize = 64;
 pub const SQUARES: usize = 64 << 10;
 const GROUPS: usize = 8;
 
-/// One thread an element, each as many as it takes.
+/// One thread an element or a chunk of them, each as many as it takes.
 pub fn elements(count: usize) -> Launch {
     line(count.div_ceil(THREADS).min(MOST_BLOCKS), THREADS)
 }

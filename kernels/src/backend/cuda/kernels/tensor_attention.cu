@@ -107,10 +107,6 @@ static __device__ __forceinline__ u32 pack(float low, float high) {
 
 // ---- Tiles and products -------------------------------------------------------------------------
 
-struct alignas(16) Chunk {
-    u32 words[4];
-};
-
 template <int WIDTH>
 struct alignas(16) Tile {
     u16 rows[ROWS][WIDTH + PAD];
@@ -184,10 +180,11 @@ static __device__ void keep(real* to, u64 stride, const float (&c)[WIDTH / 8][4]
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            u64 row = own_row() + e / 2 * 8, d = column(n, e);
+        for (int h = 0; h < 2; h++) {
+            // Two neighbours at once; the width is even.
+            u64 row = own_row() + h * 8, d = column(n, 0);
             if (head.own + row < head.sequence && d < head.size)
-                store(&to[row * stride + d], c[n][e]);
+                *(u32*)&to[row * stride + d] = pack(c[n][2 * h], c[n][2 * h + 1]);
         }
 }
 
