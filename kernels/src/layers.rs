@@ -31,8 +31,8 @@ pub use linear::Linear;
 /// vector of it cross two lines.
 const LINE: usize = 16;
 
-/// Where everything of a model will lie: parameters, activations, statistics and indices, in the order in which
-/// they are asked for.
+/// Where everything of a model will lie: parameters, activations, statistics and indices, in the
+/// order in which they are asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     layout: Layout,

@@ -182,8 +182,15 @@ fn library(precision: Precision) -> Option<&'static Path> {
         write("all.cpp", &program());
         let compiler = std::env::var("CXX").unwrap_or("c++".into());
         let output = Command::new(&compiler)
-            .args(["-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno"])
-            .args(["-march=native", "-shared", "-fPIC"])
+            .args([
+                "-std=c++17",
+                "-O2",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-fno-strict-aliasing",
+            ])
+            .args(cfg!(target_arch = "x86_64").then_some("-march=native"))
+            .args(["-shared", "-fPIC"])
             .args([precision.definition(), "-Wno-unknown-pragmas", "-o"])
             .args(["libcuda.so", "all.cpp"])
             .current_dir(&folder)
