@@ -179,7 +179,7 @@ fn library(precision: Precision) -> Option<&'static Path> {
         write("tensor.h", include_str!("../../kernels/tests/cuda/tensor.h"));
         write("kernel.h", include_str!("kernel.h"));
         write("driver.cpp", include_str!("driver.cpp"));
-        write("all.cpp", &program());
+        write("all.cpp", &program(precision));
         let compiler = std::env::var("CXX").unwrap_or("c++".into());
         let output = Command::new(&compiler)
             .args([
@@ -216,10 +216,10 @@ fn include(header: &str) -> String {
 }
 
 /// The emulation, each file of kernels in a namespace of its own, and the driver.
-fn program() -> String {
+fn program(precision: Precision) -> String {
     let mut program = ["emulation.h", "tensor.h", "kernel.h"].map(include).concat();
     let mut table = String::new();
-    for source in SOURCES {
+    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
         let space = source.name.replace('.', "_");
         let _ = writeln!(program, "namespace {space} {{\n{}\n}}", source.compiled());
         for kernel in KERNELS.iter().filter(|kernel| kernel.source == *source) {
