@@ -56,8 +56,8 @@ pub enum CudaError {
     },
     /// Somebody else has the GPU for himself.
     #[error(
-        "GPU {index} is in exclusive mode, and another process has it: wait for that, choose another \
-         GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
+        "GPU {index} is in exclusive mode, and another process has it: wait for that, choose \
+         another GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
     )]
     Taken {
         /// Which.
