@@ -5,7 +5,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use everstep_kernels::device::{self, DeviceChoice, OpenError};
 use everstep_transport::protocol::RunSpec;
+use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
 use crate::cli::TrainFlags;
@@ -22,6 +24,9 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
+    }
+    if !flags.dry_run {
+        check_device(flags.device, &resolved)?;
     }
     let text = RunText::find(&resolved)?;
     let look = if flags.dry_run { dry_run::run } else { check };
@@ -56,6 +61,19 @@ fn check_coordinators(count: u32) -> Result<(), Failure> {
         .at("--coordinators")
         .because("it must be 1, 3 or 5: three go on without one, five without two")
         .next("pass --coordinators 3"))
+}
+
+/// What every worker would find out only when it builds its model.
+fn check_device(device: DeviceChoice, resolved: &Resolved) -> Result<(), Failure> {
+    device::check(device, builtin::precision(&resolved.run)).map_err(|error| match error {
+        OpenError::Precision(_) => {
+            resolved.refusal("model.precision", &format!("cannot be used: {error}")).into()
+        }
+        _ => Failure::new(Exit::Usage, "the device cannot be used")
+            .at(format!("--device {device}"))
+            .because(error)
+            .next("everstep devices lists what this machine has"),
+    })
 }
 
 /// Looks at a run that has no directory yet: the default text is listed in a temporary one.

@@ -60,6 +60,18 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
     cuda::gpus()
 }
 
+/// Whether a model of this precision could be made on this device, before anything is begun.
+///
+/// # Errors
+/// [`OpenError`], as far as can be told without opening a GPU.
+pub fn check(choice: DeviceChoice, precision: Precision) -> Result<(), OpenError> {
+    match choice {
+        DeviceChoice::Cuda(index) => cuda::check(index.unwrap_or(0)),
+        DeviceChoice::Auto(_) if !cuda::is_absent() => Ok(()),
+        DeviceChoice::Auto(_) | DeviceChoice::Cpu => on_cpu_in(precision),
+    }
+}
+
 /// Makes a model on a device.
 ///
 /// # Errors
@@ -92,10 +104,15 @@ fn on_cpu<M: Model + 'static>(
     precision: Precision,
     config: M::Config,
 ) -> Result<Box<dyn Compute>, OpenError> {
-    if precision != Precision::F32 {
-        return Err(OpenError::Precision(precision));
-    }
+    on_cpu_in(precision)?;
     Ok(Box::new(OnBackend::<M, Cpu>::new(config, Cpu::new)?))
+}
+
+fn on_cpu_in(precision: Precision) -> Result<(), OpenError> {
+    match precision {
+        Precision::F32 => Ok(()),
+        other => Err(OpenError::Precision(other)),
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -121,6 +138,11 @@ mod cuda {
     /// Whether this machine has nothing to do with GPUs, about which nobody wants to be warned.
     pub(super) fn is_absent() -> bool {
         matches!(devices::all(), Err(CudaError::NoDriver | CudaError::NoDevice))
+    }
+
+    pub(super) fn check(index: usize) -> Result<(), OpenError> {
+        let found = devices::one(index).and_then(|_| gpu::nvrtc::version());
+        found.map(|_| ()).map_err(|error| OpenError::Gpu(error.to_string()))
     }
 
     pub(super) fn open<M: Model + 'static>(
@@ -153,6 +175,10 @@ mod cuda {
 
     pub(super) fn is_absent() -> bool {
         true
+    }
+
+    pub(super) fn check(_index: usize) -> Result<(), OpenError> {
+        Err(OpenError::Gpu(ABSENT.into()))
     }
 
     pub(super) fn open<M: Model + 'static>(

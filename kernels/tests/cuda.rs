@@ -6,6 +6,9 @@
 
 mod cuda {
     pub mod emulated;
+    mod models;
+    mod owners;
+    mod stub;
 }
 #[macro_use]
 #[path = "operations"]
@@ -16,11 +19,12 @@ mod operations {
 }
 
 use cuda::emulated::Emulated;
-use everstep_kernels::backend::cuda::{Cuda, Precision};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision};
+use everstep_kernels::backend::{Arena, Sizes, View};
 use operations::check::Subject;
 
 /// What the emulated device opens; none without a compiler.
-fn emulated(precision: Precision, plain_attention: bool) -> Option<Subject> {
+fn emulated(precision: Precision, attention: AttentionKernels) -> Option<Subject> {
     Emulated::new(precision)?;
     let (round, tolerance): (fn(f32) -> f32, f64) = match precision {
         Precision::F32 => (|value| value, 1e-5),
@@ -30,23 +34,57 @@ fn emulated(precision: Precision, plain_attention: bool) -> Option<Subject> {
     let open = Box::new(move |sizes| {
         let driver = Emulated::new(precision).expect("it was there before");
         let cuda = Cuda::new(driver, sizes).expect("the host has the memory");
-        if plain_attention {
-            Box::new(cuda.with_plain_attention()) as _
-        } else {
-            Box::new(cuda) as _
-        }
+        Box::new(cuda.with_attention(attention)) as _
     });
     Some(Subject { open, round, tolerance })
 }
 
 mod f32 {
-    test_every_operation!(super::emulated(super::Precision::F32, false));
+    use super::*;
+
+    test_every_operation!(emulated(Precision::F32, AttentionKernels::Tensor));
 }
 
 mod bf16 {
-    test_every_operation!(super::emulated(super::Precision::Bf16, false));
+    use super::*;
+
+    test_every_operation!(emulated(Precision::Bf16, AttentionKernels::Tensor));
 }
 
 mod fp16 {
-    test_every_operation!(super::emulated(super::Precision::Fp16, false));
+    use super::*;
+
+    test_every_operation!(emulated(Precision::Fp16, AttentionKernels::Tensor));
+}
+
+/// The kernels that the tests above pass over, where others are faster.
+mod slower_attention {
+    use super::*;
+    use operations::checks::causal_attention_forward_and_backward;
+
+    #[test]
+    fn in_tiles_of_16_bits_without_tensor_cores() {
+        let subject = emulated(Precision::Bf16, AttentionKernels::Flash);
+        subject.iter().for_each(causal_attention_forward_and_backward);
+    }
+
+    #[test]
+    fn plainly() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let subject = emulated(precision, AttentionKernels::Plain);
+            subject.iter().for_each(causal_attention_forward_and_backward);
+        }
+    }
+}
+
+/// More than is converted at once.
+#[test]
+fn large_views_are_written_and_read_back_whole() {
+    let Some(subject) = emulated(Precision::Bf16, AttentionKernels::Tensor) else { return };
+    let count = (2 << 20) + 77;
+    let mut device = (subject.open)(Sizes { parameters: count, ..Sizes::default() });
+    let values: Vec<f32> = (0..count).map(|index| (index % 251) as f32).collect();
+    let whole = View::row(Arena::Parameters, 0..count);
+    device.write(whole, &values);
+    assert!(device.read_back(whole).unwrap() == values);
 }

@@ -46,7 +46,8 @@ fn mlp(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> 
     device::open::<Mlp>(device, precision(run), config).map_err(|error| error.to_string())
 }
 
-fn precision(run: &RunSpec) -> cuda::Precision {
+/// In the words of the kernels.
+pub fn precision(run: &RunSpec) -> cuda::Precision {
     match run.model.precision {
         Precision::F32 => cuda::Precision::F32,
         Precision::Bf16 => cuda::Precision::Bf16,

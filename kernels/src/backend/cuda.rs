@@ -25,6 +25,7 @@ mod launch;
 mod segments;
 pub mod update;
 
+pub use attention::AttentionKernels;
 pub use driver::{
     Address, Argument, Driver, DriverError, Kernel, Launch, Matrix, Precision, Product, Source,
 };
@@ -39,7 +40,7 @@ pub struct Cuda<D> {
     segments: Segments,
     /// What was read back last.
     values: Vec<f32>,
-    plain_attention: bool,
+    attention: AttentionKernels,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -53,13 +54,13 @@ impl<D: Driver> Cuda<D> {
             indices: vec![0; sizes.indices],
             segments: Segments::default(),
             values: Vec::new(),
-            plain_attention: false,
+            attention: AttentionKernels::Tensor,
         })
     }
 
-    /// The same with the plain kernels of attention, which others are checked against.
-    pub fn with_plain_attention(self) -> Self {
-        Self { plain_attention: true, ..self }
+    /// The same with other kernels for attention.
+    pub fn with_attention(self, attention: AttentionKernels) -> Self {
+        Self { attention, ..self }
     }
 
     fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]) {

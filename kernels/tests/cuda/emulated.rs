@@ -133,12 +133,19 @@ fn library(precision: Precision) -> Option<Library> {
 fn compile(folder: &Path, library: &Path, precision: Precision) -> Option<()> {
     let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).expect(name);
     write("emulation.h", include_str!("emulation.h"));
-    write("kernels.cpp", &program());
+    write("tensor.h", include_str!("tensor.h"));
+    write("kernels.cpp", &program(precision));
     let compiler = std::env::var("CXX").unwrap_or("c++".into());
     let output = Command::new(&compiler)
         .args(["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"])
-        .args(["-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-clobbered"])
-        .args(["-shared", "-fPIC", precision.option(), "-o"])
+        .args([
+            "-Wall",
+            "-Wno-unknown-pragmas",
+            "-Wno-unused-function",
+            "-Wno-clobbered",
+            "-fno-strict-aliasing",
+        ])
+        .args(["-shared", "-fPIC", precision.definition(), "-o"])
         .args([library, &folder.join("kernels.cpp")])
         .output();
     let Ok(output) = output else {
@@ -154,9 +161,9 @@ fn compile(folder: &Path, library: &Path, precision: Precision) -> Option<()> {
 
 /// Each file in a namespace of its own, as a GPU's compiler sees it alone, and a function for each
 /// of its kernels.
-fn program() -> String {
-    let mut program = String::from("#include \"emulation.h\"\n");
-    for source in SOURCES {
+fn program(precision: Precision) -> String {
+    let mut program = String::from("#include \"emulation.h\"\n#include \"tensor.h\"\n");
+    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
         let space = source.name.replace('.', "_");
         let _ = writeln!(program, "namespace {space} {{\n{}\n}}", source.compiled());
         for kernel in KERNELS.iter().filter(|kernel| kernel.source == *source) {

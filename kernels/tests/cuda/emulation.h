@@ -1,12 +1,11 @@
 // Runs CUDA kernels on the CPU: blocks, threads, barriers, shuffles, shared memory.
 //
-// Blocks run one after the other. A CUDA thread is a fiber of the calling thread, which runs until
-// it meets a barrier, so that blocks may be as large as on a GPU, and a run is the same every time.
-// Between two barriers the fibers run in the order of their index, between the next two in the
-// opposite order: what relies on either order, because a barrier is missing, gives wrong numbers. A
-// barrier that some threads do not reach ends the process, and so do arguments of the wrong types.
-//
-// It does not know: memory that is not coherent, races of one instruction, alignment, occupancy.
+// Blocks run one after the other. A CUDA thread is a fiber of the calling thread, so that blocks
+// may be as large as on a GPU, and a run is the same every time. Between two barriers of a block,
+// warps run one after the other, and between two of a warp lanes do, in the order of their index
+// or, in turn, in the opposite one: what relies on more gives wrong numbers. A barrier that not all
+// reach ends the process, as do arguments of the wrong types. It does not know: memory that is not
+// coherent, races within an instruction, occupancy.
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -107,25 +106,29 @@ inline bool all(unsigned first, unsigned end, State state) {
     return first == end;
 }
 
-inline void release(unsigned first, unsigned end, State barrier) {
-    if (!all(first, end, barrier)) return;
+inline bool release(unsigned first, unsigned end, State barrier) {
+    if (!all(first, end, barrier)) return false;
     for (unsigned n = first; n < end; n++) device.fibers[n]->state = State::Running;
+    return true;
+}
+
+// A warp runs as far as it can: to a barrier of the block, or to its end.
+inline void run_warp(unsigned first, bool forward) {
+    do {
+        for (unsigned n = 0; n < WARP; n++) {
+            Fiber* fiber = device.fibers[first + (forward ? n : WARP - 1 - n)].get();
+            if (fiber->state == State::Running) resume(fiber);
+        }
+    } while (release(first, first + WARP, State::AtWarpBarrier));
 }
 
 inline void run_block(unsigned count) {
     for (unsigned n = 0; n < count; n++) device.fibers[n]->state = State::Running;
-    for (bool forward = true; !all(0, count, State::Done); forward = !forward) {
-        bool any = false;
-        for (unsigned n = 0; n < count; n++) {
-            Fiber* fiber = device.fibers[forward ? n : count - 1 - n].get();
-            if (fiber->state != State::Running) continue;
-            resume(fiber);
-            any = true;
-        }
-        if (!any) fail("not every thread reaches a barrier", device.name);
+    for (bool forward = true;; forward = !forward) {
         for (unsigned n = 0; n < count; n += WARP)
-            if (n + WARP <= count) release(n, n + WARP, State::AtWarpBarrier);
-        release(0, count, State::AtBarrier);
+            run_warp(forward ? n : count - WARP - n, forward);
+        if (all(0, count, State::Done)) return;
+        if (!release(0, count, State::AtBarrier)) fail("a barrier that some pass by", device.name);
     }
 }
 
@@ -137,8 +140,8 @@ inline void launch(const unsigned* shape) {
     device.blocks = {shape[0], shape[1], shape[2]};
     device.threads = {shape[3], shape[4], shape[5]};
     unsigned count = device.threads.count();
-    if (device.blocks.count() == 0 || count == 0 || count > 1024) fail("shape", device.name);
-    if (shape[1] > 65535 || shape[2] > 65535) fail("the grid is too large", device.name);
+    bool allowed = count > 0 && count <= 1024 && shape[1] <= 65535 && shape[2] <= 65535;
+    if (!allowed || count % WARP > 0 || device.blocks.count() == 0) fail("shape", device.name);
     while (device.fibers.size() < count) device.fibers.emplace_back(new Fiber);
     for (unsigned n = 0; n < count; n++) {
         device.fibers[n]->number = n;
@@ -185,7 +188,6 @@ void launch(void (*)(P...), const char* name, const unsigned* shape, void** argu
 
 inline void __syncthreads() { emulation::pause(emulation::State::AtBarrier); }
 inline void __syncwarp() { emulation::pause(emulation::State::AtWarpBarrier); }
-
 inline float __shfl_xor_sync(unsigned, float value, int apart) {
     emulation::Fiber* self = emulation::device.running;
     unsigned turn = self->turn ^= 1;
@@ -195,5 +197,4 @@ inline float __shfl_xor_sync(unsigned, float value, int apart) {
 }
 
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
-
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }

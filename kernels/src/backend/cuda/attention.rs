@@ -1,11 +1,24 @@
-//! The launches of attention: tiles where a head fits them, else the plain kernels.
+//! The launches of attention: by the fastest kernels that take heads of this width, and that were
+//! asked for.
 
-use super::driver::{Argument, Driver, Kernel, Launch};
+use super::driver::{Argument, Driver, Kernel, Launch, Precision};
 use super::{Cuda, kernels, launch, long};
 use crate::backend::{Attention, View};
 
 /// Threads of the plain kernels' blocks (`attention.cu`).
 const PLAIN_THREADS: usize = 128;
+
+/// The kernels of attention, each able to do what those before it cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AttentionKernels {
+    /// In tiles on tensor cores (`tensor_attention.cu`): 16 bits, heads of a width up to 128 that
+    /// is a multiple of 8.
+    Tensor,
+    /// In tiles in f32 (`flash_attention.cu`): heads up to 128 wide.
+    Flash,
+    /// A block a query (`attention.cu`): any heads. The others are checked against it.
+    Plain,
+}
 
 /// Kernels for heads up to some width, and the shape that they are launched in.
 struct Plan {
@@ -18,7 +31,7 @@ struct Plan {
 /// Writes `attention.y` and `attention.statistics`.
 pub fn forward<D: Driver + 'static>(cuda: &mut Cuda<D>, attention: Attention) {
     let Attention { qkv, y, statistics, .. } = attention;
-    let Some(plan) = plan(attention, cuda.plain_attention) else { return };
+    let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv, y])) else { return };
     let [sequence, heads, size] = sizes(attention);
     let arguments = [cuda.real(qkv), cuda.real(y), cuda.float(statistics), sequence, heads, size];
     cuda.launch(plan.forward, plan.launch, &arguments);
@@ -33,7 +46,9 @@ pub fn backward<D: Driver + 'static>(
 ) {
     let Attention { qkv, y, statistics, .. } = attention;
     assert_eq!((dy.len(), d_qkv.len()), (y.len(), qkv.len()), "gradients of the same shapes");
-    let Some(plan) = plan(attention, cuda.plain_attention) else { return };
+    let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv, dy, d_qkv])) else {
+        return;
+    };
     let [sequence, heads, size] = sizes(attention);
     let [qkv, y, dy, d_qkv] = [qkv, y, dy, d_qkv].map(|view| cuda.real(view));
     let statistics = cuda.float(statistics);
@@ -43,7 +58,25 @@ pub fn backward<D: Driver + 'static>(
     }
 }
 
-fn plan(attention: Attention, plain: bool) -> Option<Plan> {
+/// The first, from the wanted ones on, that can do this attention; `views` are those whose rows are
+/// read or written in pieces of 16 bytes and less.
+fn kernels_for<D: Driver + 'static>(
+    cuda: &Cuda<D>,
+    attention: Attention,
+    views: &[View],
+) -> AttentionKernels {
+    let size = attention.y.columns() / attention.heads;
+    let halves = cuda.driver.precision() != Precision::F32;
+    let aligned = views.iter().all(|view| cuda.arenas.address(*view).0.is_multiple_of(16));
+    let fitting = match size {
+        ..=128 if halves && aligned && size.is_multiple_of(8) => AttentionKernels::Tensor,
+        ..=128 => AttentionKernels::Flash,
+        _ => AttentionKernels::Plain,
+    };
+    fitting.max(cuda.attention)
+}
+
+fn plan(attention: Attention, kernels: AttentionKernels) -> Option<Plan> {
     let Attention { heads, sequence, qkv, y, statistics } = attention;
     let (rows, width) = (y.rows(), y.columns());
     assert_eq!((qkv.rows(), qkv.columns()), (rows, 3 * width), "queries, keys and values");
@@ -52,25 +85,38 @@ fn plan(attention: Attention, plain: bool) -> Option<Plan> {
     if y.is_empty() {
         return None;
     }
-    let tiles = |tile| launch::sequence_tiles(rows / sequence * heads, sequence, tile);
-    let plan = match width / heads {
-        ..=64 if !plain => Plan {
-            forward: &kernels::FLASH_64,
-            backward: [&kernels::FLASH_BACKWARD_QUERY_64, &kernels::FLASH_BACKWARD_KEY_64],
-            launch: tiles(32),
-        },
-        65..=128 if !plain => Plan {
-            forward: &kernels::FLASH_128,
-            backward: [&kernels::FLASH_BACKWARD_QUERY_128, &kernels::FLASH_BACKWARD_KEY_128],
-            launch: tiles(16),
-        },
-        _ => Plan {
-            forward: &kernels::ATTENTION,
-            backward: [&kernels::ATTENTION_BACKWARD_QUERY, &kernels::ATTENTION_BACKWARD_KEY],
-            launch: launch::every_row(rows * heads, PLAIN_THREADS),
-        },
+    let tiles =
+        |tile, threads| launch::sequence_tiles(rows / sequence * heads, sequence, tile, threads);
+    let plain = launch::every_row(rows * heads, PLAIN_THREADS);
+    let narrow = width / heads <= 64;
+    let (forward, backward, launch) = match (kernels, narrow) {
+        (AttentionKernels::Tensor, true) => (
+            &kernels::TENSOR_64,
+            [&kernels::TENSOR_BACKWARD_QUERY_64, &kernels::TENSOR_BACKWARD_KEY_64],
+            tiles(64, 2),
+        ),
+        (AttentionKernels::Tensor, false) => (
+            &kernels::TENSOR_128,
+            [&kernels::TENSOR_BACKWARD_QUERY_128, &kernels::TENSOR_BACKWARD_KEY_128],
+            tiles(64, 2),
+        ),
+        (AttentionKernels::Flash, true) => (
+            &kernels::FLASH_64,
+            [&kernels::FLASH_BACKWARD_QUERY_64, &kernels::FLASH_BACKWARD_KEY_64],
+            tiles(32, 8),
+        ),
+        (AttentionKernels::Flash, false) => (
+            &kernels::FLASH_128,
+            [&kernels::FLASH_BACKWARD_QUERY_128, &kernels::FLASH_BACKWARD_KEY_128],
+            tiles(16, 8),
+        ),
+        (AttentionKernels::Plain, _) => (
+            &kernels::ATTENTION,
+            [&kernels::ATTENTION_BACKWARD_QUERY, &kernels::ATTENTION_BACKWARD_KEY],
+            plain,
+        ),
     };
-    Some(plan)
+    Some(Plan { forward, backward, launch })
 }
 
 fn sizes(attention: Attention) -> [Argument; 3] {

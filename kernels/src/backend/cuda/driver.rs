@@ -33,6 +33,8 @@ pub struct Source {
     pub name: &'static str,
     /// Its text, without the preamble.
     pub text: &'static str,
+    /// What `real` may be in it.
+    pub precisions: &'static [Precision],
 }
 
 /// A kernel: a function of a file, `extern "C"`.
@@ -159,8 +161,14 @@ impl Precision {
         }
     }
 
+    /// What a compiler for GPUs is told, beside the architecture, which is sm_80 or later: nothing
+    /// is contracted into a fused operation, so that owners' bits are the CPU's.
+    pub fn options(self) -> [&'static str; 3] {
+        ["--std=c++17", "-fmad=false", self.definition()]
+    }
+
     /// The compiler's option that makes `real` this.
-    pub fn option(self) -> &'static str {
+    pub fn definition(self) -> &'static str {
         match self {
             Self::F32 => "-DREAL=0",
             Self::Bf16 => "-DREAL=1",

@@ -22,7 +22,7 @@ const TILE: usize = 64;
 pub const SQUARES: usize = 64 << 10;
 const GROUPS: usize = 8;
 
-/// One thread an element, each as many as it takes.
+/// One thread an element or a chunk of them, each as many as it takes.
 pub fn elements(count: usize) -> Launch {
     line(count.div_ceil(THREADS).min(MOST_BLOCKS), THREADS)
 }
@@ -68,9 +68,9 @@ pub fn tiles(rows: usize, columns: usize) -> Launch {
     line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256)
 }
 
-/// One block a tile of `tile` rows of each of so many sequences, eight threads a row.
-pub fn sequence_tiles(sequences: usize, sequence: usize, tile: usize) -> Launch {
-    line(sequences * sequence.div_ceil(tile), 8 * tile)
+/// One block a tile of `rows` rows of each of so many sequences of this length, some threads a row.
+pub fn sequence_tiles(sequences: usize, length: usize, rows: usize, threads: usize) -> Launch {
+    line(sequences * length.div_ceil(rows), rows * threads)
 }
 
 /// Sixteen threads a block of squares.
@@ -160,7 +160,7 @@ mod tests {
             }
             let launch = tiles(count, other);
             prop_assert!(allowed(launch) && along(launch, 0, TILE * TILE) >= count * other);
-            let launch = sequence_tiles(3, other, 16);
+            let launch = sequence_tiles(3, other, 16, 8);
             prop_assert!(allowed(launch) && along(launch, 0, 16) >= 3 * other);
         }
 

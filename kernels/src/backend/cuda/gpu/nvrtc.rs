@@ -37,10 +37,8 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// Sums are rounded as they are written: contracted to fused operations they would differ from the
-/// reference by the compiler's mood. What is to be fused says so.
-const OPTIONS: [&str; 4] =
-    ["--std=c++20", "--fmad=false", "--ptxas-options=-v", "--extra-device-vectorization"];
+/// Registers and spills go to the log.
+const OPTIONS: [&str; 1] = ["--ptxas-options=-v"];
 
 /// The version of the compiler that is installed, major and minor.
 ///
@@ -125,8 +123,8 @@ pub fn compile_once(
 
 fn options(precision: Precision, architecture: Architecture) -> Vec<String> {
     let target = format!("--gpu-architecture={architecture}");
-    let chosen = [precision.option(), &target].map(String::from);
-    OPTIONS.map(String::from).into_iter().chain(chosen).collect()
+    let fixed = precision.options().into_iter().chain(OPTIONS).map(String::from);
+    fixed.chain([target]).collect()
 }
 
 /// A program while it is compiled.

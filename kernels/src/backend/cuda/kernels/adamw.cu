@@ -9,7 +9,8 @@
 // rate * weight decay, or 1. rate: learning rate over the correction of m. root: one over the root
 // of the correction of v.
 
-extern "C" __global__ void adamw(float* w, float* m, float* v, const float* g, u64 count,
+extern "C" __global__ void adamw(float* __restrict__ w, float* __restrict__ m,
+                                 float* __restrict__ v, const float* __restrict__ g, u64 count,
                                  float kept, float clip, float beta1, float beta2, float epsilon,
                                  float rate, float root) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {

@@ -9,11 +9,11 @@
 //
 // x: f32. y: stored. c, k: counter and key of Philox4x32-10 (random.rs).
 
-extern "C" __global__ void cast(const float* x, real* y, u64 count) {
+extern "C" __global__ void cast(const float* __restrict__ x, real* __restrict__ y, u64 count) {
     for (u64 i = thread_index(); i < count; i += thread_count()) store(&y[i], x[i]);
 }
 
-extern "C" __global__ void widen(const real* x, float* y, u64 count) {
+extern "C" __global__ void widen(const real* __restrict__ x, float* __restrict__ y, u64 count) {
     for (u64 i = thread_index(); i < count; i += thread_count()) y[i] = load(&x[i]);
 }
 
@@ -35,8 +35,8 @@ static __device__ u32 philox(u64 key, u64 stream, u64 index) {
 
 // To one of the two neighbours in bf16, the nearer one more often. `first` is the index of x[0] in
 // the flat parameter vector, so that the bits do not depend on the cut into shards.
-extern "C" __global__ void cast_stochastic(const float* x, u16* y, u64 count, u64 key, u64 stream,
-                                           u64 first) {
+extern "C" __global__ void cast_stochastic(const float* __restrict__ x, u16* __restrict__ y,
+                                           u64 count, u64 key, u64 stream, u64 first) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
         u32 bits = __float_as_uint(x[i]);
         bool nan = (bits & 0x7fffffffu) > 0x7f800000u;

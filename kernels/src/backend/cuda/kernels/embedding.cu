@@ -10,8 +10,9 @@
 //
 // starts[s] .. starts[s + 1]: the places in `order` of the s-th token that occurs.
 
-extern "C" __global__ void embedding(const u32* tokens, const real* table, real* y, u64 count,
-                                     u64 width) {
+extern "C" __global__ void embedding(const u32* __restrict__ tokens,
+                                     const real* __restrict__ table, real* __restrict__ y,
+                                     u64 count, u64 width) {
     for (u64 row = blockIdx.x; row < count; row += gridDim.x) {
         const real* from = table + tokens[row] * width;
         for (u64 column = threadIdx.x; column < width; column += blockDim.x)
@@ -19,8 +20,9 @@ extern "C" __global__ void embedding(const u32* tokens, const real* table, real*
     }
 }
 
-extern "C" __global__ void embedding_backward(const u32* tokens, const u32* order,
-                                              const u32* starts, const real* dy, float* d_table,
+extern "C" __global__ void embedding_backward(const u32* tokens, const u32* __restrict__ order,
+                                              const u32* __restrict__ starts,
+                                              const real* __restrict__ dy, float* d_table,
                                               u64 width) {
     u64 column = (u64)blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= width) return;

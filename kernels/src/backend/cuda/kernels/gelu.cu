@@ -2,8 +2,10 @@
 // this is: (1 + tanh u) / 2 = 1 / (1 + e^-2u) has no cancellation for negative inputs.
 //
 // Tried or considered:
-// 1. one thread an element with a stride of the whole grid: this;
-// 2. in the epilogue of the product before it: the library's, where the driver has one.
+// 1. one thread an element: too few bytes on their way at once to keep the memory busy;
+// 2. 16 bytes a thread at a time where both vectors are aligned: this; the forward pass does not
+//    use the old output, so it is not read;
+// 3. in the epilogue of the product before it: the library's work.
 // Never run on a GPU; run on the CPU under emulation.
 
 // 2 sqrt(2 / pi).
@@ -16,16 +18,12 @@ static __device__ __forceinline__ float gate(float x) {
 }
 
 extern "C" __global__ void gelu(const real* x, real* y, u64 count) {
-    for (u64 i = thread_index(); i < count; i += thread_count()) {
-        float value = load(&x[i]);
-        store(&y[i], value * gate(value));
-    }
+    combine(x, y, count, [](float x, float) { return x * gate(x); });
 }
 
 extern "C" __global__ void gelu_backward(const real* x, real* dy, u64 count) {
-    for (u64 i = thread_index(); i < count; i += thread_count()) {
-        float value = load(&x[i]), share = gate(value);
-        float slope = FACTOR * (1.0f + 3.0f * CUBIC * value * value);
-        store(&dy[i], load(&dy[i]) * (share + value * share * (1.0f - share) * slope));
-    }
+    combine(x, dy, count, [](float x, float dy) {
+        float share = gate(x), slope = FACTOR * (1.0f + 3.0f * CUBIC * x * x);
+        return dy * (share + x * share * (1.0f - share) * slope);
+    });
 }

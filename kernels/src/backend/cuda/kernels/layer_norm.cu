@@ -2,8 +2,8 @@
 //
 // Tried or considered:
 // 1. one thread a row: neighbours read rows apart, nothing is coalesced;
-// 2. one warp a row, sums by shuffles, the row read again from the cache for the deviation and for
-//    the output: this;
+// 2. one warp a row, sums by shuffles, 16 bytes a lane at a time where rows are aligned, the row
+//    read again from the cache for the deviation and for the output: this;
 // 3. the row kept in registers between the three: needs the width at compile time.
 // Gradients of weight and bias: blocks of 32 columns over chunks of rows, then partials.cu, as for
 // a bias; a pass of its own, since a row's warp would have to add to all columns of all rows.
@@ -16,26 +16,102 @@ constexpr int WARP = 32;
 constexpr int COLUMNS = 32;
 constexpr int LANES = 8;
 
+// A lane takes N numbers at a time: a chunk where all rows are aligned, else one.
+template <int N>
+struct Lane;
+
+template <>
+struct Lane<1> {
+    float at[1];
+
+    __device__ void read(const real* from) { at[0] = load(from); }
+    __device__ void write(real* to) const { store(to, at[0]); }
+};
+
+template <>
+struct Lane<CHUNK> {
+    float at[CHUNK];
+
+    __device__ void read(const real* from) { load(at, from); }
+    __device__ void write(real* to) const { store(to, at); }
+};
+
+template <int N>
+static __device__ void forward(const real* __restrict__ x, const real* __restrict__ weight,
+                               const real* __restrict__ bias, real* __restrict__ y,
+                               float* statistics, u64 width) {
+    Lane<N> in, scale, shift, out;
+    float sum = 0;
+    for (u64 i = threadIdx.x * N; i < width; i += WARP * N) {
+        in.read(&x[i]);
+#pragma unroll
+        for (int n = 0; n < N; n++) sum += in.at[n];
+    }
+    float mean = group_sum(sum, WARP) / (float)width;
+    float squares = 0;
+    for (u64 i = threadIdx.x * N; i < width; i += WARP * N) {
+        in.read(&x[i]);
+#pragma unroll
+        for (int n = 0; n < N; n++) squares = fmaf(in.at[n] - mean, in.at[n] - mean, squares);
+    }
+    float inverse = 1.0f / sqrtf(group_sum(squares, WARP) / (float)width + EPSILON);
+    for (u64 i = threadIdx.x * N; i < width; i += WARP * N) {
+        in.read(&x[i]);
+        scale.read(&weight[i]);
+        shift.read(&bias[i]);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            out.at[n] = (in.at[n] - mean) * inverse * scale.at[n] + shift.at[n];
+        out.write(&y[i]);
+    }
+    if (threadIdx.x == 0) {
+        statistics[0] = mean;
+        statistics[1] = inverse;
+    }
+}
+
 extern "C" __global__ void layer_norm(const real* x, const real* weight, const real* bias, real* y,
                                       float* statistics, u64 rows, u64 width) {
     u64 row = (u64)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
+    bool chunks = width % CHUNK == 0 && aligned(x) && aligned(weight) && aligned(bias);
     x += row * width;
     y += row * width;
-    float sum = 0;
-    for (u64 i = threadIdx.x; i < width; i += WARP) sum += load(&x[i]);
-    float mean = group_sum(sum, WARP) / (float)width;
-    float squares = 0;
-    for (u64 i = threadIdx.x; i < width; i += WARP) {
-        float centred = load(&x[i]) - mean;
-        squares = fmaf(centred, centred, squares);
+    statistics += 2 * row;
+    if (chunks && aligned(y)) forward<CHUNK>(x, weight, bias, y, statistics, width);
+    else forward<1>(x, weight, bias, y, statistics, width);
+}
+
+template <int N>
+static __device__ void backward(const real* __restrict__ x, const real* __restrict__ weight,
+                                const float* statistics, const real* __restrict__ dy,
+                                real* __restrict__ dx, u64 width) {
+    Lane<N> in, scale, d_out, d_in;
+    float mean = statistics[0], inverse = statistics[1], sum = 0, product = 0;
+    for (u64 i = threadIdx.x * N; i < width; i += WARP * N) {
+        in.read(&x[i]);
+        scale.read(&weight[i]);
+        d_out.read(&dy[i]);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float g = d_out.at[n] * scale.at[n];
+            sum += g;
+            product = fmaf(g, (in.at[n] - mean) * inverse, product);
+        }
     }
-    float inverse = 1.0f / sqrtf(group_sum(squares, WARP) / (float)width + EPSILON);
-    for (u64 i = threadIdx.x; i < width; i += WARP)
-        store(&y[i], (load(&x[i]) - mean) * inverse * load(&weight[i]) + load(&bias[i]));
-    if (threadIdx.x == 0) {
-        statistics[2 * row] = mean;
-        statistics[2 * row + 1] = inverse;
+    float mean_g = group_sum(sum, WARP) / (float)width;
+    float mean_product = group_sum(product, WARP) / (float)width;
+    for (u64 i = threadIdx.x * N; i < width; i += WARP * N) {
+        in.read(&x[i]);
+        scale.read(&weight[i]);
+        d_out.read(&dy[i]);
+        d_in.read(&dx[i]);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float g = d_out.at[n] * scale.at[n], normal = (in.at[n] - mean) * inverse;
+            d_in.at[n] += inverse * (g - mean_g - normal * mean_product);
+        }
+        d_in.write(&dx[i]);
     }
 }
 
@@ -44,28 +120,21 @@ extern "C" __global__ void layer_norm_backward(const real* x, const real* weight
                                                u64 rows, u64 width) {
     u64 row = (u64)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
+    bool chunks = width % CHUNK == 0 && aligned(x) && aligned(weight) && aligned(dy);
     x += row * width;
     dy += row * width;
     dx += row * width;
-    float mean = statistics[2 * row], inverse = statistics[2 * row + 1];
-    float sum = 0, product = 0;
-    for (u64 i = threadIdx.x; i < width; i += WARP) {
-        float g = load(&dy[i]) * load(&weight[i]);
-        sum += g;
-        product = fmaf(g, (load(&x[i]) - mean) * inverse, product);
-    }
-    float mean_g = group_sum(sum, WARP) / (float)width;
-    float mean_product = group_sum(product, WARP) / (float)width;
-    for (u64 i = threadIdx.x; i < width; i += WARP) {
-        float g = load(&dy[i]) * load(&weight[i]), normal = (load(&x[i]) - mean) * inverse;
-        store(&dx[i], load(&dx[i]) + inverse * (g - mean_g - normal * mean_product));
-    }
+    statistics += 2 * row;
+    if (chunks && aligned(dx)) backward<CHUNK>(x, weight, statistics, dy, dx, width);
+    else backward<1>(x, weight, statistics, dy, dx, width);
 }
 
 // As bias_partials in bias.cu, for weight and bias at once.
-extern "C" __global__ void layer_norm_partials(const real* x, const float* statistics,
-                                               const real* dy, float* d_weight, float* d_bias,
-                                               u64 rows, u64 width, u64 chunk, int direct) {
+extern "C" __global__ void layer_norm_partials(const real* __restrict__ x,
+                                               const float* __restrict__ statistics,
+                                               const real* __restrict__ dy, float* d_weight,
+                                               float* d_bias, u64 rows, u64 width, u64 chunk,
+                                               int direct) {
     __shared__ float weights[LANES][COLUMNS], biases[LANES][COLUMNS];
     u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
     u64 first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows;

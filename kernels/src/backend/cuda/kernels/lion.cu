@@ -12,8 +12,9 @@ static __device__ __forceinline__ float sign(float value) {
     return (float)(value > 0.0f) - (float)(value < 0.0f);
 }
 
-extern "C" __global__ void lion(float* w, float* m, const float* g, u64 count, float kept,
-                                float clip, float rate, float beta1, float beta2) {
+extern "C" __global__ void lion(float* __restrict__ w, float* __restrict__ m,
+                                const float* __restrict__ g, u64 count, float kept, float clip,
+                                float rate, float beta1, float beta2) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
         float clipped = g[i] * clip, mean = m[i];
         w[i] = w[i] * kept - rate * sign(beta1 * mean + (1.0f - beta1) * clipped);

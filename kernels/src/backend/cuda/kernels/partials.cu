@@ -1,5 +1,5 @@
-// The second pass of a sum over rows: adds the sums of chunks to a gradient, chunk after chunk. CPU
-// references: Backend::bias_backward, layer_norm_backward.
+// The second pass of a sum over rows: adds the sums of chunks to a gradient, chunk after chunk.
+// CPU references: Backend::bias_backward, layer_norm_backward.
 //
 // Tried or considered: one thread a column. There are at most a few hundred chunks, and all columns
 // of one are read together; nothing more was needed.

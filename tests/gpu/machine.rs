@@ -1,0 +1,218 @@
+//! A machine with an emulated GPU, and a folder with a small run.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use everstep_kernels::backend::cuda::gpu::nvrtc;
+use everstep_kernels::backend::cuda::{KERNELS, Precision, SOURCES};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take that a test waits for, far above what it takes.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The folder with the run, and what the machine has.
+pub struct Machine {
+    folder: TempDir,
+    library: &'static Path,
+    cache: PathBuf,
+    /// What `driver.cpp` reads.
+    settings: String,
+}
+
+/// A run that a worker joined which was started by hand.
+pub struct Joined {
+    /// Its report.
+    pub report: Value,
+    /// How that worker ended.
+    pub ended: Output,
+}
+
+impl Machine {
+    /// A small GPT in this precision; `None`, and loudly, where a compiler is missing.
+    pub fn new(precision: &str) -> Option<Self> {
+        let element = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
+        let library = library(element)?;
+        let folder = tempfile::tempdir().unwrap();
+        let text = "the worker owns the shard, and the shard has two owners\n".repeat(100);
+        fs::write(folder.path().join("text.txt"), text).unwrap();
+        let config = format!(
+            "[run]\nsteps = 10\n[model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 16\n\
+             precision = \"{precision}\"\n[data]\npath = \"text.txt\"\n[batch]\ndata_shards = 4\n\
+             micro_batch = 2\n[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n"
+        );
+        fs::write(folder.path().join("run.toml"), config).unwrap();
+        // Kernels of one source and precision are the same in every test.
+        static CACHE: OnceLock<TempDir> = OnceLock::new();
+        let cache = CACHE.get_or_init(|| tempfile::tempdir().unwrap()).path().to_path_buf();
+        Some(Self { folder, library, cache, settings: String::new() })
+    }
+
+    /// The same with other settings of the driver.
+    pub fn having(&self, settings: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["text.txt", "run.toml"] {
+            fs::copy(self.folder.path().join(name), folder.path().join(name)).unwrap();
+        }
+        let (library, cache) = (self.library, self.cache.clone());
+        Self { folder, library, cache, settings: settings.into() }
+    }
+
+    /// The same, with nothing compiled yet.
+    pub fn with_cache_of_its_own(mut self) -> Self {
+        self.cache = self.folder.path().join("cache");
+        self
+    }
+
+    /// Where compiled kernels are.
+    pub fn cache(&self) -> PathBuf {
+        self.cache.join("everstep/kernels")
+    }
+
+    /// Runs the program to its end.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(&self.settings, arguments).output().unwrap()
+    }
+
+    /// Trains the run.
+    pub fn launch(&self, flags: &[&str]) -> Output {
+        let _ = fs::remove_dir_all(self.folder.path().join("run"));
+        let train = ["train", "--config", "run.toml", "--dir", "run", "--report", "report.json"];
+        self.run(&[&train, flags].concat())
+    }
+
+    /// Trains the run, and reads its report.
+    pub fn train(&self, flags: &[&str]) -> Value {
+        let output = self.launch(flags);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{flags:?}: {said}{}", self.log());
+        self.report()
+    }
+
+    /// What the workers of the last run logged.
+    pub fn log(&self) -> String {
+        let logs = fs::read_dir(self.folder.path().join("run/logs")).into_iter().flatten();
+        let logs = logs.filter_map(|log| fs::read_to_string(log.ok()?.path()).ok());
+        logs.collect()
+    }
+
+    /// Trains the run with a worker on the GPU, and one that joins it with settings of its own and
+    /// another device.
+    pub fn joined(&self, settings: &str, device: &str) -> Joined {
+        let config = self.folder.path().join("run.toml");
+        let text = fs::read_to_string(&config).unwrap();
+        fs::write(&config, text.replace("[run]", "[run]\nstart_workers = 2")).unwrap();
+        let _ = fs::remove_dir_all(self.folder.path().join("run"));
+        let train = ["train", "--config", "run.toml", "--dir", "run", "--report", "report.json"];
+        let one = ["--workers", "1", "--device", "cuda"];
+        let mut launcher = self.spawn("", &[&train[..], &one].concat());
+        let address = self.coordinator(&mut launcher);
+        let worker = ["worker", "--join", "@run/join.token", "--coordinators", &address];
+        let joined = self.spawn(settings, &[&worker[..], &["--device", device]].concat());
+        let output = launcher.wait_with_output().unwrap();
+        let ended = joined.wait_with_output().unwrap();
+        let said = [&output, &ended].map(|it| String::from_utf8_lossy(&it.stderr));
+        assert!(output.status.success(), "{said:?}");
+        Joined { report: self.report(), ended }
+    }
+
+    /// The coordinator's address, as soon as there is one.
+    fn coordinator(&self, launcher: &mut Child) -> String {
+        let began = Instant::now();
+        loop {
+            let view = fs::read(self.folder.path().join("run/cluster.json")).unwrap_or_default();
+            let view: Value = serde_json::from_slice(&view).unwrap_or_default();
+            if let Some(address) = view["coordinators"][0]["address"].as_str() {
+                return address.into();
+            }
+            assert!(launcher.try_wait().unwrap().is_none(), "the launcher has ended");
+            assert!(began.elapsed() < PATIENCE, "no coordinator");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn report(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.folder.path().join("report.json")).unwrap()).unwrap()
+    }
+
+    fn spawn(&self, settings: &str, arguments: &[&str]) -> Child {
+        let mut command = self.command(settings, arguments);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn command(&self, settings: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("EVERSTEP_") {
+                command.env_remove(name);
+            }
+        }
+        let mut path = OsString::from(self.library);
+        if let Some(inherited) = std::env::var_os("LD_LIBRARY_PATH") {
+            path.push(":");
+            path.push(inherited);
+        }
+        command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", &self.cache);
+        command.env("EMULATED_CUDA", settings);
+        command.args(arguments).current_dir(&self.folder).stdin(Stdio::null());
+        command
+    }
+}
+
+/// The folder of the driver whose kernels compute in this precision.
+fn library(precision: Precision) -> Option<&'static Path> {
+    static FOLDERS: [OnceLock<Option<TempDir>>; 2] = [const { OnceLock::new() }; 2];
+    let folder = FOLDERS[precision as usize].get_or_init(|| {
+        if let Err(error) = nvrtc::version() {
+            return skipped(&error.to_string());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write("emulation.h", include_str!("../../kernels/tests/cuda/emulation.h"));
+        write("kernel.h", include_str!("kernel.h"));
+        write("driver.cpp", include_str!("driver.cpp"));
+        write("all.cpp", &program());
+        let compiler = std::env::var("CXX").unwrap_or("c++".into());
+        let output = Command::new(&compiler)
+            .args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC"])
+            .args([precision.definition(), "-Wno-unknown-pragmas", "-o"])
+            .args(["libcuda.so", "all.cpp"])
+            .current_dir(&folder)
+            .output();
+        let Ok(output) = output else {
+            return skipped(&format!("no C++ compiler `{compiler}`"));
+        };
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "the driver does not compile:\n{errors}");
+        Some(folder)
+    });
+    folder.as_ref().map(TempDir::path)
+}
+
+/// Says so past the capture of the tests' output, which nobody sees of a test that passes.
+fn skipped(why: &str) -> Option<TempDir> {
+    let _ = writeln!(std::io::stderr(), "SKIPPED, nothing ran on an emulated GPU: {why}");
+    None
+}
+
+/// The emulation, each file of kernels in a namespace of its own, and the driver.
+fn program() -> String {
+    let mut program = String::from("#include \"emulation.h\"\n#include \"kernel.h\"\n");
+    let mut table = String::new();
+    for source in SOURCES {
+        let space = source.name.replace('.', "_");
+        let _ = writeln!(program, "namespace {space} {{\n{}\n}}", source.compiled());
+        for kernel in KERNELS.iter().filter(|kernel| kernel.source == *source) {
+            let _ = writeln!(table, "    {{\"{0}\", bind<{space}::{0}>}},", kernel.name);
+        }
+    }
+    let _ = writeln!(program, "static const Kernel KERNELS[] = {{\n{table}}};");
+    program + "#include \"driver.cpp\"\n"
+}
