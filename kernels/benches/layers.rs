@@ -215,7 +215,7 @@ fn time(bencher: &mut Bencher<'_>, device: &mut Cpu, pass: &Pass<'_>) {
     });
 }
 
-/// A device for what was planned: parameters as at a run's start, activations and statistics of any.
+/// A device for what was planned: parameters as at a run's start, the rest of any values.
 fn filled(plan: &Plan) -> Cpu {
     let sizes = plan.sizes();
     let mut device = Cpu::new(sizes);

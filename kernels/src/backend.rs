@@ -82,7 +82,8 @@ pub trait Backend: Send {
     fn gelu_backward(&mut self, x: View, dy: View);
 
     /// Softmax cross-entropy, forward and backward. Writes the loss of each row in nats into
-    /// `losses`, a column of statistics, and replaces `logits` by the gradient of `scale` times their sum.
+    /// `losses`, a column of statistics, and replaces `logits` by the gradient of `scale` times
+    /// their sum.
     fn cross_entropy(&mut self, logits: View, targets: Indices, losses: View, scale: f64);
 
     /// The bytes of device memory that this backend holds.

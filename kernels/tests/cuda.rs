@@ -1,8 +1,8 @@
 //! The kernels for GPUs, run on the CPU: every operation against the f64 reference, whole models
 //! against it, and what owners do against the bits of the CPU.
 //!
-//! The `.cu` files are compiled as C++ and run under an emulation (`cuda/emulation.h`); nothing here
-//! has run on a GPU. Without a C++ compiler all of it is skipped, loudly.
+//! The `.cu` files are compiled as C++ and run under an emulation (`cuda/emulation.h`); nothing
+//! here has run on a GPU. Without a C++ compiler all of it is skipped, loudly.
 
 mod cuda {
     pub mod emulated;

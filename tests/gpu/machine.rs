@@ -44,7 +44,7 @@ impl Machine {
         let text = "the worker owns the shard, and the shard has two owners\n".repeat(100);
         fs::write(folder.path().join("text.txt"), text).unwrap();
         let config = format!(
-            "[run]\nsteps = 10\n[model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 16\n\
+            "[run]\nsteps = 8\n[model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 16\n\
              precision = \"{precision}\"\n[data]\npath = \"text.txt\"\n[batch]\ndata_shards = 4\n\
              micro_batch = 2\n[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n"
         );
@@ -176,12 +176,21 @@ fn library(precision: Precision) -> Option<&'static Path> {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("emulation.h", include_str!("../../kernels/tests/cuda/emulation.h"));
+        write("tensor.h", include_str!("../../kernels/tests/cuda/tensor.h"));
         write("kernel.h", include_str!("kernel.h"));
         write("driver.cpp", include_str!("driver.cpp"));
-        write("all.cpp", &program());
+        write("all.cpp", &program(precision));
         let compiler = std::env::var("CXX").unwrap_or("c++".into());
         let output = Command::new(&compiler)
-            .args(["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC"])
+            .args([
+                "-std=c++17",
+                "-O2",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-fno-strict-aliasing",
+            ])
+            .args(cfg!(target_arch = "x86_64").then_some("-march=native"))
+            .args(["-shared", "-fPIC"])
             .args([precision.definition(), "-Wno-unknown-pragmas", "-o"])
             .args(["libcuda.so", "all.cpp"])
             .current_dir(&folder)
@@ -202,11 +211,15 @@ fn skipped(why: &str) -> Option<TempDir> {
     None
 }
 
+fn include(header: &str) -> String {
+    format!("#include \"{header}\"\n")
+}
+
 /// The emulation, each file of kernels in a namespace of its own, and the driver.
-fn program() -> String {
-    let mut program = String::from("#include \"emulation.h\"\n#include \"kernel.h\"\n");
+fn program(precision: Precision) -> String {
+    let mut program = ["emulation.h", "tensor.h", "kernel.h"].map(include).concat();
     let mut table = String::new();
-    for source in SOURCES {
+    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
         let space = source.name.replace('.', "_");
         let _ = writeln!(program, "namespace {space} {{\n{}\n}}", source.compiled());
         for kernel in KERNELS.iter().filter(|kernel| kernel.source == *source) {

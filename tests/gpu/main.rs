@@ -53,10 +53,10 @@ fn a_run_on_a_gpu_learns_what_it_learns_on_the_cpu() {
 
 #[test]
 fn any_number_of_workers_that_share_a_gpu_gives_the_same_bits() {
-    for precision in ["f32", "bf16"] {
+    for (precision, workers) in [("f32", &["1", "2", "4"][..]), ("bf16", &["1", "3"])] {
         let Some(machine) = Machine::new(precision) else { return };
-        let reports = ["1", "2", "4"]
-            .map(|workers| machine.train(&["--device", "cuda", "--workers", workers]));
+        let train = |workers: &&str| machine.train(&["--device", "cuda", "--workers", workers]);
+        let reports: Vec<_> = workers.iter().map(train).collect();
         let [first, last] = losses(&reports[0]);
         assert!(last < 0.9 * first, "{precision}: it learns nothing: {first} to {last}");
         for report in &reports {

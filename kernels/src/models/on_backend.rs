@@ -121,8 +121,8 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         Ok(Evaluation { loss: self.mean(losses)?, metric: None })
     }
 
-    /// `None` without tokens to go on from, for tokens that are not in the vocabulary, and where the
-    /// device failed.
+    /// `None` without tokens to go on from, for tokens that are not in the vocabulary, and where
+    /// the device failed.
     fn next_logits(&mut self, tokens: &[u32]) -> Option<Vec<f32>> {
         let vocabulary = self.model.shape().vocabulary;
         if tokens.is_empty() || tokens.iter().any(|token| *token as usize >= vocabulary) {

@@ -13,7 +13,11 @@ use everstep_kernels::backend::cuda::{
 };
 use libloading::Library;
 
-/// Grid and block, pointers to the arguments, and the kinds of these.
+/// Takes grid and block, pointers to the arguments, and the kinds of these.
+///
+/// # Safety
+///
+/// Six numbers, as many pointers as kinds, and a kernel that stays within what its arguments name.
 type Emulate = unsafe extern "C" fn(*const c_uint, *mut *mut c_void, *const c_char);
 
 /// The address of an allocation is that of the host.
@@ -22,8 +26,6 @@ pub struct Emulated {
     precision: Precision,
     /// Kept until the driver goes; never touched through these.
     memory: Vec<Vec<Line>>,
-    /// Whether to claim a product for itself, as a library would.
-    pub products: usize,
 }
 
 /// As much as every allocation is aligned to.
@@ -37,7 +39,7 @@ impl Emulated {
         static LIBRARIES: [OnceLock<Option<Library>>; 3] = [const { OnceLock::new() }; 3];
         let library = LIBRARIES[precision as usize].get_or_init(|| library(precision));
         let library = library.as_ref()?;
-        Some(Self { library, precision, memory: Vec::new(), products: 0 })
+        Some(Self { library, precision, memory: Vec::new() })
     }
 }
 
@@ -47,8 +49,8 @@ impl Driver for Emulated {
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<Address, DriverError> {
-        let lines = vec![Line([0; 256]); bytes.div_ceil(256)];
-        let address = Address(lines.as_ptr().expose_provenance() as u64);
+        let mut lines = vec![Line([0; 256]); bytes.div_ceil(256)];
+        let address = Address(lines.as_mut_ptr().expose_provenance() as u64);
         self.memory.push(lines);
         Ok(address)
     }
@@ -88,7 +90,6 @@ impl Driver for Emulated {
     }
 
     fn matmul(&mut self, _product: &Product) -> bool {
-        self.products += 1;
         false
     }
 }
@@ -137,14 +138,9 @@ fn compile(folder: &Path, library: &Path, precision: Precision) -> Option<()> {
     write("kernels.cpp", &program(precision));
     let compiler = std::env::var("CXX").unwrap_or("c++".into());
     let output = Command::new(&compiler)
-        .args(["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"])
-        .args([
-            "-Wall",
-            "-Wno-unknown-pragmas",
-            "-Wno-unused-function",
-            "-Wno-clobbered",
-            "-fno-strict-aliasing",
-        ])
+        .args(["-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"])
+        // For fused multiply-adds in hardware, and only where the kernels say so.
+        .args(cfg!(target_arch = "x86_64").then_some("-march=native"))
         .args(["-shared", "-fPIC", precision.definition(), "-o"])
         .args([library, &folder.join("kernels.cpp")])
         .output();

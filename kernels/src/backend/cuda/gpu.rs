@@ -85,7 +85,7 @@ impl Gpu {
             failure: None,
         };
         let cache = Cache::of_user();
-        for source in sources {
+        for source in sources.iter().filter(|source| source.precisions.contains(&precision)) {
             gpu.load(source, cache.as_ref())?;
         }
         Ok(gpu)

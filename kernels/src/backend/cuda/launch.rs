@@ -47,7 +47,7 @@ pub fn columns(count: usize) -> Launch {
     line(count.div_ceil(THREADS), THREADS)
 }
 
-/// One thread a column, and several down the rows.
+/// One thread a column or a chunk of columns, and several down the rows.
 pub fn columns_by_rows(columns: usize, rows: usize) -> Launch {
     Launch {
         grid: [blocks(columns.div_ceil(THREADS)), blocks(rows.min(1024)), 1],

@@ -1,11 +1,11 @@
-// Causal attention of heads at most 128 wide, in tiles (Dao et al., "FlashAttention"). CPU
-// reference: backend/reference.rs; checked against attention.cu, too.
+// Causal attention of heads at most 128 wide, in tiles (Dao et al., "FlashAttention").
+// CPU reference: backend/reference.rs; checked against attention.cu, too.
 //
 // Tried or considered:
 // 1. one block a query: attention.cu, which reads every key once for every query;
 // 2. tiles of queries and keys in shared memory, scores that never leave the block, online softmax,
 //    f32 arithmetic: this;
-// 3. tensor cores: a kernel of its own, not written; products here run on the common cores.
+// 3. tensor cores: tensor_attention.cu, for 16 bits.
 // Backward in two passes, over the tiles of queries and over those of keys, so that every sum has
 // one owner and one order: no atomics. Scores are made twice for it.
 // Never run on a GPU; run on the CPU under emulation.
