@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use everstep_kernels::backend::{Backend, Cpu, Reference, Sizes};
+use everstep_kernels::backend::{Arena, Backend, Cpu, Fetched, Reference, Sizes, View};
 use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Exchange, Pass};
 use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, Model, OnBackend};
 use everstep_kernels::random::Philox;
@@ -258,6 +258,26 @@ fn ranges_cover_the_vector_exactly_once() {
     check_announcements(gpt(BYTE_GPT), empty, &gpt_batch(&BYTE_GPT));
     let empty = OnBackend::<Mlp, _>::new(TINY_MLP, Cpu::new).unwrap();
     check_announcements(initialised::<Mlp, _>(TINY_MLP, Cpu::new), empty, &mlp_batch(&TINY_MLP));
+}
+
+#[test]
+fn on_the_host_a_gradient_is_there_as_soon_as_it_is_asked_for() {
+    let sizes = Sizes { parameters: 9, ..Sizes::default() };
+    let backends: [Box<dyn Backend>; 2] =
+        [Box::new(Cpu::new(sizes)), Box::new(Reference::new(sizes))];
+    for mut device in backends {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+        device.write(View::row(Arena::Gradients, 0..9), &values);
+        for range in [5..9, 2..5] {
+            device.fetch(range);
+        }
+        for (wait, range) in [(false, 5..9), (true, 2..5)] {
+            let fetched = device.fetched(wait).expect("nothing fails").expect("it is there");
+            assert_eq!(fetched, Fetched { range: range.clone(), gradient: values[range].into() });
+        }
+        assert_eq!(device.fetched(false), Ok(None));
+        assert_eq!(device.fetched(true), Ok(None), "nothing is left to wait for");
+    }
 }
 
 /// Plain gradient descent; returns the first and the last loss.
