@@ -126,6 +126,7 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
         width: keys.read("model.width")?.unwrap_or(128),
         context: keys.read("model.context")?.unwrap_or(128),
         precision: keys.read("model.precision")?.unwrap_or_default(),
+        recompute: keys.read("model.recompute")?.unwrap_or_default(),
     })
 }
 

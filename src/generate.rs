@@ -135,6 +135,8 @@ struct ModelFields {
     context: u32,
     #[serde(default)]
     precision: Precision,
+    #[serde(default)]
+    recompute: bool,
 }
 
 /// A run of that model, one row at a time; all else is as by default.

@@ -108,6 +108,14 @@ fn every_key_of_the_file_is_read() {
 }
 
 #[test]
+fn blocks_are_computed_again_only_where_the_file_asks_for_it() {
+    let recompute = |text| resolved(text, Overrides::default()).unwrap().run.model.recompute;
+    assert!(recompute("[model]\nrecompute = true"));
+    assert!(!recompute("[model]\nkind = \"mlp\"\nrecompute = false"));
+    assert!(!recompute(""));
+}
+
+#[test]
 fn a_flag_wins_over_the_file() {
     let flags = Overrides {
         workers: Some(3),
@@ -169,6 +177,8 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         ("[model]\nlayers = 0", 2, "model.layers is 0"),
         ("[model]\nwidth = 5_000_000_000", 2, "model.width is 5_000_000_000"),
         ("[model]\nwidth = 96\nheads = 5", 3, "which does not divide model.width = 96"),
+        ("[model]\nrecompute = 1", 2, "model.recompute is 1; it must be true or false"),
+        ("[model]\nkind = \"mlp\"\nrecompute = true", 3, "\"mlp\", which has no blocks"),
         ("[batch]\nmicro_batch = 0", 2, "batch.micro_batch is 0"),
         ("[optimizer]\nlearning_rate = nan", 2, "optimizer.learning_rate is NaN"),
         ("[optimizer]\nlearning_rate = -1e-3", 2, "optimizer.learning_rate is -0.001"),

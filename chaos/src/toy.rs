@@ -44,6 +44,7 @@ pub fn run() -> RunSpec {
             width: 8,
             context: 2,
             precision: Precision::F32,
+            recompute: false,
         },
         data: DataSpec { kind: DATASET.into(), path: "none".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: 8, micro_batch: 2, accumulate: 1 },

@@ -9,11 +9,17 @@ use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
 fn main() {
     for (layers, width, heads, context) in [(4, 128, 4, 128), (6, 384, 6, 256)] {
         let micro_batch = 4;
-        let config = GptConfig { vocabulary: 256, layers, heads, width, context, micro_batch };
-        let rate = tokens_per_second(config);
-        println!(
-            "gpt {layers} x {width}, {micro_batch} sequences of {context}: {rate:.0} tokens/s"
-        );
+        for recompute in [false, true] {
+            let vocabulary = 256;
+            let config =
+                GptConfig { vocabulary, layers, heads, width, context, micro_batch, recompute };
+            let rate = tokens_per_second(config);
+            let how = if recompute { ", blocks computed again" } else { "" };
+            println!(
+                "gpt {layers} x {width}, {micro_batch} sequences of {context}{how}: \
+                 {rate:.0} tokens/s"
+            );
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Operations on buffer handles: what a model is written in, and what a device must offer.
 //!
 //! A [`View`] names a matrix in one of the device's four flat arenas; it is a handle, never
-//! memory. Operations *enqueue*: only [`Backend::read_back`] and [`Backend::total`] wait for the
-//! device. Operands of one operation never overlap, and no operation allocates.
+//! memory. Operations *enqueue*: only [`Backend::read_back`], [`Backend::total`] and, where it is
+//! told to, [`Backend::fetched`] wait for the device. Operands of one operation never overlap, and
+//! no operation allocates.
 //!
-//! So whatever fails on the device shows at those two, and once it has shown, it shows at each of
+//! So whatever fails on the device shows at those three, and once it has shown, it shows at each of
 //! them: nothing computed after a failure is ever seen.
 //!
 //! Every operation computes the same bits from the same inputs on every call. Nothing here knows
@@ -33,6 +34,16 @@ pub trait Backend: Send {
 
     /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32.
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError>;
+
+    /// Asks for a copy of a range of the gradients, as they are after all that was enqueued before;
+    /// what is enqueued after it does not wait for the copy. The range stays as it is until all of
+    /// it was [fetched](Backend::fetched).
+    fn fetch(&mut self, gradients: Range<usize>);
+
+    /// Shows the next part of what was asked for that has come: ranges in the order in which they
+    /// were asked for, a long one in several parts. `None` where nothing has come yet; with `wait`,
+    /// only where nothing is left to come.
+    fn fetched(&mut self, wait: bool) -> Result<Option<Fetched<'_>>, DeviceError>;
 
     /// Waits for all that was enqueued, and adds up the values of `from` in f64, in order.
     fn total(&mut self, from: View) -> Result<f64, DeviceError>;
@@ -88,6 +99,15 @@ pub trait Backend: Send {
 
     /// The bytes of device memory that this backend holds.
     fn bytes(&self) -> usize;
+}
+
+/// A part of the gradient that has come to the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fetched<'a> {
+    /// Which part.
+    pub range: Range<usize>,
+    /// Its values.
+    pub gradient: Cow<'a, [f32]>,
 }
 
 /// Something that was enqueued has failed; the device computes nothing any more.

@@ -42,6 +42,21 @@ pub struct Plan {
     sequence: usize,
 }
 
+/// Memory of activations and statistics that parts of a model use in turn: what one has written
+/// there is lost when the next one begins.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedArea {
+    start: Ends,
+    end: Ends,
+}
+
+/// Where the next activations and statistics would be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ends {
+    activations: usize,
+    statistics: usize,
+}
+
 impl Plan {
     /// Places a parameter: a vector as a single row, or a matrix.
     pub fn parameter(&mut self, name: String, shape: &[usize], init: Init) -> View {
@@ -62,6 +77,36 @@ impl Plan {
         let offset = self.statistics.next_multiple_of(LINE);
         self.statistics = offset + rows * columns;
         View::new(Arena::Statistics, offset, rows, columns)
+    }
+
+    /// Plans a part whose activations and statistics share their memory with those of other parts of
+    /// the same shapes. The first part makes the area.
+    pub fn shared<T>(
+        &mut self,
+        area: &mut Option<SharedArea>,
+        part: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let outside = self.ends();
+        let start = area.map_or(outside, |area| area.start);
+        self.continue_at(start);
+        let planned = part(self);
+        let end = self.ends();
+        match area {
+            None => *area = Some(SharedArea { start, end }),
+            Some(area) => {
+                assert_eq!(area.end, end, "parts of the same shapes share an area");
+                self.continue_at(outside);
+            }
+        }
+        planned
+    }
+
+    fn ends(&self) -> Ends {
+        Ends { activations: self.activations, statistics: self.statistics }
+    }
+
+    fn continue_at(&mut self, ends: Ends) {
+        Ends { activations: self.activations, statistics: self.statistics } = ends;
     }
 
     /// Places tokens or targets.
@@ -108,5 +153,28 @@ mod tests {
         assert_eq!(second, View::new(Arena::Statistics, LINE, 5, 2));
         let Sizes { activations, statistics, .. } = plan.sizes();
         assert_eq!((activations, statistics), (LINE + 4, LINE + 10));
+    }
+
+    #[test]
+    fn parts_that_share_an_area_lie_at_the_same_place_and_what_is_between_them_beside_it() {
+        let (mut plan, mut area) = (Plan::default(), None);
+        plan.activation(1, 3);
+        let part = |plan: &mut Plan| [plan.activation(2, 9), plan.statistics(2, 1)];
+        let first = plan.shared(&mut area, part);
+        let (kept, counted) = (plan.activation(1, 5), plan.statistics(1, 1));
+        assert_eq!(plan.shared(&mut area, part), first);
+        let next = plan.activation(1, 1);
+        let at =
+            |line: usize, rows, columns| View::new(Arena::Activations, line * LINE, rows, columns);
+        assert_eq!((first[0], kept, next), (at(1, 2, 9), at(3, 1, 5), at(4, 1, 1)));
+        assert_eq!(counted, View::new(Arena::Statistics, LINE, 1, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "parts of the same shapes share an area")]
+    fn parts_of_different_shapes_share_no_area() {
+        let (mut plan, mut area) = (Plan::default(), None);
+        plan.shared(&mut area, |plan| plan.activation(2, 9));
+        plan.shared(&mut area, |plan| plan.activation(2, 8));
     }
 }

@@ -6,6 +6,7 @@
 
 mod cuda {
     pub mod emulated;
+    mod fetches;
     mod models;
     mod owners;
     mod stub;

@@ -2,21 +2,35 @@
 
 use std::ops::Range;
 
-use everstep_kernels::backend::{Backend, Cpu, Reference, Sizes};
+use everstep_kernels::backend::{Arena, Backend, Cpu, Fetched, Reference, Sizes, View};
 use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Exchange, Pass};
 use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, Model, OnBackend};
 use everstep_kernels::random::Philox;
 
 const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0 };
 
-const TINY_GPT: GptConfig =
-    GptConfig { vocabulary: 11, layers: 2, heads: 2, width: 8, context: 5, micro_batch: 3 };
+const TINY_GPT: GptConfig = GptConfig {
+    vocabulary: 11,
+    layers: 2,
+    heads: 2,
+    width: 8,
+    context: 5,
+    micro_batch: 3,
+    recompute: false,
+};
 
 const TINY_MLP: MlpConfig =
     MlpConfig { vocabulary: 11, layers: 2, width: 7, context: 3, micro_batch: 4 };
 
-const BYTE_GPT: GptConfig =
-    GptConfig { vocabulary: 256, layers: 2, heads: 2, width: 32, context: 16, micro_batch: 4 };
+const BYTE_GPT: GptConfig = GptConfig {
+    vocabulary: 256,
+    layers: 2,
+    heads: 2,
+    width: 32,
+    context: 16,
+    micro_batch: 4,
+    recompute: false,
+};
 
 fn gpt(config: GptConfig) -> OnBackend<Gpt, Cpu> {
     initialised(config, Cpu::new)
@@ -246,6 +260,26 @@ fn ranges_cover_the_vector_exactly_once() {
     check_announcements(initialised::<Mlp, _>(TINY_MLP, Cpu::new), empty, &mlp_batch(&TINY_MLP));
 }
 
+#[test]
+fn on_the_host_a_gradient_is_there_as_soon_as_it_is_asked_for() {
+    let sizes = Sizes { parameters: 9, ..Sizes::default() };
+    let backends: [Box<dyn Backend>; 2] =
+        [Box::new(Cpu::new(sizes)), Box::new(Reference::new(sizes))];
+    for mut device in backends {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+        device.write(View::row(Arena::Gradients, 0..9), &values);
+        for range in [5..9, 2..5] {
+            device.fetch(range);
+        }
+        for (wait, range) in [(false, 5..9), (true, 2..5)] {
+            let fetched = device.fetched(wait).expect("nothing fails").expect("it is there");
+            assert_eq!(fetched, Fetched { range: range.clone(), gradient: values[range].into() });
+        }
+        assert_eq!(device.fetched(false), Ok(None));
+        assert_eq!(device.fetched(true), Ok(None), "nothing is left to wait for");
+    }
+}
+
 /// Plain gradient descent; returns the first and the last loss.
 fn descend(mut model: impl Compute, batch: &Batch, steps: usize, rate: f32) -> (f64, f64) {
     let mut parameters = initial_parameters(&model);
@@ -353,10 +387,81 @@ fn impossible_models_are_refused() {
     assert_eq!(error, Some(ConfigError::Zero("layers")));
 }
 
+/// Everything that a model says of a step with two micro-batches, the first of which is smaller, and
+/// of a text: losses, and the bits of the gradient and of logits.
+fn whole_step(config: GptConfig) -> (Vec<f64>, Vec<u32>) {
+    let mut model = gpt(config);
+    let parameters = random_parameters(&model);
+    model.load(0, &parameters);
+    let (whole, mut exchange) = (gpt_batch(&config), Collect::default());
+    let small = gpt_batch(&GptConfig { micro_batch: config.micro_batch.div_ceil(2), ..config });
+    let pass = Pass { first: true, last: false, scale: 0.5 };
+    let first = model.gradient(&small, pass, &mut exchange).expect("a valid batch");
+    let before = loss_of(&mut model, &whole);
+    let text = model.next_logits(&whole.tokens[..config.context.min(3)]).expect("valid tokens");
+    let pass = Pass { first: false, last: true, scale: 0.5 };
+    let second = model.gradient(&whole, pass, &mut exchange).expect("a valid batch");
+    let values = exchange.gradient.into_iter().chain(text);
+    (vec![first, before, second], values.map(f32::to_bits).collect())
+}
+
+#[test]
+fn a_gpt_that_computes_its_blocks_again_says_the_same_bit_for_bit() {
+    let with = |layers: usize, heads, width, context, micro_batch| GptConfig {
+        layers,
+        heads,
+        width,
+        context,
+        micro_batch,
+        ..BYTE_GPT
+    };
+    let shapes = [
+        TINY_GPT,
+        BYTE_GPT,
+        with(1, 2, 16, 9, 2),
+        with(3, 1, 7, 1, 1),
+        with(4, 3, 33, 70, 3),
+        with(6, 2, 64, 33, 1),
+    ];
+    for config in shapes {
+        let expected = whole_step(config);
+        let (_, gradient) = &expected;
+        assert!(gradient.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+        let again = whole_step(GptConfig { recompute: true, ..config });
+        assert!(again == expected, "{config:?}");
+    }
+}
+
+#[test]
+fn a_gpt_that_computes_its_blocks_again_keeps_the_activations_of_one() {
+    let sizes = |layers: usize, recompute: bool| {
+        let (mut sizes, config) = (Sizes::default(), GptConfig { layers, recompute, ..BYTE_GPT });
+        let open = |asked: Sizes| {
+            sizes = asked;
+            Cpu::new(asked)
+        };
+        OnBackend::<Gpt, _>::new(config, open).expect("a valid configuration");
+        sizes
+    };
+    let GptConfig { heads, width, context, micro_batch, .. } = BYTE_GPT;
+    let rows = micro_batch * context;
+    // Of a block: two norms, attention and its projection, and what is three or four times as wide.
+    let (activations, statistics) = (15 * rows * width, rows * (2 + heads + 2));
+    for layers in [1, 2, 7] {
+        let (kept, again) = (sizes(layers, false), sizes(layers, true));
+        let saved = Sizes {
+            activations: again.activations + (layers - 1) * activations,
+            statistics: again.statistics + (layers - 1) * statistics,
+            ..again
+        };
+        assert_eq!(saved, kept, "{layers} blocks");
+    }
+}
+
 #[test]
 fn device_bytes_count_every_arena() {
     let model = gpt(TINY_GPT);
-    let GptConfig { vocabulary, layers, heads, width, context, micro_batch } = TINY_GPT;
+    let GptConfig { vocabulary, layers, heads, width, context, micro_batch, .. } = TINY_GPT;
     let rows = micro_batch * context;
     let block =
         rows * (2 * (width + 2) + 3 * width + width + heads + width + 4 * width * 2 + width);

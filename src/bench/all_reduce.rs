@@ -114,6 +114,7 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             width: 1,
             context: units,
             precision: Precision::F32,
+            recompute: false,
         },
         data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0 },
         batch: BatchSpec { data_shards: flags.workers, micro_batch: 1, accumulate: 1 },

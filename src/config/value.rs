@@ -63,6 +63,14 @@ impl Value for f64 {
     }
 }
 
+impl Value for bool {
+    const WHAT: &'static str = "true or false";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        value.as_bool()
+    }
+}
+
 impl Value for String {
     const WHAT: &'static str = "text in quotes";
 

@@ -30,6 +30,7 @@ fn gpt(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> 
         width: run.model.width as usize,
         context: run.model.context as usize,
         micro_batch: run.batch.micro_batch as usize,
+        recompute: run.model.recompute,
     };
     device::open::<Gpt>(device, precision(run), config).map_err(|error| error.to_string())
 }

@@ -25,7 +25,8 @@ impl Memory {
     ///
     /// With `N` parameters, `W` workers and `C = min(copies, W)` owners of each shard:
     ///
-    /// - device: parameters, gradient and activations;
+    /// - device: parameters, gradient and activations, as the model has planned them: of a `gpt` with
+    ///   `recompute` only the input of each block, and one block's activations;
     /// - optimizer: `C N / W` times master weights and moments;
     /// - partials: `4 N` for each complete subtree, and for each level of the one under way;
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
@@ -102,10 +103,31 @@ fn partials_held(subtrees: &[Node]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::exemplars;
+
     use super::*;
+    use crate::builtin;
 
     fn held(data_shards: u32, workers: u32) -> Vec<u64> {
         subtrees(data_shards, workers).map(|mine| partials_held(&mine)).collect()
+    }
+
+    #[test]
+    fn a_gpt_that_computes_its_blocks_again_needs_less() {
+        let needed = |recompute| {
+            let mut run = exemplars::run();
+            (run.model.layers, run.model.recompute) = (5, recompute);
+            let model = builtin::registry().build_model_on_host(&run).expect("a gpt");
+            Memory::of_worker(&run, &*model, 2).expect("a valid optimizer")
+        };
+        let (kept, again) = (needed(false), needed(true));
+        let run = exemplars::run();
+        let rows = u64::from(run.batch.micro_batch * run.model.context);
+        let (width, heads) = (u64::from(run.model.width), u64::from(run.model.heads));
+        // Of each of the four blocks that lie where the fifth does.
+        let least = 4 * 4 * rows * (15 * width + 2 * 2 + heads);
+        assert!(again.device + least <= kept.device, "{again:?} {kept:?}");
+        assert_eq!(Memory { device: 0, ..again }, Memory { device: 0, ..kept });
     }
 
     #[test]

@@ -9,9 +9,11 @@
 //! This backend is the host, so an operation is done when its call returns.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::memory::Memory;
-use super::{Attention, Backend, DeviceError, Indices, Norm, Sizes, View};
+use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
 use gemm::{Gemm, Grid};
 
 mod attention;
@@ -28,13 +30,16 @@ pub struct Cpu {
     gemm: Gemm,
     /// Two blocks of attention's scores.
     scores: Vec<f32>,
+    /// What was asked for; it lies here all the time.
+    fetches: VecDeque<Range<usize>>,
 }
 
 impl Cpu {
     /// Allocates the arenas, zeroed.
     pub fn new(sizes: Sizes) -> Self {
         let scores = vec![0.0; 2 * attention::BLOCK.min(sizes.sequence) * sizes.sequence];
-        Self { memory: Memory::new(sizes), gemm: Gemm::new(), scores }
+        let (memory, fetches) = (Memory::new(sizes), VecDeque::new());
+        Self { memory, gemm: Gemm::new(), scores, fetches }
     }
 
     fn product(&mut self, a: View, b: View, c: View, accumulate: bool) {
@@ -59,6 +64,16 @@ impl Backend for Cpu {
 
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError> {
         Ok(Cow::Borrowed(self.memory.read(from)))
+    }
+
+    fn fetch(&mut self, gradients: Range<usize>) {
+        self.fetches.push_back(gradients);
+    }
+
+    fn fetched(&mut self, _wait: bool) -> Result<Option<Fetched<'_>>, DeviceError> {
+        let Some(range) = self.fetches.pop_front() else { return Ok(None) };
+        let gradient = self.read_back(View::row(Arena::Gradients, range.clone()))?;
+        Ok(Some(Fetched { range, gradient }))
     }
 
     fn total(&mut self, from: View) -> Result<f64, DeviceError> {

@@ -9,8 +9,10 @@
 //! is checked by running them on the CPU; on a GPU they have never run.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::Range;
 
-use super::{Arena, Attention, Backend, DeviceError, Indices, Norm, Sizes, View};
+use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
 use arenas::Arenas;
 use launch::Chunks;
 use segments::Segments;
@@ -40,6 +42,8 @@ pub struct Cuda<D> {
     segments: Segments,
     /// What was read back last.
     values: Vec<f32>,
+    /// Ranges of the gradient that were asked for, without what of the first has come.
+    fetches: VecDeque<Range<usize>>,
     attention: AttentionKernels,
 }
 
@@ -54,6 +58,7 @@ impl<D: Driver> Cuda<D> {
             indices: vec![0; sizes.indices],
             segments: Segments::default(),
             values: Vec::new(),
+            fetches: VecDeque::new(),
             attention: AttentionKernels::Tensor,
         })
     }
@@ -180,6 +185,26 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
             self.driver.read(staging, bytemuck::cast_slice_mut(values))?;
         }
         Ok(Cow::Borrowed(&self.values))
+    }
+
+    fn fetch(&mut self, gradients: Range<usize>) {
+        if !gradients.is_empty() {
+            let from = View::row(Arena::Gradients, gradients.clone());
+            self.driver.fetch(self.arenas.address(from), from.len());
+            self.fetches.push_back(gradients);
+        }
+    }
+
+    fn fetched(&mut self, wait: bool) -> Result<Option<Fetched<'_>>, DeviceError> {
+        let Some(gradient) = self.driver.fetched(wait)? else { return Ok(None) };
+        let left = self.fetches.front_mut().expect("only what was asked for comes");
+        let range = left.start..left.start + gradient.len();
+        assert!(range.end <= left.end, "a part is of one range");
+        left.start = range.end;
+        if left.start == left.end {
+            self.fetches.pop_front();
+        }
+        Ok(Some(Fetched { range, gradient: gradient.into() }))
     }
 
     /// On the host: what is added up are a batch's losses, a few KiB, and their order is promised.

@@ -4,19 +4,23 @@
 //! with it. It is slow, and it is never used for training.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::memory::Memory;
-use super::{Attention, Backend, DeviceError, Indices, Norm, Sizes, View};
+use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
 
 /// A backend that is obviously right.
 pub struct Reference {
     memory: Memory<f64>,
+    /// What was asked for; it lies here all the time.
+    fetches: VecDeque<Range<usize>>,
 }
 
 impl Reference {
     /// Allocates the arenas, zeroed.
     pub fn new(sizes: Sizes) -> Self {
-        Self { memory: Memory::new(sizes) }
+        Self { memory: Memory::new(sizes), fetches: VecDeque::new() }
     }
 }
 
@@ -35,6 +39,16 @@ impl Backend for Reference {
 
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError> {
         Ok(self.memory.read(from).iter().map(|value| *value as f32).collect())
+    }
+
+    fn fetch(&mut self, gradients: Range<usize>) {
+        self.fetches.push_back(gradients);
+    }
+
+    fn fetched(&mut self, _wait: bool) -> Result<Option<Fetched<'_>>, DeviceError> {
+        let Some(range) = self.fetches.pop_front() else { return Ok(None) };
+        let gradient = self.read_back(View::row(Arena::Gradients, range.clone()))?;
+        Ok(Some(Fetched { range, gradient }))
     }
 
     fn total(&mut self, from: View) -> Result<f64, DeviceError> {

@@ -1,13 +1,17 @@
 //! GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners"): pre-norm blocks,
 //! learned positions, GELU, a head tied to the embedding. Names and shapes are those of GPT-2's
 //! safetensors, so its files can be read as they are.
+//!
+//! Where memory is short it keeps only what goes into each block, and computes the rest of a block
+//! again on the way back (Chen et al., "Training Deep Nets with Sublinear Memory Cost"): the same
+//! operations on the same values, hence the same gradient, bit for bit.
 
 use std::ops::Range;
 
 use super::{BatchShape, Boundary, ConfigError, Model, Sequences, all_positive};
 use crate::backend::{Backend, View};
 use crate::layers::{
-    CausalAttention, Embedding, Gelu, LayerNorm, Linear, Plan, Positions, TiedHead,
+    CausalAttention, Embedding, Gelu, LayerNorm, Linear, Plan, Positions, SharedArea, TiedHead,
 };
 
 /// Deviation of initial weights (Radford et al., "Improving Language Understanding by Generative
@@ -29,6 +33,8 @@ pub struct GptConfig {
     pub context: usize,
     /// The most rows of a batch.
     pub micro_batch: usize,
+    /// Whether the backward pass computes blocks again, instead of their activations being kept.
+    pub recompute: bool,
 }
 
 /// A decoder that predicts the next token at every position.
@@ -57,7 +63,9 @@ impl Model for Gpt {
         let wte = Embedding::new(plan, "wte", [vocabulary, width], DEVIATION, rows);
         let wpe = Positions::new(plan, "wpe", [context, width], DEVIATION);
         let first = 0..plan.layout().count();
-        let blocks: Vec<_> = (0..layers).map(|layer| Block::new(plan, layer, &config)).collect();
+        let mut area = None;
+        let blocks: Vec<_> =
+            (0..layers).map(|layer| Block::new(plan, layer, &config, &mut area)).collect();
         let start = plan.layout().count();
         let ln_f = LayerNorm::new(plan, "ln_f", width, rows);
         let last = start..plan.layout().count();
@@ -102,7 +110,12 @@ impl Model for Gpt {
         self.ln_f.backward(device, self.stream(self.blocks.len(), rows), d.branch, d.stream);
         ready(device, self.last.clone());
         for (layer, block) in self.blocks.iter().enumerate().rev() {
-            block.backward(device, input.length, self.stream(layer, rows), d);
+            let x = self.stream(layer, rows);
+            // The forward pass ended with the last block: what that has computed is still there.
+            if self.config.recompute && layer + 1 < self.blocks.len() {
+                block.inner.forward(device, input.length, x);
+            }
+            block.backward(device, input.length, x, d);
             ready(device, block.parameters.clone());
         }
         self.wpe.backward(device, input.length, d.stream);
@@ -128,7 +141,7 @@ impl Gpt {
 
 impl GptConfig {
     fn check(&self) -> Result<(), ConfigError> {
-        let Self { vocabulary, layers, heads, width, context, micro_batch } = *self;
+        let Self { vocabulary, layers, heads, width, context, micro_batch, .. } = *self;
         all_positive(&[
             ("vocabulary", vocabulary),
             ("layers", layers),
@@ -143,6 +156,12 @@ impl GptConfig {
     /// The most rows of activations.
     fn rows(&self) -> usize {
         self.micro_batch * self.context
+    }
+
+    /// Of the weights whose products are added to the stream, which is a sum of so many branches
+    /// (GPT-2's paper, section 2.3).
+    fn residual_deviation(&self) -> f32 {
+        DEVIATION / ((2 * self.layers) as f32).sqrt()
     }
 }
 
@@ -170,6 +189,15 @@ impl Gradients {
 /// `x + attention(norm(x))`, then the same with a perceptron for attention.
 #[derive(Clone, Debug)]
 struct Block {
+    inner: Inner,
+    /// Its output becomes the stream after the block.
+    c_proj: Linear,
+    parameters: Range<usize>,
+}
+
+/// A block up to what its last layer reads: all that can be computed again.
+#[derive(Clone, Debug)]
+struct Inner {
     ln_1: LayerNorm,
     c_attn: Linear,
     attention: CausalAttention,
@@ -178,40 +206,29 @@ struct Block {
     ln_2: LayerNorm,
     c_fc: Linear,
     gelu: Gelu,
-    /// Its output becomes the stream after the block.
-    c_proj: Linear,
-    parameters: Range<usize>,
 }
 
 impl Block {
-    fn new(plan: &mut Plan, layer: usize, config: &GptConfig) -> Self {
-        let GptConfig { layers, heads, width, context, .. } = *config;
-        let (rows, start) = (config.rows(), plan.layout().count());
-        let name = |part: &str| format!("h.{layer}.{part}");
-        // The stream is a sum of so many branches (GPT-2's paper, section 2.3).
-        let residual = DEVIATION / ((2 * layers) as f32).sqrt();
-        Self {
-            ln_1: LayerNorm::new(plan, &name("ln_1"), width, rows),
-            c_attn: Linear::new(plan, &name("attn.c_attn"), [width, 3 * width], DEVIATION, rows),
-            attention: CausalAttention::new(plan, heads, width, context, rows),
-            attn_c_proj: Linear::new(plan, &name("attn.c_proj"), [width; 2], residual, rows),
-            ln_2: LayerNorm::new(plan, &name("ln_2"), width, rows),
-            c_fc: Linear::new(plan, &name("mlp.c_fc"), [width, 4 * width], DEVIATION, rows),
-            gelu: Gelu::new(plan, 4 * width, rows),
-            c_proj: Linear::new(plan, &name("mlp.c_proj"), [4 * width, width], residual, rows),
-            parameters: start..plan.layout().count(),
-        }
+    /// Where blocks are computed again, `area` is what they compute in.
+    fn new(
+        plan: &mut Plan,
+        layer: usize,
+        config: &GptConfig,
+        area: &mut Option<SharedArea>,
+    ) -> Self {
+        let GptConfig { width, recompute, .. } = *config;
+        let start = plan.layout().count();
+        let inner = match recompute {
+            true => plan.shared(area, |plan| Inner::new(plan, layer, config)),
+            false => Inner::new(plan, layer, config),
+        };
+        let (name, shape) = (format!("h.{layer}.mlp.c_proj"), [4 * width, width]);
+        let c_proj = Linear::new(plan, &name, shape, config.residual_deviation(), config.rows());
+        Self { inner, c_proj, parameters: start..plan.layout().count() }
     }
 
     fn forward(&self, device: &mut dyn Backend, sequence: usize, x: View) -> View {
-        let y = self.ln_1.forward(device, x);
-        let qkv = self.c_attn.forward(device, y);
-        let y = self.attention.forward(device, sequence, qkv);
-        let middle = self.attn_c_proj.forward(device, y);
-        device.add(x, middle);
-        let y = self.ln_2.forward(device, middle);
-        let y = self.c_fc.forward(device, y);
-        let y = self.gelu.forward(device, y);
+        let [middle, y] = self.inner.forward(device, sequence, x);
         let y = self.c_proj.forward(device, y);
         device.add(middle, y);
         y
@@ -220,15 +237,45 @@ impl Block {
     /// Turns `d.stream` from the gradient after the block into that before it.
     fn backward(&self, device: &mut dyn Backend, sequence: usize, x: View, d: Gradients) {
         let rows = x.rows();
-        self.c_proj.backward(device, self.gelu.y(rows), d.stream, d.wide);
-        self.gelu.backward(device, self.c_fc.y(rows), d.wide);
-        self.c_fc.backward(device, self.ln_2.y(rows), d.wide, d.branch);
-        self.ln_2.backward(device, self.attn_c_proj.y(rows), d.branch, d.stream);
-        self.attn_c_proj.backward(device, self.attention.y(rows), d.stream, d.branch);
-        let qkv = self.c_attn.y(rows);
+        let Inner { ln_1, c_attn, attention, attn_c_proj, ln_2, c_fc, gelu } = &self.inner;
+        self.c_proj.backward(device, gelu.y(rows), d.stream, d.wide);
+        gelu.backward(device, c_fc.y(rows), d.wide);
+        c_fc.backward(device, ln_2.y(rows), d.wide, d.branch);
+        ln_2.backward(device, attn_c_proj.y(rows), d.branch, d.stream);
+        attn_c_proj.backward(device, attention.y(rows), d.stream, d.branch);
+        let qkv = c_attn.y(rows);
         let d_qkv = d.wide.shaped(rows, qkv.columns());
-        device.attention_backward(self.attention.of(sequence, qkv), d.branch, d_qkv);
-        self.c_attn.backward(device, self.ln_1.y(rows), d_qkv, d.branch);
-        self.ln_1.backward(device, x, d.branch, d.stream);
+        device.attention_backward(attention.of(sequence, qkv), d.branch, d_qkv);
+        c_attn.backward(device, ln_1.y(rows), d_qkv, d.branch);
+        ln_1.backward(device, x, d.branch, d.stream);
+    }
+}
+
+impl Inner {
+    fn new(plan: &mut Plan, layer: usize, config: &GptConfig) -> Self {
+        let GptConfig { heads, width, context, .. } = *config;
+        let (rows, residual) = (config.rows(), config.residual_deviation());
+        let name = |part: &str| format!("h.{layer}.{part}");
+        Self {
+            ln_1: LayerNorm::new(plan, &name("ln_1"), width, rows),
+            c_attn: Linear::new(plan, &name("attn.c_attn"), [width, 3 * width], DEVIATION, rows),
+            attention: CausalAttention::new(plan, heads, width, context, rows),
+            attn_c_proj: Linear::new(plan, &name("attn.c_proj"), [width; 2], residual, rows),
+            ln_2: LayerNorm::new(plan, &name("ln_2"), width, rows),
+            c_fc: Linear::new(plan, &name("mlp.c_fc"), [width, 4 * width], DEVIATION, rows),
+            gelu: Gelu::new(plan, 4 * width, rows),
+        }
+    }
+
+    /// The stream between the branches, and what the block's last layer reads.
+    fn forward(&self, device: &mut dyn Backend, sequence: usize, x: View) -> [View; 2] {
+        let y = self.ln_1.forward(device, x);
+        let qkv = self.c_attn.forward(device, y);
+        let y = self.attention.forward(device, sequence, qkv);
+        let middle = self.attn_c_proj.forward(device, y);
+        device.add(x, middle);
+        let y = self.ln_2.forward(device, middle);
+        let y = self.c_fc.forward(device, y);
+        [middle, self.gelu.forward(device, y)]
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tracing::trace_span;
 
 use super::{BatchShape, ConfigError, Model, Sequences};
-use crate::backend::{Arena, Backend, DeviceError, Indices, Sizes, View};
+use crate::backend::{Arena, Backend, DeviceError, Fetched, Indices, Sizes, View};
 use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass, STAGES};
 use crate::layers::{CrossEntropy, Plan};
 use crate::layout::Layout;
@@ -102,15 +102,14 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         let _backward = trace_span!(target: STAGES, "backward").entered();
         let losses = self.loss(logits, f64::from(pass.scale));
         let mut ready = |device: &mut dyn Backend, range: Range<usize>| {
-            if !pass.last {
-                return;
-            }
-            // What a device that failed has computed goes nowhere; the mean below says that it has.
-            if let Ok(gradient) = device.read_back(View::row(Arena::Gradients, range.clone())) {
-                exchange.ready(range, &gradient);
+            if pass.last {
+                device.fetch(range);
+                // A device that fails goes on failing, and says so below.
+                let _ = announce(device, exchange, false);
             }
         };
         self.model.backward(&mut self.device, input, logits, &mut ready);
+        announce(&mut self.device, exchange, true)?;
         self.mean(losses)
     }
 
@@ -139,6 +138,18 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
     fn device_bytes(&self) -> usize {
         self.device.bytes()
     }
+}
+
+/// Announces what has come of the gradient; with `wait`, all that was asked for.
+fn announce(
+    device: &mut dyn Backend,
+    exchange: &mut dyn Exchange,
+    wait: bool,
+) -> Result<(), DeviceError> {
+    while let Some(Fetched { range, gradient }) = device.fetched(wait)? {
+        exchange.ready(range, &gradient);
+    }
+    Ok(())
 }
 
 fn write_parameters(device: &mut dyn Backend, offset: usize, values: &[f32]) {

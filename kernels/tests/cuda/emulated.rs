@@ -1,5 +1,6 @@
 //! A driver that runs the kernels on the CPU: each `.cu` compiled as C++ with `emulation.h`.
 
+use std::collections::VecDeque;
 use std::ffi::{CString, c_char, c_uint, c_void};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -24,6 +25,7 @@ type Emulate = unsafe extern "C" fn(*const c_uint, *mut *mut c_void, *const c_ch
 pub struct Emulated {
     library: &'static Library,
     precision: Precision,
+    asked: VecDeque<(Address, usize)>,
     /// Kept until the driver goes; never touched through these.
     memory: Vec<Vec<Line>>,
 }
@@ -39,7 +41,8 @@ impl Emulated {
         static LIBRARIES: [OnceLock<Option<Library>>; 3] = [const { OnceLock::new() }; 3];
         let library = LIBRARIES[precision as usize].get_or_init(|| library(precision));
         let library = library.as_ref()?;
-        Some(Self { library, precision, memory: Vec::new() })
+        let (memory, asked) = (Vec::new(), VecDeque::new());
+        Some(Self { library, precision, memory, asked })
     }
 }
 
@@ -64,6 +67,16 @@ impl Driver for Emulated {
         // SAFETY: as for `write`.
         into.copy_from_slice(unsafe { memory(from, into.len()) });
         Ok(())
+    }
+
+    fn fetch(&mut self, from: Address, count: usize) {
+        self.asked.push_back((from, count));
+    }
+
+    fn fetched(&mut self, _wait: bool) -> Result<Option<&[f32]>, DriverError> {
+        let Some((from, count)) = self.asked.pop_front() else { return Ok(None) };
+        // SAFETY: as for `write`; as long as it is lent, nobody can call this driver.
+        Ok(Some(bytemuck::cast_slice(unsafe { memory(from, 4 * count) })))
     }
 
     fn zero(&mut self, to: Address, bytes: usize) {

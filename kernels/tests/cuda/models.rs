@@ -12,8 +12,15 @@ use crate::operations::check::{Subject, distance};
 const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0 };
 
 /// Two sequences, longer than a tile of attention.
-const GPT: GptConfig =
-    GptConfig { vocabulary: 23, layers: 2, heads: 2, width: 32, context: 70, micro_batch: 2 };
+const GPT: GptConfig = GptConfig {
+    vocabulary: 23,
+    layers: 2,
+    heads: 2,
+    width: 32,
+    context: 70,
+    micro_batch: 2,
+    recompute: false,
+};
 
 /// Large enough that every part of the model matters, and rounded as the device rounds.
 fn load(model: &mut dyn Compute, round: fn(f32) -> f32) {

@@ -38,6 +38,12 @@ impl Driver for Stub {
         if self.broken { Err(DriverError::Failed("it broke".into())) } else { Ok(()) }
     }
 
+    fn fetch(&mut self, _from: Address, _count: usize) {}
+
+    fn fetched(&mut self, _wait: bool) -> Result<Option<&[f32]>, DriverError> {
+        if self.broken { Err(DriverError::Failed("it broke".into())) } else { Ok(None) }
+    }
+
     fn zero(&mut self, _to: Address, _bytes: usize) {}
 
     fn launch(&mut self, kernel: &'static Kernel, _launch: Launch, _arguments: &[Argument]) {

@@ -63,6 +63,7 @@ pub fn run() -> RunSpec {
             width: 8,
             context: 4,
             precision: Precision::F32,
+            recompute: false,
         },
         data: DataSpec { kind: "text".into(), path: "text".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },

@@ -53,6 +53,10 @@ pub struct ModelSpec {
     /// What activations and computing parameters are stored in.
     #[serde(default)]
     pub precision: Precision,
+    /// Whether the backward pass computes each block again instead of keeping its activations (gpt):
+    /// the same bits with less memory, in more time.
+    #[serde(default)]
+    pub recompute: bool,
 }
 
 /// How a device stores activations and the parameters that it computes with. Sums, gradients and
@@ -240,6 +244,11 @@ impl RunSpec {
             let (width, heads) = (model.width, model.heads);
             let problem = format!("is {heads}, which does not divide model.width = {width}");
             return refuse("model.heads", problem);
+        }
+        if model.kind == "mlp" && model.recompute {
+            let problem = "is true, and model.kind is \"mlp\", which has no blocks to compute again; \
+                           it must be false, or left out";
+            return refuse("model.recompute", problem.into());
         }
         if self.min_workers > self.start_workers {
             let (min, start) = (self.min_workers, self.start_workers);

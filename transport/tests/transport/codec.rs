@@ -187,7 +187,7 @@ fn a_waiting_record_need_not_assign_data_shards() {
 #[test]
 fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
     type Change = fn(&mut RunSpec);
-    let table: [(Change, &str); 17] = [
+    let table: [(Change, &str); 18] = [
         (|r| r.name.clear(), "run.name"),
         (|r| r.name = "n".repeat(257), "run.name"),
         (|r| r.steps = 0, "run.steps"),
@@ -197,6 +197,7 @@ fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
         (|r| r.model.kind.clear(), "model.kind"),
         (|r| r.model.layers = 0, "model.layers"),
         (|r| r.model.heads = 3, "model.heads"),
+        (|r| (r.model.kind, r.model.recompute) = ("mlp".into(), true), "model.recompute"),
         (|r| r.data.validation = 0.6, "data.validation"),
         (|r| r.batch.micro_batch = u32::MAX, "batch.micro_batch"),
         (|r| r.batch.accumulate = 65_536, "batch.data_shards"),

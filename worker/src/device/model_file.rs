@@ -138,6 +138,7 @@ mod tests {
             width: 3,
             context: 1,
             precision: Precision::F32,
+            recompute: false,
         };
         let mut file = ModelFile::new(&path, 1, &layout, &model);
         assert!(!file.write(4..9, &[4.0, 5.0, 6.0, 7.0, 8.0]).expect("written"));
@@ -167,6 +168,7 @@ mod tests {
             width: 3,
             context: 1,
             precision: Precision::F32,
+            recompute: false,
         };
         let mut file = ModelFile::new(&path, 1, &layout, &model);
         assert!(!file.write(0..2, &[1.0, 2.0]).expect("written"));
@@ -190,6 +192,7 @@ mod tests {
             width: 3,
             context: 1,
             precision: Precision::F32,
+            recompute: false,
         };
         let mut file = ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model);
         let error = file.write(0..1, &[1.0]).expect_err("no such folder");

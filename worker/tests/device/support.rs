@@ -40,6 +40,7 @@ pub fn run() -> RunSpec {
             width: 8,
             context: 2,
             precision: Precision::F32,
+            recompute: false,
         },
         data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: DATA_SHARDS, micro_batch: 2, accumulate: 1 },

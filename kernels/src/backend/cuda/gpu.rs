@@ -1,7 +1,8 @@
-//! A real GPU as a [`Driver`]: one context, one stream, kernels compiled as they are first needed.
+//! A real GPU as a [`Driver`]: one context, kernels compiled as they are first needed.
 //!
-//! All work is enqueued on one stream, so it is done in its order. Bytes to and from the host go by
-//! way of [pinned memory](Staging), which the GPU copies by itself while the host goes on.
+//! All work is enqueued on one stream, so it is done in its order; only what is
+//! [fetched](Fetches) goes beside it, on another one. Bytes to and from the host go by way of
+//! [pinned memory](Staging), which the GPU copies by itself while the host goes on.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -21,6 +22,7 @@ mod cache;
 mod cublaslt;
 pub mod devices;
 mod error;
+mod fetches;
 pub mod nvrtc;
 mod staging;
 
@@ -30,6 +32,7 @@ pub use error::CudaError;
 
 use cublaslt::Products;
 use devices::failed;
+use fetches::Fetches;
 use staging::Staging;
 
 /// What every allocation begins at a multiple of.
@@ -40,6 +43,7 @@ pub struct Gpu {
     device: Device,
     precision: Precision,
     staging: Staging,
+    fetches: Fetches,
     products: Option<Products>,
     functions: HashMap<(&'static str, &'static str), CudaFunction>,
     modules: HashMap<&'static str, Arc<CudaModule>>,
@@ -67,11 +71,12 @@ impl Gpu {
             CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => CudaError::Taken { index },
             _ => failed("cuDevicePrimaryCtxRetain", error),
         })?;
-        // SAFETY: everything here is enqueued on one stream, so there is nothing to be ordered by
-        // events.
+        // SAFETY: what it would track are buffers of cudarc's own, of which there are none here. What
+        // goes over two streams has events that are recorded and waited for by name.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         let staging = Staging::new(&context)?;
+        let fetches = Fetches::new(&context)?;
         let mut gpu = Self {
             device,
             precision,
@@ -79,6 +84,7 @@ impl Gpu {
             context,
             stream,
             staging,
+            fetches,
             modules: HashMap::new(),
             functions: HashMap::new(),
             allocated: Vec::new(),
@@ -160,6 +166,23 @@ impl Driver for Gpu {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
+    fn fetch(&mut self, from: Address, count: usize) {
+        let stream = self.stream.clone();
+        self.enqueue("cuEventRecord", |gpu| gpu.fetches.ask(&stream, from.0, 4 * count));
+    }
+
+    fn fetched(&mut self, wait: bool) -> Result<Option<&[f32]>, DriverError> {
+        let mut part = None;
+        self.enqueue("cuMemcpyDtoHAsync", |gpu| {
+            part = gpu.fetches.next(wait)?;
+            Ok(())
+        });
+        match &self.failure {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(part.map(|part| self.fetches.values(part))),
+        }
+    }
+
     fn zero(&mut self, to: Address, bytes: usize) {
         self.enqueue("cuMemsetD8Async", |gpu| {
             // SAFETY: who calls names memory that was allocated here and lives as long as the GPU.
@@ -210,6 +233,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         // What fails now is of no use to anybody: the process ends, or builds a new one.
         let _ = self.stream.synchronize();
+        let _ = self.fetches.finish();
         let _ = self.context.bind_to_thread();
         for pointer in self.allocated.drain(..) {
             // SAFETY: it was allocated here, and the GPU has done all that was enqueued.

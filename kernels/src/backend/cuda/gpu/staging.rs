@@ -14,7 +14,7 @@ use super::devices::failed;
 use super::error::CudaError;
 
 /// Bytes of a slot: large enough for full speed, small enough that copies overlap.
-const SLOT_BYTES: usize = 4 << 20;
+pub(super) const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied.
 const SLOTS: usize = 4;
 
@@ -24,10 +24,11 @@ pub struct Staging {
     next: usize,
 }
 
-struct Slot {
+/// Pinned memory for one copy at a time.
+pub(super) struct Slot {
     memory: NonNull<u8>,
     /// When the copy from or to it is done.
-    done: CudaEvent,
+    pub(super) done: CudaEvent,
 }
 
 // SAFETY: the memory belongs to the slot alone, and any thread may use pinned memory.
@@ -96,7 +97,7 @@ impl Staging {
 }
 
 impl Slot {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
         let done = context.new_event(None).map_err(|error| failed("cuEventCreate", error))?;
         // SAFETY: a context is bound, by what was just created; the memory is freed once.
         let memory = unsafe { result::malloc_host(SLOT_BYTES, 0) };
@@ -107,7 +108,8 @@ impl Slot {
         Ok(Self { memory, done })
     }
 
-    fn bytes(&mut self, len: usize) -> &mut [u8] {
+    /// The first `len` bytes. Whoever asks for them has waited for `done`.
+    pub(super) fn bytes(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= SLOT_BYTES, "a part fits a slot");
         // SAFETY: the memory is initialised, as long as that, and borrowed with the slot; the GPU
         // has done with it, as its event was waited for.

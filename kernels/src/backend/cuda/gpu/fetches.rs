@@ -1,0 +1,123 @@
+//! Gradients on their way to the host, while the GPU goes on computing.
+//!
+//! Copies have a stream of their own. Before each copy it waits for an event that the computing
+//! stream passes after all that was enqueued before the copy was asked for; nothing on the computing
+//! stream ever waits for a copy.
+//!
+//! Copies go to a ring of pinned slots, a long one in parts of a slot each. What finds no free slot
+//! waits in a queue of addresses, so the pinned memory is that of the ring, however large the model:
+//! nobody changes what is to be copied, so it does not matter when that is done.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError as Failure};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+
+use super::devices::failed;
+use super::error::CudaError;
+use super::staging::{SLOT_BYTES, Slot};
+
+/// One is lent while the others are copied to: 16 MiB in all.
+const SLOTS: usize = 4;
+
+/// The stream, the ring and the queue.
+///
+/// A slot is *free*, then *under way*, then lent, which for the ring is free again: what is lent is
+/// borrowed from here, so nothing is copied to it before the borrow has ended.
+pub struct Fetches {
+    slots: Vec<Slot>,
+    /// The slot of the oldest part under way; those of the others follow it around the ring.
+    oldest: usize,
+    /// The bytes of each part under way, oldest first.
+    under_way: VecDeque<usize>,
+    /// What no slot was free for, oldest first.
+    asked: VecDeque<Asked>,
+    /// Dropped after the slots, which wait for their copies.
+    stream: Arc<CudaStream>,
+}
+
+/// A copy, without the parts that are under way.
+struct Asked {
+    from: u64,
+    bytes: usize,
+    /// When there is something to copy. Taken by the first part: the others come after it.
+    computed: Option<CudaEvent>,
+}
+
+/// A part that has come: its slot, and its bytes.
+#[derive(Clone, Copy)]
+pub struct Part(usize, usize);
+
+impl Fetches {
+    /// Makes the stream, and allocates the ring.
+    ///
+    /// # Errors
+    /// [`CudaError::Failed`]: the system lets no more memory be pinned.
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
+        let slots: Result<_, _> = (0..SLOTS).map(|_| Slot::new(context)).collect();
+        let (under_way, asked) = (VecDeque::new(), VecDeque::new());
+        Ok(Self { slots: slots?, oldest: 0, under_way, asked, stream })
+    }
+
+    /// Asks for a copy of what is there after all that was enqueued on `computing`.
+    pub fn ask(&mut self, computing: &CudaStream, from: u64, bytes: usize) -> Result<(), Failure> {
+        let computed = Some(computing.record_event(None)?);
+        self.asked.push_back(Asked { from, bytes, computed });
+        self.fill()
+    }
+
+    /// The oldest part that was not yet lent, if it has come; with `wait`, as soon as it has.
+    pub fn next(&mut self, wait: bool) -> Result<Option<Part>, Failure> {
+        self.fill()?;
+        let Some(bytes) = self.under_way.front().copied() else { return Ok(None) };
+        let Slot { done, .. } = &self.slots[self.oldest];
+        if wait {
+            done.synchronize()?;
+        } else if !done.try_is_complete()? {
+            return Ok(None);
+        }
+        let part = Part(self.oldest, bytes);
+        self.under_way.pop_front();
+        self.oldest = (self.oldest + 1) % SLOTS;
+        Ok(Some(part))
+    }
+
+    /// The values of the part that came last.
+    pub fn values(&mut self, Part(slot, bytes): Part) -> &[f32] {
+        // The system begins pinned memory at a page, and parts are cut at multiples of a slot.
+        bytemuck::cast_slice(self.slots[slot].bytes(bytes))
+    }
+
+    /// Waits for all copies under way: nothing reads the device's memory after it.
+    pub fn finish(&self) -> Result<(), Failure> {
+        self.stream.synchronize()
+    }
+
+    /// Enqueues copies to all free slots.
+    fn fill(&mut self) -> Result<(), Failure> {
+        while self.under_way.len() < SLOTS {
+            let Some(asked) = self.asked.front_mut() else { break };
+            if let Some(computed) = asked.computed.take() {
+                // The stream keeps what it waits for: the event itself may go.
+                self.stream.wait(&computed)?;
+            }
+            let slot = &mut self.slots[(self.oldest + self.under_way.len()) % SLOTS];
+            let bytes = asked.bytes.min(SLOT_BYTES);
+            let to = slot.bytes(bytes);
+            // SAFETY: who asked has named memory of the device. The slot is free: its last copy was
+            // waited for before it was lent, and the borrow of what was lent has ended, as this
+            // borrows all of the ring. It is not touched again before `done`.
+            unsafe { result::memcpy_dtoh_async(to, asked.from, self.stream.cu_stream())? };
+            slot.done.record(&self.stream)?;
+            self.under_way.push_back(bytes);
+            asked.from += bytes as u64;
+            asked.bytes -= bytes;
+            if asked.bytes == 0 {
+                self.asked.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
