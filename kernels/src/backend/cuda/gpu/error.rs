@@ -21,8 +21,8 @@ pub enum CudaError {
     },
     /// A library of CUDA is not there.
     #[error(
-        "{library} is not found: install CUDA's libraries (or the package {package} from PyPI), and \
-         put their folder on LD_LIBRARY_PATH, or use the CPU"
+        "{library} is not found: install CUDA's libraries (or {package} from PyPI), and put their \
+         folder on LD_LIBRARY_PATH, or use the CPU"
     )]
     NoLibrary {
         /// Its file.
