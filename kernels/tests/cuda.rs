@@ -15,6 +15,7 @@ mod cuda {
 #[path = "operations"]
 mod operations {
     pub mod check;
+    pub mod precisions;
     #[macro_use]
     pub mod checks;
 }
@@ -23,60 +24,20 @@ use cuda::emulated::Emulated;
 use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision};
 use everstep_kernels::backend::{Arena, Sizes, View};
 use operations::check::Subject;
+use operations::precisions::subject;
 
 /// What the emulated device opens; none without a compiler.
 fn emulated(precision: Precision, attention: AttentionKernels) -> Option<Subject> {
     Emulated::new(precision)?;
-    let (round, tolerance): (fn(f32) -> f32, f64) = match precision {
-        Precision::F32 => (|value| value, 1e-5),
-        Precision::Bf16 => (|value| half::bf16::from_f32(value).to_f32(), 1e-2),
-        Precision::Fp16 => (|value| half::f16::from_f32(value).to_f32(), 2e-3),
-    };
     let open = Box::new(move |sizes| {
         let driver = Emulated::new(precision).expect("it was there before");
         let cuda = Cuda::new(driver, sizes).expect("the host has the memory");
         Box::new(cuda.with_attention(attention)) as _
     });
-    Some(Subject { open, round, tolerance })
+    Some(subject(precision, open))
 }
 
-mod f32 {
-    use super::*;
-
-    test_every_operation!(emulated(Precision::F32, AttentionKernels::Tensor));
-}
-
-mod bf16 {
-    use super::*;
-
-    test_every_operation!(emulated(Precision::Bf16, AttentionKernels::Tensor));
-}
-
-mod fp16 {
-    use super::*;
-
-    test_every_operation!(emulated(Precision::Fp16, AttentionKernels::Tensor));
-}
-
-/// The kernels that the tests above pass over, where others are faster.
-mod slower_attention {
-    use super::*;
-    use operations::checks::causal_attention_forward_and_backward;
-
-    #[test]
-    fn in_tiles_of_16_bits_without_tensor_cores() {
-        let subject = emulated(Precision::Bf16, AttentionKernels::Flash);
-        subject.iter().for_each(causal_attention_forward_and_backward);
-    }
-
-    #[test]
-    fn plainly() {
-        for precision in [Precision::F32, Precision::Bf16] {
-            let subject = emulated(precision, AttentionKernels::Plain);
-            subject.iter().for_each(causal_attention_forward_and_backward);
-        }
-    }
-}
+test_every_precision!(crate::emulated);
 
 /// More than is converted at once.
 #[test]

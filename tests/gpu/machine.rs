@@ -50,8 +50,7 @@ impl Machine {
         );
         fs::write(folder.path().join("run.toml"), config).unwrap();
         // Kernels of one source and precision are the same in every test.
-        static CACHE: OnceLock<TempDir> = OnceLock::new();
-        let cache = CACHE.get_or_init(|| tempfile::tempdir().unwrap()).path().to_path_buf();
+        let cache = place("cache");
         Some(Self { folder, library, cache, settings: String::new() })
     }
 
@@ -166,47 +165,54 @@ impl Machine {
     }
 }
 
+/// A folder that stays from one run of the tests to the next.
+fn place(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-gpu").join(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// The folder of the driver whose kernels compute in this precision.
 fn library(precision: Precision) -> Option<&'static Path> {
-    static FOLDERS: [OnceLock<Option<TempDir>>; 2] = [const { OnceLock::new() }; 2];
-    let folder = FOLDERS[precision as usize].get_or_init(|| {
-        if let Err(error) = nvrtc::version() {
-            return skipped(&error.to_string());
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-        write("emulation.h", include_str!("../../kernels/tests/cuda/emulation.h"));
-        write("tensor.h", include_str!("../../kernels/tests/cuda/tensor.h"));
-        write("kernel.h", include_str!("kernel.h"));
-        write("driver.cpp", include_str!("driver.cpp"));
-        write("all.cpp", &program(precision));
-        let compiler = std::env::var("CXX").unwrap_or("c++".into());
-        let output = Command::new(&compiler)
-            .args([
-                "-std=c++17",
-                "-O2",
-                "-ffp-contract=off",
-                "-fno-math-errno",
-                "-fno-strict-aliasing",
-            ])
-            .args(cfg!(target_arch = "x86_64").then_some("-march=native"))
-            .args(["-shared", "-fPIC"])
-            .args([precision.definition(), "-Wno-unknown-pragmas", "-o"])
-            .args(["libcuda.so", "all.cpp"])
-            .current_dir(&folder)
-            .output();
-        let Ok(output) = output else {
-            return skipped(&format!("no C++ compiler `{compiler}`"));
-        };
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "the driver does not compile:\n{errors}");
-        Some(folder)
+    static FOLDERS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
+    let folder = FOLDERS[precision as usize].get_or_init(|| match nvrtc::version() {
+        Ok(_) => build(precision),
+        Err(error) => skipped(&error.to_string()),
     });
-    folder.as_ref().map(TempDir::path)
+    folder.as_deref()
+}
+
+fn build(precision: Precision) -> Option<PathBuf> {
+    let sources = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(sources.path().join(name), text).unwrap();
+    write("emulation.h", include_str!("../../kernels/tests/cuda/emulation.h"));
+    write("tensor.h", include_str!("../../kernels/tests/cuda/tensor.h"));
+    write("kernel.h", include_str!("kernel.h"));
+    write("driver.cpp", include_str!("driver.cpp"));
+    write("all.cpp", &program(precision));
+    let compiler = std::env::var("CXX").unwrap_or("c++".into());
+    let output = Command::new(&compiler)
+        .args(["-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"])
+        .args(cfg!(target_arch = "x86_64").then_some("-march=native"))
+        .args(["-shared", "-fPIC", precision.definition(), "-Wno-unknown-pragmas"])
+        .args(["-o", "libcuda.so", "all.cpp"])
+        .current_dir(&sources)
+        .output();
+    let Ok(output) = output else {
+        return skipped(&format!("no C++ compiler `{compiler}`"));
+    };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "the driver does not compile:\n{errors}");
+    // Whole, or the one of before: tests of another process may be using that.
+    let folder = place(&precision.to_string());
+    let next = folder.join(format!("next-{}", std::process::id()));
+    fs::copy(sources.path().join("libcuda.so"), &next).unwrap();
+    fs::rename(next, folder.join("libcuda.so")).unwrap();
+    Some(folder)
 }
 
 /// Says so past the capture of the tests' output, which nobody sees of a test that passes.
-fn skipped(why: &str) -> Option<TempDir> {
+fn skipped(why: &str) -> Option<PathBuf> {
     let _ = writeln!(std::io::stderr(), "SKIPPED, nothing ran on an emulated GPU: {why}");
     None
 }

@@ -33,6 +33,45 @@ macro_rules! test_every_operation {
     };
 }
 
+/// A module of tests for each precision of a function that makes a subject of a precision and of
+/// kernels of attention, and one for those of attention that the others pass over.
+#[macro_export]
+macro_rules! test_every_precision {
+    ($open:path) => {
+        mod f32 {
+            test_every_operation!($open($crate::Precision::F32, $crate::AttentionKernels::Tensor));
+        }
+
+        mod bf16 {
+            test_every_operation!($open($crate::Precision::Bf16, $crate::AttentionKernels::Tensor));
+        }
+
+        mod fp16 {
+            test_every_operation!($open($crate::Precision::Fp16, $crate::AttentionKernels::Tensor));
+        }
+
+        mod slower_attention {
+            #[test]
+            fn in_tiles_of_16_bits_without_tensor_cores() {
+                let subject = $open($crate::Precision::Bf16, $crate::AttentionKernels::Flash);
+                subject
+                    .iter()
+                    .for_each($crate::operations::checks::causal_attention_forward_and_backward);
+            }
+
+            #[test]
+            fn plainly() {
+                for precision in [$crate::Precision::F32, $crate::Precision::Bf16] {
+                    let subject = $open(precision, $crate::AttentionKernels::Plain);
+                    subject.iter().for_each(
+                        $crate::operations::checks::causal_attention_forward_and_backward,
+                    );
+                }
+            }
+        }
+    };
+}
+
 pub fn products_of_all_forms(subject: &Subject) {
     for (m, k, n) in [(1, 1, 1), (3, 5, 7), (33, 17, 65), (64, 300, 20), (1, 40, 9), (130, 2, 1)] {
         for (a_transposed, b_transposed) in

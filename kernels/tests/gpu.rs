@@ -1,0 +1,37 @@
+//! Every operation on the GPU of this machine, against the f64 reference: the checks of
+//! `operations.rs`, in every precision. Where there is no GPU it says so, loudly, and passes.
+
+#![cfg(feature = "cuda")]
+
+#[macro_use]
+#[path = "operations"]
+mod operations {
+    pub mod check;
+    pub mod precisions;
+    #[macro_use]
+    pub mod checks;
+}
+
+use std::io::Write as _;
+
+use everstep_kernels::backend::cuda::gpu::{Gpu, devices};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision, SOURCES};
+use operations::check::Subject;
+use operations::precisions::subject;
+
+/// What the GPU opens; none where there is none.
+fn on_gpu(precision: Precision, attention: AttentionKernels) -> Option<Subject> {
+    if let Err(error) = devices::one(0) {
+        // Past the capture of the tests' output, which nobody sees of a test that passes.
+        let _ = writeln!(std::io::stderr(), "SKIPPED, nothing ran on a GPU: {error}");
+        return None;
+    }
+    let open = Box::new(move |sizes| {
+        let driver = Gpu::open(0, precision, SOURCES).unwrap_or_else(|error| panic!("{error}"));
+        let cuda = Cuda::new(driver, sizes).unwrap_or_else(|error| panic!("{error}"));
+        Box::new(cuda.with_attention(attention)) as _
+    });
+    Some(subject(precision, open))
+}
+
+test_every_precision!(crate::on_gpu);

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Everything that takes a GPU, in one run of ten minutes at most, with a short table last.
+
+    tests/cuda/pack.sh                                 # where there is Rust
+    tests/cuda/on_gpu.py --binaries target/on-gpu      # where there is a GPU, and PyTorch
+
+Every operation against the f64 reference; the loss beside the CPU's; the state hash of 1, 2 and 4
+workers that share the GPU; and the tokens per second of a GPT of GPT-2's size beside PyTorch's,
+eager and compiled. A part that fails does not keep the others from running; the exit code says it.
+"""
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+TREE = pathlib.Path(__file__).resolve().parents[2]
+# GPT-2's smallest, with bytes for tokens.
+LARGE = {"layers": 12, "heads": 12, "width": 768, "context": 1024}
+SMALL = {"layers": 4, "heads": 4, "width": 128, "context": 128}
+MICRO_BATCH = 8
+STEPS = 25
+WARM_UP = 5
+# Multiply-adds in bf16 on tensor cores, dense, by the maker: per second and GPU.
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+
+
+class Runs:
+    """Runs the program in a folder of its own."""
+
+    def __init__(self, binaries: pathlib.Path, folder: pathlib.Path):
+        self.everstep, self.folder, self.count = binaries / "everstep", folder, 0
+
+    def train(self, model: dict, device: str, workers: int, **settings) -> tuple[dict, list[dict]]:
+        """The report of a run, and its lines of metrics."""
+        self.count += 1
+        place = self.folder / f"run-{self.count}"
+        place.mkdir()
+        sections = {"run": {"steps": settings.pop("steps", 30)}, "model": model,
+                    "data": {"path": str(TREE / "kernels")},
+                    "batch": {"data_shards": settings.pop("data_shards", 4),
+                              "micro_batch": settings.pop("micro_batch", 4)}}
+        (place / "run.toml").write_text(toml(sections))
+        command = [self.everstep, "train", "--config", place / "run.toml", "--device", device,
+                   "--workers", str(workers), "--dir", place / "run",
+                   "--report", place / "report.json"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode != 0:
+            raise RuntimeError(ended.stderr[-2000:])
+        lines = (place / "run" / "metrics.jsonl").read_text().splitlines()
+        return json.loads((place / "report.json").read_text()), [json.loads(it) for it in lines]
+
+
+def toml(sections: dict) -> str:
+    value = lambda it: json.dumps(it)
+    return "".join(f"[{name}]\n" + "".join(f"{key} = {value(it)}\n" for key, it in keys.items())
+                   for name, keys in sections.items())
+
+
+def operations(binaries: pathlib.Path) -> str:
+    ended = subprocess.run([binaries / "gpu-operations", "--test-threads", "4"],
+                           capture_output=True, text=True)
+    said = ended.stdout + ended.stderr
+    if ended.returncode != 0 or "SKIPPED" in said:
+        raise RuntimeError(said[-4000:])
+    return re.search(r"test result: (.*?);  ?0 failed|test result: (.*)", said).group(0)
+
+
+def hashes(runs: Runs, precision: str) -> str:
+    model = {**SMALL, "precision": precision}
+    found = [runs.train(model, "cuda", workers)[0]["state_hash"] for workers in (1, 2, 4)]
+    if len(set(found)) != 1:
+        raise RuntimeError(f"other bits: {found}")
+    return f"1, 2 and 4 workers: {found[0][:16]}"
+
+
+def losses(runs: Runs) -> str:
+    def curve(device: str, precision: str) -> list[float]:
+        _, lines = runs.train({**SMALL, "precision": precision}, device, 1, steps=60)
+        return [line["loss"] for line in lines]
+    cpu = curve("cpu", "f32")
+    apart = {}
+    for precision, most in (("f32", 1e-3), ("bf16", 3e-2)):
+        pairs = zip(curve("cuda", precision), cpu)
+        apart[precision] = max(abs(found - expected) / expected for found, expected in pairs)
+        if apart[precision] > most:
+            raise RuntimeError(f"{precision}: {apart[precision]:.1e} from the CPU's loss")
+    return ", ".join(f"{name} within {value:.1e}" for name, value in apart.items())
+
+
+def speed(runs: Runs) -> float:
+    """Tokens per second of one worker."""
+    _, lines = runs.train({**LARGE, "precision": "bf16"}, "cuda", 1, steps=STEPS, data_shards=1,
+                          micro_batch=MICRO_BATCH)
+    return statistics.median(line["tokens"] / line["seconds"] for line in lines[WARM_UP:])
+
+
+def peer(compiled: bool) -> float:
+    """Tokens per second of the same model in PyTorch."""
+    import torch
+    sys.path.insert(0, str(TREE / "tests" / "peers"))
+    import gptm
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    model = gptm.GPT(T=LARGE["context"], L=LARGE["layers"], d=LARGE["width"], h=LARGE["heads"])
+    model = model.cuda()
+    net = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    shape = (MICRO_BATCH, LARGE["context"])
+    x, y = (torch.randint(0, 256, shape, device="cuda") for _ in range(2))
+    seconds = []
+    for _ in range(WARM_UP + STEPS):
+        start = time.perf_counter()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(x, y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return MICRO_BATCH * LARGE["context"] / statistics.median(seconds[WARM_UP:])
+
+
+def utilization(tokens_per_second: float, gpu: str) -> str:
+    """Of the peak: six operations a parameter and token, and the scores of attention."""
+    width, layers = LARGE["width"], LARGE["layers"]
+    parameters = 12 * layers * width * width + 256 * width
+    operations = 6 * parameters + 6 * layers * LARGE["context"] * width
+    peak = next((peak for name, peak in PEAKS.items() if name in gpu), None)
+    return f"{100 * tokens_per_second * operations / peak:.1f} %" if peak else "peak not known"
+
+
+def main() -> int:
+    flags = argparse.ArgumentParser(description=__doc__,
+                                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--binaries", type=pathlib.Path, required=True)
+    flags.add_argument("--without-speed", action="store_true", help="only what must be right")
+    flags = flags.parse_args()
+    binaries = flags.binaries.resolve()
+    listed = json.loads(subprocess.check_output([binaries / "everstep", "devices", "--json"]))
+    if not listed["gpus"]:
+        print(f"no GPU: {listed['no_gpus']}", file=sys.stderr)
+        return 3
+    gpu = listed["gpus"][0]
+    rows, failed = [("GPU", f"{gpu['name']}, {gpu['architecture']}")], False
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(binaries, pathlib.Path(folder))
+        parts = [("operations", lambda: operations(binaries)), ("loss", lambda: losses(runs)),
+                 ("hash, f32", lambda: hashes(runs, "f32")),
+                 ("hash, bf16", lambda: hashes(runs, "bf16"))]
+        if not flags.without_speed:
+            def ours():
+                found = speed(runs)
+                return f"{found:,.0f} tokens/s, {utilization(found, gpu['name'])}"
+            parts += [("12 x 768, bf16", ours),
+                      ("PyTorch, eager", lambda: f"{peer(False):,.0f} tokens/s"),
+                      ("PyTorch, compiled", lambda: f"{peer(True):,.0f} tokens/s")]
+        for name, part in parts:
+            began = time.perf_counter()
+            try:
+                said = part()
+            except Exception as error:  # whatever it is, the other parts are worth their minutes
+                said, failed = "FAILED", True
+                print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {said} ({time.perf_counter() - began:.0f} s)", file=sys.stderr)
+            rows.append((name, said))
+    print("\n".join(f"{name:<20}{said}" for name, said in rows))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
