@@ -21,8 +21,8 @@ pub enum CudaError {
     },
     /// A library of CUDA is not there.
     #[error(
-        "{library} is not found: install CUDA's libraries (or the package {package} from PyPI), and \
-         put their folder on LD_LIBRARY_PATH, or use the CPU"
+        "{library} is not found: install CUDA's libraries (or {package} from PyPI), and put their \
+         folder on LD_LIBRARY_PATH, or use the CPU"
     )]
     NoLibrary {
         /// Its file.
@@ -56,8 +56,8 @@ pub enum CudaError {
     },
     /// Somebody else has the GPU for himself.
     #[error(
-        "GPU {index} is in exclusive mode, and another process has it: wait for that, choose another \
-         GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
+        "GPU {index} is in exclusive mode, and another process has it: wait for that, choose \
+         another GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
     )]
     Taken {
         /// Which.
