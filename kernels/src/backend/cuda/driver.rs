@@ -118,8 +118,8 @@ pub trait Driver: Send {
     fn fetch(&mut self, from: Address, count: usize);
 
     /// Lends the next part of what was asked for: copies in their order, a part never of two.
-    /// `None` where it has not come yet; with `wait`, only where nothing is left to come. Where this
-    /// or anything enqueued before has failed, nothing comes any more.
+    /// `None` where it has not come yet; with `wait`, only where nothing is left to come. Where
+    /// this or anything enqueued before has failed, nothing comes any more.
     fn fetched(&mut self, wait: bool) -> Result<Option<&[f32]>, DriverError>;
 
     /// Writes zeros.
