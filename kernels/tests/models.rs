@@ -387,8 +387,8 @@ fn impossible_models_are_refused() {
     assert_eq!(error, Some(ConfigError::Zero("layers")));
 }
 
-/// Everything that a model says of a step with two micro-batches, the first of which is smaller, and
-/// of a text: losses, and the bits of the gradient and of logits.
+/// Everything that a model says of a step with two micro-batches, the first of which is smaller,
+/// and of a text: losses, and the bits of the gradient and of logits.
 fn whole_step(config: GptConfig) -> (Vec<f64>, Vec<u32>) {
     let mut model = gpt(config);
     let parameters = random_parameters(&model);

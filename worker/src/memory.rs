@@ -25,8 +25,8 @@ impl Memory {
     ///
     /// With `N` parameters, `W` workers and `C = min(copies, W)` owners of each shard:
     ///
-    /// - device: parameters, gradient and activations, as the model has planned them: of a `gpt` with
-    ///   `recompute` only the input of each block, and one block's activations;
+    /// - device: parameters, gradient and activations, as the model has planned them: of a `gpt`
+    ///   with `recompute` only the input of each block, and one block's activations;
     /// - optimizer: `C N / W` times master weights and moments;
     /// - partials: `4 N` for each complete subtree, and for each level of the one under way;
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for

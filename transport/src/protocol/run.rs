@@ -53,8 +53,8 @@ pub struct ModelSpec {
     /// What activations and computing parameters are stored in.
     #[serde(default)]
     pub precision: Precision,
-    /// Whether the backward pass computes each block again instead of keeping its activations (gpt):
-    /// the same bits with less memory, in more time.
+    /// Whether the backward pass computes each block again instead of keeping its activations
+    /// (gpt): the same bits with less memory, in more time.
     #[serde(default)]
     pub recompute: bool,
 }
@@ -246,8 +246,8 @@ impl RunSpec {
             return refuse("model.heads", problem);
         }
         if model.kind == "mlp" && model.recompute {
-            let problem = "is true, and model.kind is \"mlp\", which has no blocks to compute again; \
-                           it must be false, or left out";
+            let problem = "is true, and model.kind is \"mlp\", which has no blocks to compute \
+                           again; it must be false, or left out";
             return refuse("model.recompute", problem.into());
         }
         if self.min_workers > self.start_workers {

@@ -4,9 +4,9 @@
 //! streams and compilers, and nothing of models. There are two drivers: that of a GPU, and in the
 //! tests one that runs the same kernels on the CPU.
 //!
-//! Work is *enqueued*, in order; only [`Driver::read`] waits, and [`Driver::fetched`] where it is told
-//! to. Work that fails after it was enqueued cannot be undone, and on a GPU it ends everything that
-//! would come after it: so a failure stays, and these two report it from then on.
+//! Work is *enqueued*, in order; only [`Driver::read`] waits, and [`Driver::fetched`] where it is
+//! told to. Work that fails after it was enqueued cannot be undone, and on a GPU it ends everything
+//! that would come after it: so a failure stays, and these two report it from then on.
 
 use std::fmt;
 
@@ -112,13 +112,14 @@ pub trait Driver: Send {
     /// before has failed, `into` is of no use, now and in every later call.
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError>;
 
-    /// Asks for a copy of `count` f32, at least one, as they are after all that was enqueued before.
-    /// The copy is made beside what is enqueued after it. Until all of it was fetched, nobody
-    /// changes what is copied.
+    /// Asks for a copy of `count` f32, at least one, as they are after all that was enqueued
+    /// before. The copy is made beside what is enqueued after it. Until all of it was fetched,
+    /// nobody changes what is copied.
     fn fetch(&mut self, from: Address, count: usize);
 
-    /// Lends the next part of what was asked for: copies in their order, a part never of two. `None`
-    /// where it has not come yet; with `wait`, only where nothing is left to come.
+    /// Lends the next part of what was asked for: copies in their order, a part never of two.
+    /// `None` where it has not come yet; with `wait`, only where nothing is left to come. Where
+    /// this or anything enqueued before has failed, nothing comes any more.
     fn fetched(&mut self, wait: bool) -> Result<Option<&[f32]>, DriverError>;
 
     /// Writes zeros.

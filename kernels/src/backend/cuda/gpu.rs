@@ -71,8 +71,8 @@ impl Gpu {
             CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => CudaError::Taken { index },
             _ => failed("cuDevicePrimaryCtxRetain", error),
         })?;
-        // SAFETY: what it would track are buffers of cudarc's own, of which there are none here. What
-        // goes over two streams has events that are recorded and waited for by name.
+        // SAFETY: what it would track are buffers of cudarc's own, of which there are none here.
+        // What goes over two streams has events that are recorded and waited for by name.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         let staging = Staging::new(&context)?;

@@ -1,12 +1,12 @@
 //! Gradients on their way to the host, while the GPU goes on computing.
 //!
 //! Copies have a stream of their own. Before each copy it waits for an event that the computing
-//! stream passes after all that was enqueued before the copy was asked for; nothing on the computing
-//! stream ever waits for a copy.
+//! stream passes after all that was enqueued before the copy was asked for; nothing on the
+//! computing stream ever waits for a copy.
 //!
 //! Copies go to a ring of pinned slots, a long one in parts of a slot each. What finds no free slot
-//! waits in a queue of addresses, so the pinned memory is that of the ring, however large the model:
-//! nobody changes what is to be copied, so it does not matter when that is done.
+//! waits in a queue of addresses, so the pinned memory is that of the ring, however large the
+//! model: nobody changes what is to be copied, so it does not matter when that is done.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
