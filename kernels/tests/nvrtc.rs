@@ -5,6 +5,8 @@
 
 #![cfg(feature = "cuda")]
 
+use std::thread;
+
 use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
 use everstep_kernels::backend::cuda::gpu::{Cache, CudaError};
 use everstep_kernels::backend::cuda::{Precision, SOURCES, Source};
@@ -35,20 +37,27 @@ fn every_kernel_compiles_for_every_kind_of_gpu() {
     if !is_there() {
         return;
     }
+    // The compiler works for several at once.
+    thread::scope(|scope| {
+        for architecture in ARCHITECTURES {
+            scope.spawn(move || compile_all(architecture));
+        }
+    });
+}
+
+fn compile_all(architecture: Architecture) {
     for source in SOURCES {
         for precision in source.precisions.iter().copied() {
-            for architecture in ARCHITECTURES {
-                let compiled = nvrtc::compile(source, precision, architecture);
-                let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
-                assert!(compiled.code.starts_with(b"\x7fELF"), "a CUBIN is an ELF file");
-                let kernels = usage(&compiled.log);
-                assert!(!kernels.is_empty(), "{}: {}", source.name, compiled.log);
-                for Usage { kernel, registers, stack, spilled } in kernels {
-                    println!(
-                        "{architecture:<8} {precision:<5} {kernel:<28} {registers:>4} registers, \
-                         {stack:>5} bytes of stack, {spilled:>5} bytes spilled"
-                    );
-                }
+            let compiled = nvrtc::compile(source, precision, architecture);
+            let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
+            assert!(compiled.code.starts_with(b"\x7fELF"), "a CUBIN is an ELF file");
+            let kernels = usage(&compiled.log);
+            assert!(!kernels.is_empty(), "{}: {}", source.name, compiled.log);
+            for Usage { kernel, registers, stack, spilled } in kernels {
+                println!(
+                    "{architecture:<8} {precision:<5} {kernel:<28} {registers:>4} registers, \
+                     {stack:>5} bytes of stack, {spilled:>5} bytes spilled"
+                );
             }
         }
     }

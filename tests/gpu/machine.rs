@@ -10,13 +10,17 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_kernels::backend::cuda::gpu::nvrtc;
+use everstep_kernels::backend::cuda::gpu::Cache;
+use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
 use everstep_kernels::backend::cuda::{KERNELS, Precision, SOURCES};
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// How long anything may take that a test waits for, far above what it takes.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What the emulated GPU says that it is.
+const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 
 /// The folder with the run, and what the machine has.
 pub struct Machine {
@@ -208,7 +212,16 @@ fn build(precision: Precision) -> Option<PathBuf> {
     let next = folder.join(format!("next-{}", std::process::id()));
     fs::copy(sources.path().join("libcuda.so"), &next).unwrap();
     fs::rename(next, folder.join("libcuda.so")).unwrap();
+    warm_up(precision);
     Some(folder)
+}
+
+/// Compiles the kernels before the first workers start together and each of them does it.
+fn warm_up(precision: Precision) {
+    let cache = Cache::at(place("cache").join("everstep/kernels"));
+    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
+        nvrtc::compile_once(source, precision, HOPPER, Some(&cache)).unwrap();
+    }
 }
 
 /// Says so past the capture of the tests' output, which nobody sees of a test that passes.
