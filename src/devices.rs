@@ -34,12 +34,14 @@ fn described(gpu: &Gpu) -> serde_json::Value {
     json!({
         "device": device(gpu), "name": gpu.name, "architecture": gpu.architecture,
         "memory_bytes": gpu.memory_bytes, "multiprocessors": gpu.multiprocessors,
+        "usable": gpu.is_usable,
     })
 }
 
 fn row(gpu: &Gpu) -> [String; 4] {
     let memory = format!("{} GiB", gpu.memory_bytes >> 30);
-    [device(gpu), gpu.name.clone(), memory, gpu.architecture.clone()]
+    let too_old = if gpu.is_usable { "" } else { ", too old to be used" };
+    [device(gpu), gpu.name.clone(), memory, format!("{}{too_old}", gpu.architecture)]
 }
 
 fn device(gpu: &Gpu) -> String {

@@ -39,6 +39,8 @@ pub struct Gpu {
     pub memory_bytes: usize,
     /// How many multiprocessors it has.
     pub multiprocessors: u32,
+    /// Whether the kernels are written for it: it may be too old.
+    pub is_usable: bool,
 }
 
 /// A model cannot be had on the device that was asked for.
@@ -53,6 +55,12 @@ pub enum OpenError {
     /// The GPU cannot be used, in words for the user.
     #[error("{0}")]
     Gpu(String),
+}
+
+/// The numbers of the GPUs that can be used.
+pub fn usable_gpus() -> Vec<usize> {
+    let gpus = gpus().unwrap_or_default();
+    gpus.into_iter().filter(|gpu| gpu.is_usable).map(|gpu| gpu.index).collect()
 }
 
 /// All GPUs, or why there are none, in words for the user.
@@ -126,8 +134,9 @@ mod cuda {
     pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
         let described = |device: gpu::Device| Gpu {
             index: device.index,
-            name: device.name,
+            is_usable: device.is_usable(),
             architecture: device.architecture.to_string(),
+            name: device.name,
             memory_bytes: device.memory_bytes,
             multiprocessors: device.multiprocessors,
         };
@@ -191,10 +200,10 @@ mod cuda {
 }
 
 impl DeviceChoice {
-    /// What the worker of this number, from 0, takes on a machine with so many GPUs: one each, in
+    /// What the worker of this number, from 0, takes on a machine with these GPUs: one each, in
     /// turn, unless the choice names one.
-    pub fn of_worker(self, number: usize, gpus: usize) -> Self {
-        let index = (gpus > 0).then(|| number % gpus);
+    pub fn of_worker(self, number: usize, gpus: &[usize]) -> Self {
+        let index = (!gpus.is_empty()).then(|| gpus[number % gpus.len()]);
         match self {
             Self::Auto(None) => Self::Auto(index),
             Self::Cuda(None) => Self::Cuda(index),
@@ -257,11 +266,12 @@ mod tests {
     #[test]
     fn workers_of_one_machine_take_one_gpu_each_unless_one_is_named() {
         use DeviceChoice::*;
-        let chosen = |choice: DeviceChoice| [0, 1, 2].map(|number| choice.of_worker(number, 2));
-        assert_eq!(chosen(Cuda(None)), [0, 1, 0].map(|index| Cuda(Some(index))));
-        assert_eq!(chosen(Auto(None)), [0, 1, 0].map(|index| Auto(Some(index))));
+        let chosen =
+            |choice: DeviceChoice| [0, 1, 2].map(|number| choice.of_worker(number, &[0, 3]));
+        assert_eq!(chosen(Cuda(None)), [0, 3, 0].map(|index| Cuda(Some(index))));
+        assert_eq!(chosen(Auto(None)), [0, 3, 0].map(|index| Auto(Some(index))));
         assert_eq!(chosen(Cuda(Some(1))), [Cuda(Some(1)); 3]);
         assert_eq!(chosen(Cpu), [Cpu; 3]);
-        assert_eq!(Auto(None).of_worker(1, 0), Auto(None));
+        assert_eq!(Auto(None).of_worker(1, &[]), Auto(None));
     }
 }

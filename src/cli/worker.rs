@@ -53,7 +53,8 @@ pub struct WorkerFlags {
     /// token is read from there]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
-    /// Where it computes: cpu; cuda or cuda:N, the GPU of that number; auto, a GPU if there is one
+    /// Where it computes: cpu; cuda or cuda:N, the GPU of that number; auto or auto:N, that one if
+    /// it can be used, else the CPU
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
     /// Write when each stage of each step began and how long it took to this file, for Perfetto

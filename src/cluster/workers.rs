@@ -34,8 +34,8 @@ struct Settings {
     daemons: Daemons,
     coordinators: Vec<SocketAddr>,
     device: DeviceChoice,
-    /// The GPUs of this machine.
-    gpus: usize,
+    /// The GPUs of this machine that can be used.
+    gpus: Vec<usize>,
     overlap: bool,
     trace: bool,
     respawn: bool,
@@ -68,8 +68,8 @@ impl Workers {
     ) -> Result<Self, ClusterError> {
         let Options { device, overlap, trace, respawn, .. } = *options;
         let gpus = match device {
-            DeviceChoice::Cpu => 0,
-            _ => device::gpus().map_or(0, |gpus| gpus.len()),
+            DeviceChoice::Cpu => Vec::new(),
+            _ => device::usable_gpus(),
         };
         let settings = Settings { daemons, coordinators, device, gpus, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -95,7 +95,7 @@ impl Workers {
         let worker = WorkerStart {
             number: self.started,
             coordinators: &self.settings.coordinators,
-            device: self.settings.device.of_worker(self.started as usize - 1, self.settings.gpus),
+            device: self.settings.device.of_worker(self.started as usize - 1, &self.settings.gpus),
             overlap: self.settings.overlap,
             trace: self.settings.trace,
             daemons: &self.settings.daemons,

@@ -6,7 +6,8 @@
 
 Every operation against the f64 reference; the loss beside the CPU's; the state hash of 1, 2 and 4
 workers that share the GPU; and the tokens per second of a GPT of GPT-2's size beside PyTorch's,
-eager and compiled. A part that fails does not keep the others from running; the exit code says it.
+eager and compiled. A part that fails, or takes too long, does not keep the others from running; the
+exit code says it.
 """
 import argparse
 import json
@@ -24,6 +25,8 @@ LARGE = {"layers": 12, "heads": 12, "width": 768, "context": 1024}
 SMALL = {"layers": 4, "heads": 4, "width": 128, "context": 128}
 MICRO_BATCH = 8
 STEPS = 25
+# A part that takes longer has failed: the others want their minutes too.
+PATIENCE_S = 120
 WARM_UP = 5
 # Multiply-adds in bf16 on tensor cores, dense, by the maker: per second and GPU.
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
@@ -48,7 +51,7 @@ class Runs:
         command = [self.everstep, "train", "--config", place / "run.toml", "--device", device,
                    "--workers", str(workers), "--dir", place / "run",
                    "--report", place / "report.json"]
-        ended = subprocess.run(command, capture_output=True, text=True)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         if ended.returncode != 0:
             raise RuntimeError(ended.stderr[-2000:])
         lines = (place / "run" / "metrics.jsonl").read_text().splitlines()
@@ -63,7 +66,7 @@ def toml(sections: dict) -> str:
 
 def operations(binaries: pathlib.Path) -> str:
     ended = subprocess.run([binaries / "gpu-operations", "--test-threads", "4"],
-                           capture_output=True, text=True)
+                           capture_output=True, text=True, timeout=PATIENCE_S)
     said = ended.stdout + ended.stderr
     if ended.returncode != 0 or "SKIPPED" in said:
         raise RuntimeError(said[-4000:])

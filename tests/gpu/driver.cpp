@@ -9,6 +9,7 @@
 //   version=N      of the driver        devices=N      how many GPUs there are
 //   taken=1        somebody else has the GPU for himself
 //   free_mib=N     of memory            fails_after=N  launches; from then on everything fails
+//   full=1         nothing is free at all               capability=N   80 for 8.0
 
 #include <cstdint>
 #include <functional>
@@ -114,8 +115,8 @@ Result cuDeviceTotalMem_v2(size_t* bytes, int) {
 
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-        case 75: *value = 9; break;   // compute capability, major
-        case 76: *value = 0; break;   // and minor
+        case 75: *value = int(setting("capability", 90) / 10); break;  // its major part
+        case 76: *value = int(setting("capability", 90) % 10); break;  // and its minor one
         case 16: *value = 1; break;   // multiprocessors
         default: *value = 0;          // nothing else is supported
     }
@@ -127,6 +128,7 @@ static thread_local void* current = nullptr;
 
 Result cuDevicePrimaryCtxRetain(void** retained, int) {
     *retained = &context;
+    if (setting("full", 0)) return OUT_OF_MEMORY;
     return setting("taken", 0) ? DEVICE_UNAVAILABLE : SUCCESS;
 }
 
@@ -141,6 +143,8 @@ Result cuCtxSetCurrent(void* set) {
     current = set;
     return SUCCESS;
 }
+
+Result cuCtxSetFlags(unsigned) { return SUCCESS; }
 
 Result cuCtxSynchronize() { return finish(); }
 

@@ -1,6 +1,5 @@
 //! A machine with an emulated GPU, and a folder with a small run.
 
-use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -25,7 +24,8 @@ const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 /// The folder with the run, and what the machine has.
 pub struct Machine {
     folder: TempDir,
-    library: &'static Path,
+    /// Where the driver is, if there is one.
+    library: Option<&'static Path>,
     cache: PathBuf,
     /// What `driver.cpp` reads.
     settings: String,
@@ -55,7 +55,7 @@ impl Machine {
         fs::write(folder.path().join("run.toml"), config).unwrap();
         // Kernels of one source and precision are the same in every test.
         let cache = place("cache");
-        Some(Self { folder, library, cache, settings: String::new() })
+        Some(Self { folder, library: Some(library), cache, settings: String::new() })
     }
 
     /// The same with other settings of the driver.
@@ -66,6 +66,11 @@ impl Machine {
         }
         let (library, cache) = (self.library, self.cache.clone());
         Self { folder, library, cache, settings: settings.into() }
+    }
+
+    /// The same without the driver.
+    pub fn without_driver(self) -> Self {
+        Self { library: None, ..self }
     }
 
     /// The same, with nothing compiled yet.
@@ -157,11 +162,10 @@ impl Machine {
                 command.env_remove(name);
             }
         }
-        let mut path = OsString::from(self.library);
-        if let Some(inherited) = std::env::var_os("LD_LIBRARY_PATH") {
-            path.push(":");
-            path.push(inherited);
-        }
+        let inherited = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let own = self.library.map(PathBuf::from);
+        let path = own.into_iter().chain(std::env::split_paths(&inherited));
+        let path = std::env::join_paths(path).unwrap();
         command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", &self.cache);
         command.env("EMULATED_CUDA", settings);
         command.args(arguments).current_dir(&self.folder).stdin(Stdio::null());

@@ -73,6 +73,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_words_before_anything_is_begun() {
         ("version=12040", "cuda", "it offers CUDA 12.4, and CUDA 13.0 is needed"),
         ("devices=0", "cuda", "the NVIDIA driver finds no GPU"),
         ("devices=2", "cuda:2", "there is no GPU 2: this machine has 2, counted from 0"),
+        ("capability=75", "cuda", "is too old: its compute capability is 7.5, and 8.0 is needed"),
     ] {
         let refused = refused(&machine.having(settings).run(&["train", "--device", device]), 2);
         assert!(refused.contains(words), "{refused}");
@@ -85,7 +86,11 @@ fn a_gpu_that_is_taken_or_too_small_ends_the_worker_with_what_to_do() {
     let Some(machine) = Machine::new("f32") else { return };
     for (settings, words) in [
         ("taken=1", "GPU 0 is in exclusive mode, and another process has it"),
-        ("free_mib=0", "out of device memory"),
+        (
+            "full=1",
+            "the GPU has no memory left for cuDevicePrimaryCtxRetain: end what else uses it",
+        ),
+        ("free_mib=0", "0 of 0 are free; lower batch.micro_batch, or set model.recompute = true"),
     ] {
         let refused = refused(&machine.having(settings).launch(&["--device", "cuda"]), 1);
         assert!(refused.contains(words), "{refused}");
@@ -96,7 +101,7 @@ fn a_gpu_that_is_taken_or_too_small_ends_the_worker_with_what_to_do() {
 fn whoever_leaves_the_choice_to_the_program_gets_the_cpu_with_a_warning() {
     let Some(machine) = Machine::new("f32") else { return };
     let cpu = machine.train(&["--device", "cpu"]);
-    for settings in ["taken=1", "free_mib=0", "version=12040", "devices=0"] {
+    for settings in ["taken=1", "full=1", "free_mib=0", "version=12040", "devices=0"] {
         let machine = machine.having(settings);
         let report = machine.train(&["--device", "auto", "--workers", "1"]);
         assert_eq!(report["state_hash"], cpu["state_hash"], "{settings}");
@@ -105,6 +110,21 @@ fn whoever_leaves_the_choice_to_the_program_gets_the_cpu_with_a_warning() {
     }
     let gpu = machine.train(&["--device", "auto"]);
     assert_ne!(gpu["state_hash"], cpu["state_hash"], "there was a GPU to take");
+}
+
+#[test]
+fn without_a_driver_the_choice_is_the_cpu_and_a_gpu_is_refused() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let machine = machine.without_driver();
+    let listed = machine.run(&["devices", "--json"]);
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    if !listed["no_gpus"].as_str().is_some_and(|why| why.contains("no NVIDIA driver")) {
+        return; // this machine has one of its own
+    }
+    let refused = refused(&machine.run(&["train", "--device", "cuda"]), 2);
+    assert!(refused.contains("no libcuda.so.1"), "{refused}");
+    machine.train(&["--device", "auto", "--workers", "1"]);
+    assert!(!machine.log().contains("computing on the CPU"), "nobody wants to be warned");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! NVIDIA GPUs: the operations as launches of kernels, above a [`Driver`].
 //!
 //! Parameters and activations are stored in the driver's [`Precision`]; sums, gradients and
-//! statistics are f32. All memory is one allocation. Nothing waits but reading back, and every
-//! kernel adds in a fixed order, without atomics: so the same inputs give the same bits on one kind
-//! of device, whoever computes.
+//! statistics are f32. All memory is one allocation. Operations only enqueue, and every kernel adds
+//! in a fixed order, without atomics: so the same inputs give the same bits on one kind of device,
+//! whoever computes.
 //!
 //! This file knows shapes and arguments, not how kernels get to a device. What the kernels compute
 //! is checked by running them on the CPU; on a GPU they have never run.

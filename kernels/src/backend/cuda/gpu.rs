@@ -1,8 +1,8 @@
 //! A real GPU as a [`Driver`]: one context, kernels compiled as they are first needed.
 //!
-//! All work is enqueued on one stream, so it is done in its order; only what is
-//! [fetched](Fetches) goes beside it, on another one. Bytes to and from the host go by way of
-//! [pinned memory](Staging), which the GPU copies by itself while the host goes on.
+//! All work is enqueued on one stream, so it is done in its order; only what is fetched
+//! (`gpu/fetches.rs`) goes beside it, on another one. Bytes to and from the host go by way of pinned
+//! memory (`gpu/staging.rs`), which the GPU copies by itself while the host goes on.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -74,13 +74,17 @@ impl Gpu {
         // SAFETY: what it would track are buffers of cudarc's own, of which there are none here.
         // What goes over two streams has events that are recorded and waited for by name.
         unsafe { context.disable_event_tracking() };
+        // Who waits does not spin: the network thread needs the core.
+        let blocking = context.set_blocking_synchronize();
+        blocking.map_err(|error| failed("cuCtxSetFlags", error))?;
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         let staging = Staging::new(&context)?;
         let fetches = Fetches::new(&context)?;
+        let products = Products::new()?;
         let mut gpu = Self {
             device,
             precision,
-            products: Products::new(),
+            products,
             context,
             stream,
             staging,
@@ -194,28 +198,25 @@ impl Driver for Gpu {
         self.enqueue(kernel.name, |gpu| {
             let function = gpu.function(kernel)?;
             let mut pointers: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
-            let ([x, y, z], [across, down, deep]) = (launch.grid, launch.block);
-            // SAFETY: the module lives in `functions`; the arguments are those of the kernel's
-            // signature, which the driver copies before it returns.
-            unsafe {
-                let stream = gpu.stream.cu_stream();
-                let (grid, block) = ((x, y, z), (across, down, deep));
-                let function = function.cu_function();
-                result::launch_kernel(function, grid, block, 0, stream, &mut pointers)
-            }
+            let (grid, block) = (launch.grid.into(), launch.block.into());
+            let (function, stream) = (function.cu_function(), gpu.stream.cu_stream());
+            // SAFETY: the function's module lives in `modules`; the arguments are those of the
+            // kernel's signature, and the driver copies them before it returns.
+            unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut pointers) }
         });
     }
 
     fn matmul(&mut self, product: &Product) -> bool {
-        let Some(mut products) = self.products.take() else { return false };
-        let mut is_done = false;
-        self.enqueue("cublasLtMatmul", |gpu| {
-            is_done = products.compute(product, &gpu.stream);
-            Ok(())
-        });
-        self.products = Some(products);
-        // After a failure nothing is enqueued, by the backend's own kernel as little as here.
-        is_done || self.failure.is_some()
+        let Some(products) = &mut self.products else { return false };
+        if self.failure.is_some() {
+            return true; // nothing is enqueued any more, by the backend's own kernel neither
+        }
+        let bound = self.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error));
+        // What fails here must not be computed in another way: that would give other bits.
+        bound.and_then(|()| products.compute(product, &self.stream)).unwrap_or_else(|error| {
+            self.failure = Some(error.into());
+            true
+        })
     }
 }
 

@@ -8,6 +8,7 @@
 //! there, so it is asked for `c' = b' a'`.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -15,24 +16,27 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t,
-    cudaDataType,
+    cublasStatus_t, cudaDataType,
 };
 use cudarc::driver::CudaStream;
 use cudarc::driver::result as driver;
 use tracing::{debug, warn};
 
 use super::super::driver::{Matrix, Precision, Product};
+use super::devices;
+use super::error::CudaError;
 
 /// What an algorithm may use; the fastest ones of Hopper ask for 32 MiB.
 const WORKSPACE_BYTES: usize = 32 << 20;
+/// The oldest version whose calls are those that we know, as the library counts.
+const OLDEST: usize = 130_000;
 /// No algorithm asks for a stricter alignment.
 const WIDEST: u64 = 256;
 
 /// The library, and the plans made so far.
 pub struct Products {
     handle: cublasLtHandle_t,
-    /// Allocated for the first product, and freed with the context.
-    workspace: Option<u64>,
+    workspace: u64,
     plans: HashMap<Shape, Option<Plan>>,
 }
 
@@ -67,43 +71,58 @@ struct Plan {
 }
 
 impl Products {
-    /// Opens the library; `None`, with a warning, where it is not to be had: a kernel of our own is
-    /// used then.
-    pub fn new() -> Option<Self> {
+    /// Opens the library, and allocates what its algorithms may use: now, so that nobody takes it
+    /// away in the midst of a run. `None`, with a warning, where the library is not to be had: all
+    /// products take a kernel of our own then. A context is bound.
+    ///
+    /// # Errors
+    /// [`CudaError::Full`], [`CudaError::Failed`].
+    pub fn new() -> Result<Option<Self>, CudaError> {
         // SAFETY: it only opens a library by its well-known name.
         if !unsafe { sys::is_culib_present() } {
             warn!("libcublasLt.so.13 is not found: products take Everstep's own, slower kernel");
-            return None;
+            return Ok(None);
         }
-        match result::create_handle() {
-            Ok(handle) => Some(Self { handle, workspace: None, plans: HashMap::new() }),
-            Err(error) => {
-                warn!(%error, "cuBLASLt cannot be used: products take Everstep's own kernel");
-                None
-            }
+        // SAFETY: every version has this call.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        if version < OLDEST {
+            warn!(version, "cuBLASLt is older than 13.0: products take Everstep's own kernel");
+            return Ok(None);
         }
+        let handle = result::create_handle().map_err(|error| failed("cublasLtCreate", error))?;
+        // SAFETY: a context is bound; it is freed once, with this.
+        let workspace = unsafe { driver::malloc_sync(WORKSPACE_BYTES) };
+        let workspace = workspace.map_err(|error| {
+            // SAFETY: it was just created, and nothing uses it.
+            let _ = unsafe { result::destroy_handle(handle) };
+            devices::failed("cuMemAlloc", error)
+        });
+        Ok(Some(Self { handle, workspace: workspace?, plans: HashMap::new() }))
     }
 
-    /// Enqueues a product. False where the library has no way to compute it.
-    pub fn compute(&mut self, product: &Product, stream: &CudaStream) -> bool {
+    /// Enqueues a product. False where the library has no way to compute one of its shape, which is
+    /// so in every call and every process.
+    pub fn compute(&mut self, product: &Product, stream: &CudaStream) -> Result<bool, CudaError> {
         let shape = Shape::of(product);
-        let handle = self.handle;
-        let plan = self.plans.entry(shape).or_insert_with(|| match Plan::new(handle, &shape) {
-            Ok(plan) => Some(plan),
-            Err(error) => {
-                debug!(%error, ?shape, "cuBLASLt has no algorithm for this product");
-                None
-            }
-        });
-        let Some(plan) = plan else { return false };
-        // SAFETY: a context is bound by who calls.
-        let allocate = || unsafe { driver::malloc_sync(WORKSPACE_BYTES) }.ok();
-        if self.workspace.is_none() {
-            self.workspace = allocate();
-        }
-        let Some(workspace) = self.workspace else { return false };
-        plan.enqueue(self.handle, product, workspace, stream).is_ok()
+        let plan = match self.plans.entry(shape) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => place.insert(match Plan::new(self.handle, &shape) {
+                Ok(plan) => Some(plan),
+                Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
+                    debug!(?shape, "cuBLASLt has no algorithm for this product");
+                    None
+                }
+                Err(error) => return Err(failed("cublasLtMatmulAlgoGetHeuristic", error)),
+            }),
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        let enqueued = plan.enqueue(self.handle, product, self.workspace, stream);
+        enqueued.map(|()| true).map_err(|error| failed("cublasLtMatmul", error))
     }
+}
+
+fn failed(call: &'static str, error: CublasError) -> CudaError {
+    CudaError::Failed { call, why: error.to_string() }
 }
 
 impl Plan {
@@ -269,10 +288,8 @@ impl Drop for Preference {
 impl Drop for Products {
     fn drop(&mut self) {
         self.plans.clear();
-        if let Some(workspace) = self.workspace {
-            // SAFETY: freeing waits for the work that uses it.
-            let _ = unsafe { driver::free_sync(workspace) };
-        }
+        // SAFETY: freeing waits for the work that uses it.
+        let _ = unsafe { driver::free_sync(self.workspace) };
         // SAFETY: as said above.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }

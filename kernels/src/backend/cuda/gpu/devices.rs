@@ -31,9 +31,20 @@ pub struct Device {
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`], [`CudaError::NoDevice`].
 pub fn all() -> Result<Vec<Device>, CudaError> {
+    (0..count()?).map(describe).collect()
+}
+
+fn count() -> Result<usize, CudaError> {
     start()?;
     let count = result::device::get_count().map_err(|error| failed("cuDeviceGetCount", error))?;
-    (0..count).map(describe).collect()
+    Ok(count as usize)
+}
+
+impl Device {
+    /// Whether the kernels are written for it.
+    pub fn is_usable(&self) -> bool {
+        self.architecture >= OLDEST
+    }
 }
 
 /// The GPU of this number, if it can be used.
@@ -41,11 +52,13 @@ pub fn all() -> Result<Vec<Device>, CudaError> {
 /// # Errors
 /// As [`all`]; [`CudaError::NoSuchDevice`], [`CudaError::DeviceTooOld`].
 pub fn one(index: usize) -> Result<Device, CudaError> {
-    let devices = all()?;
-    let count = devices.len();
-    let device = devices.into_iter().nth(index).ok_or(CudaError::NoSuchDevice { index, count })?;
+    let count = count()?;
+    if index >= count {
+        return Err(CudaError::NoSuchDevice { index, count });
+    }
+    let device = describe(index)?; // what the others are does not matter
     let Architecture { major, minor } = device.architecture;
-    if device.architecture < OLDEST {
+    if !device.is_usable() {
         let found = (major as i32, minor as i32);
         return Err(CudaError::DeviceTooOld { index, name: device.name, found });
     }
@@ -72,15 +85,15 @@ fn start() -> Result<(), CudaError> {
     })
 }
 
-fn describe(ordinal: i32) -> Result<Device, CudaError> {
+fn describe(index: usize) -> Result<Device, CudaError> {
     use CUdevice_attribute::*;
-    let device = result::device::get(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
+    let device = result::device::get(index as i32).map_err(|error| failed("cuDeviceGet", error))?;
     let name =
         result::device::get_name(device).map_err(|error| failed("cuDeviceGetName", error))?;
     // SAFETY: the driver has just given this handle.
     let memory_bytes = unsafe { result::device::total_mem(device) };
     Ok(Device {
-        index: ordinal as usize,
+        index,
         name,
         architecture: Architecture {
             major: attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -99,6 +112,9 @@ fn attribute(device: CUdevice, attribute: CUdevice_attribute) -> Result<u32, Cud
 
 /// In the driver's own words where it has some.
 pub(super) fn failed(call: &'static str, error: DriverError) -> CudaError {
+    if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return CudaError::Full { call };
+    }
     let words = error.error_string().ok().map(|words| words.to_string_lossy().into_owned());
     let code = format!("{:?}", error.0);
     CudaError::Failed { call, why: words.map_or(code.clone(), |words| format!("{words} ({code})")) }

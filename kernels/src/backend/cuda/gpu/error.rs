@@ -63,6 +63,26 @@ pub enum CudaError {
         /// Which.
         index: usize,
     },
+    /// Nothing is free on the GPU.
+    #[error(
+        "the GPU has no memory left for {call}: end what else uses it, lower batch.micro_batch, or \
+         set model.recompute = true"
+    )]
+    Full {
+        /// What was called.
+        call: &'static str,
+    },
+    /// A library of CUDA is older than those that Everstep knows.
+    #[error(
+        "{library} is too old: version {found} was found, and 13.0 is needed; install a newer one, \
+         and put its folder first on LD_LIBRARY_PATH"
+    )]
+    LibraryTooOld {
+        /// Its file.
+        library: &'static str,
+        /// Its version.
+        found: String,
+    },
     /// A kernel was not compiled: a flaw of Everstep or of the compiler.
     #[error("the kernel {file} cannot be compiled for {architecture}: {log}")]
     Compile {

@@ -37,13 +37,15 @@ pub struct Compiled {
     pub log: String,
 }
 
+/// The oldest major version that knows every architecture and option named here.
+const OLDEST: i32 = 13;
 /// Registers and spills go to the log.
 const OPTIONS: [&str; 1] = ["--ptxas-options=-v"];
 
 /// The version of the compiler that is installed, major and minor.
 ///
 /// # Errors
-/// [`CudaError::NoLibrary`].
+/// [`CudaError::NoLibrary`], [`CudaError::LibraryTooOld`].
 pub fn version() -> Result<(i32, i32), CudaError> {
     // SAFETY: it only opens a library by its well-known name.
     if !unsafe { sys::is_culib_present() } {
@@ -56,6 +58,10 @@ pub fn version() -> Result<(i32, i32), CudaError> {
     // SAFETY: both outlive the call, which writes a number to each.
     let status = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     status.result().map_err(|error| failed("nvrtcVersion", error))?;
+    if major < OLDEST {
+        let found = format!("{major}.{minor}");
+        return Err(CudaError::LibraryTooOld { library: "libnvrtc.so", found });
+    }
     Ok((major, minor))
 }
 

@@ -8,6 +8,7 @@ use std::slice;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError as Failure};
+use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 use super::devices::failed;
@@ -98,7 +99,9 @@ impl Staging {
 
 impl Slot {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
-        let done = context.new_event(None).map_err(|error| failed("cuEventCreate", error))?;
+        // Who waits for it does not spin.
+        let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        let done = context.new_event(flags).map_err(|error| failed("cuEventCreate", error))?;
         // SAFETY: a context is bound, by what was just created; the memory is freed once.
         let memory = unsafe { result::malloc_host(SLOT_BYTES, 0) };
         let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
