@@ -1,8 +1,8 @@
 //! A real GPU as a [`Driver`]: one context, kernels compiled as they are first needed.
 //!
-//! All work is enqueued on one stream, so it is done in its order; only what is fetched
-//! (`gpu/fetches.rs`) goes beside it, on another one. Bytes to and from the host go by way of pinned
-//! memory (`gpu/staging.rs`), which the GPU copies by itself while the host goes on.
+//! All work is enqueued on one stream, so it is done in its order; only what is fetched goes beside
+//! it, on another one (`gpu/fetches.rs`). Bytes to and from the host go by way of pinned memory
+//! (`gpu/staging.rs`), which the GPU copies by itself while the host goes on.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
