@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{Addresses, Options, Start, run};
@@ -81,23 +82,49 @@ impl Process {
         Self::start_with(dir, listen, bootstrap.into_iter().chain(token))
     }
 
+    /// A port that a coordinator has just left may for a moment be another test's, which took any
+    /// that was free.
     fn start_with<'e>(
         dir: &Path,
         listen: SocketAddr,
         environment: impl IntoIterator<Item = (&'e str, &'e OsStr)>,
     ) -> Self {
+        let environment: Vec<_> = environment.into_iter().collect();
+        for _ in 0..100 {
+            match Self::try_start(dir, listen, &environment) {
+                Err(said) if said.contains("in use") => thread::sleep(Duration::from_millis(50)),
+                outcome => {
+                    return outcome.unwrap_or_else(|said| panic!("it does not listen: {said}"));
+                }
+            }
+        }
+        panic!("{listen} stays in use");
+    }
+
+    /// Or all that it said before it ended.
+    fn try_start(
+        dir: &Path,
+        listen: SocketAddr,
+        environment: &[(&str, &OsStr)],
+    ) -> Result<Self, String> {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["a_coordinator_runs_where_another_test_wants_one", "--nocapture"]);
-        command.env(DIR, dir).env(LISTEN, listen.to_string()).envs(environment);
+        command.env(DIR, dir).env(LISTEN, listen.to_string());
+        command.envs(environment.iter().copied());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
         let mut rest = BufReader::new(child.stdout.take().expect("piped"));
+        let mut said = String::new();
         let addresses = rest.by_ref().lines().find_map(|line| {
             let line = line.expect("text");
+            said += &format!("{line}\n");
             let (links, api) = line.split_once(LISTENS)?.1.split_once(' ')?;
             Some((links.parse().ok()?, api.parse().ok()?))
         });
-        let (address, api) = addresses.expect("the coordinator listens");
-        Self { child, rest, address, api }
+        let Some((address, api)) = addresses else {
+            child.wait().expect("it ends");
+            return Err(said);
+        };
+        Ok(Self { child, rest, address, api })
     }
 
     /// Waits until it ends by itself; returns how.
