@@ -35,23 +35,15 @@ static __device__ __forceinline__ float dot(const real* x, const real* y, u64 si
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention(const real* qkv, real* y, float* statistics, u64 sequence, u64 heads, u64 size) {
-    __shared__ float peaks[WARPS], sums[WARPS], weights[THREADS];
+    __shared__ float weights[THREADS];
     Head at = {sequence, heads, size, blockIdx.x % heads};
     u64 i = blockIdx.x / heads;
     const real* q = qkv + at.query(i);
     Exponentials own = {LOWEST, 0};
     for (u64 j = at.first(i) + threadIdx.x; j <= i; j += THREADS)
         own = with(own, dot(q, qkv + at.key(j), size) * at.scale());
-    own = group_exponentials(own, 32);
-    if (threadIdx.x % 32 == 0) {
-        peaks[threadIdx.x / 32] = own.peak;
-        sums[threadIdx.x / 32] = own.sum;
-    }
-    __syncthreads();
-    float peak = peaks[0], sum = 0;
-    for (int warp = 1; warp < WARPS; warp++) peak = fmaxf(peak, peaks[warp]);
-    for (int warp = 0; warp < WARPS; warp++) sum += sums[warp] * expf(peaks[warp] - peak);
-    float base = peak + logf(sum);
+    own = block_exponentials<WARPS>(own);
+    float base = own.peak + logf(own.sum);
     if (threadIdx.x == 0) statistics[i * heads + at.head] = base;
     for (u64 slab = 0; slab < size; slab += THREADS) {
         u64 d = slab + threadIdx.x;

@@ -14,7 +14,6 @@ constexpr int WARPS = THREADS / 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy(real* logits, const u32* targets, float* losses, u64 classes, float scale) {
-    __shared__ float peaks[WARPS], sums[WARPS];
     u64 row = blockIdx.x, target = targets[row];
     logits += row * classes;
     // Read before the first barrier, and overwritten after it.
@@ -36,15 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int n = 0; n < CHUNK; n++) own.sum += expf(values[n] - peak);
     }
     if (tail + threadIdx.x < classes) own = with(own, load(&logits[tail + threadIdx.x]));
-    own = group_exponentials(own, 32);
-    if (threadIdx.x % 32 == 0) {
-        peaks[threadIdx.x / 32] = own.peak;
-        sums[threadIdx.x / 32] = own.sum;
-    }
-    __syncthreads();
-    float peak = peaks[0], sum = 0;
-    for (int warp = 1; warp < WARPS; warp++) peak = fmaxf(peak, peaks[warp]);
-    for (int warp = 0; warp < WARPS; warp++) sum += sums[warp] * expf(peaks[warp] - peak);
+    own = block_exponentials<WARPS>(own);
+    float peak = own.peak, sum = own.sum;
     float factor = scale / sum;
     auto d = [=](float logit, u64 i) {
         float d = expf(logit - peak) * factor;

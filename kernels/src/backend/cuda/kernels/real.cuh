@@ -194,3 +194,19 @@ static __device__ __forceinline__ Exponentials group_exponentials(Exponentials e
     float peak = group_max(e.peak, width);
     return {peak, group_sum(e.sum * expf(e.peak - peak), width)};
 }
+
+// Of all threads of a block of so many warps, each of which gets it. Once in a kernel.
+template <int WARPS>
+static __device__ __forceinline__ Exponentials block_exponentials(Exponentials own) {
+    __shared__ float peaks[WARPS], sums[WARPS];
+    own = group_exponentials(own, 32);
+    if (threadIdx.x % 32 == 0) {
+        peaks[threadIdx.x / 32] = own.peak;
+        sums[threadIdx.x / 32] = own.sum;
+    }
+    __syncthreads();
+    float peak = peaks[0], sum = 0;
+    for (int warp = 1; warp < WARPS; warp++) peak = fmaxf(peak, peaks[warp]);
+    for (int warp = 0; warp < WARPS; warp++) sum += sums[warp] * expf(peaks[warp] - peak);
+    return {peak, sum};
+}
