@@ -200,9 +200,11 @@ impl ConnectError {
     /// Says in the user's words why a handshake for `protocol` failed.
     pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
         let code = match &error {
-            ConnectionError::TimedOut => return Self::NoAnswer { address },
-            // Whoever began to answer is dead or ends; another one may be in its place by now.
-            ConnectionError::Reset => return Self::NoAnswer { address },
+            // After a reset or a goodbye, whoever began to answer is dead or ends: another one may be
+            // in its place by now.
+            ConnectionError::TimedOut | ConnectionError::Reset => {
+                return Self::NoAnswer { address };
+            }
             ConnectionError::ApplicationClosed(close) if close.error_code == GOODBYE => {
                 return Self::NoAnswer { address };
             }
