@@ -124,14 +124,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn pieces_in_any_order_make_a_file_that_others_read() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("model.safetensors");
-        let mut layout = Layout::new();
-        layout.push("weight", &[2, 3], Init::Constant(0.0));
-        layout.push("bias", &[3], Init::Constant(0.0));
-        let model = ModelSpec {
+    fn model() -> ModelSpec {
+        ModelSpec {
             kind: "mine".into(),
             layers: 1,
             heads: 1,
@@ -139,8 +133,17 @@ mod tests {
             context: 1,
             precision: Precision::F32,
             recompute: false,
-        };
-        let mut file = ModelFile::new(&path, 1, &layout, &model);
+        }
+    }
+
+    #[test]
+    fn pieces_in_any_order_make_a_file_that_others_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let mut layout = Layout::new();
+        layout.push("weight", &[2, 3], Init::Constant(0.0));
+        layout.push("bias", &[3], Init::Constant(0.0));
+        let mut file = ModelFile::new(&path, 1, &layout, &model());
         assert!(!file.write(4..9, &[4.0, 5.0, 6.0, 7.0, 8.0]).expect("written"));
         assert!(!path.exists(), "nothing half-written is ever in place");
         assert!(file.write(0..4, &[0.0, 1.0, 2.0, 3.0]).expect("written"));
@@ -161,16 +164,7 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         let mut layout = Layout::new();
         layout.push("bias", &[3], Init::Constant(0.0));
-        let model = ModelSpec {
-            kind: "mine".into(),
-            layers: 1,
-            heads: 1,
-            width: 3,
-            context: 1,
-            precision: Precision::F32,
-            recompute: false,
-        };
-        let mut file = ModelFile::new(&path, 1, &layout, &model);
+        let mut file = ModelFile::new(&path, 1, &layout, &model());
         assert!(!file.write(0..2, &[1.0, 2.0]).expect("written"));
         file.begin_anew();
         assert_eq!(fs::read_dir(folder.path()).expect("read").count(), 0);
@@ -185,16 +179,8 @@ mod tests {
     fn a_folder_that_is_not_there_is_named() {
         let mut layout = Layout::new();
         layout.push("bias", &[1], Init::Constant(0.0));
-        let model = ModelSpec {
-            kind: "mine".into(),
-            layers: 1,
-            heads: 1,
-            width: 3,
-            context: 1,
-            precision: Precision::F32,
-            recompute: false,
-        };
-        let mut file = ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model);
+        let mut file =
+            ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model());
         let error = file.write(0..1, &[1.0]).expect_err("no such folder");
         assert!(error.to_string().contains("/nowhere/model.safetensors"));
     }
