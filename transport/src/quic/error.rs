@@ -200,8 +200,8 @@ impl ConnectError {
     /// Says in the user's words why a handshake for `protocol` failed.
     pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
         let code = match &error {
-            // After a reset or a goodbye, whoever began to answer is dead or ends: another one may be
-            // in its place by now.
+            // After a reset or a goodbye, whoever began to answer is dead or ends: another one may
+            // be in its place by now.
             ConnectionError::TimedOut | ConnectionError::Reset => {
                 return Self::NoAnswer { address };
             }
