@@ -41,16 +41,18 @@ fn megabytes(dry_run: &Ended, part: &str) -> f64 {
     number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{dry_run:?}"))
 }
 
-/// Within a tenth, for the worker that has most to do.
+/// Within a tenth, for the worker that has most to do; how much of what may wait for a sibling did
+/// wait is a matter of timing.
 #[test]
 fn a_worker_needs_the_memory_that_a_dry_run_says() {
     let world = large();
     for workers in ["1", "2", "4"] {
         let dry_run = world.launch(&["--workers", workers, "--dry-run"]).program.end();
         let total = megabytes(&dry_run, "together, about");
+        let waiting = megabytes(&dry_run, "reduced shards");
         let peaks = world.train(&["--workers", workers]).of_workers("peak_rss_bytes");
         let peak = peaks.into_iter().max().expect("a worker") as f64 / 1e6;
-        let fits = (total * 0.9..=total * 1.1).contains(&peak);
+        let fits = ((total - waiting) * 0.9..=total * 1.1).contains(&peak);
         assert!(fits, "{peak:.0} MB of {total} MB with {workers} workers: {}", dry_run.stdout);
     }
 }
