@@ -95,6 +95,7 @@ pub fn resolve(
         batch: batch(&mut keys)?,
         optimizer: optimizer(&mut keys)?,
         all_gather: keys.read("wire.all_gather")?.unwrap_or(Encoding::F32),
+        rounding: keys.read("wire.rounding")?.unwrap_or_default(),
         copies: keys.read_or_flag("redundancy.copies", "--copies", flags.copies)?.unwrap_or(2),
         data: data(&mut keys, flags)?,
     };

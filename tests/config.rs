@@ -5,8 +5,8 @@ use std::process::{Command, Output};
 
 use everstep::cli::Overrides;
 use everstep::config::{ConfigError, Place, Resolved, read, resolve};
-use everstep_transport::protocol::Encoding;
 use everstep_transport::protocol::run::{OptimizerKind, ScheduleKind};
+use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::registry::Registry;
 
 /// The example of the documentation, every key.
@@ -40,6 +40,7 @@ weight_decay = 0
 clip_norm = "none"
 [wire]
 all_gather = "bf16"
+rounding = "stochastic"
 [redundancy]
 copies = 3
 [checkpoint]
@@ -82,7 +83,7 @@ fn without_a_file_a_small_gpt_is_trained_on_the_default_text() {
         (OptimizerKind::Adamw, ScheduleKind::Cosine, 20, Some(1.0))
     );
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (1e-3, 0.1));
-    assert_eq!(run.all_gather, Encoding::F32);
+    assert_eq!((run.all_gather, run.rounding), (Encoding::F32, Rounding::Nearest));
     assert!(notes.is_empty());
 }
 
@@ -103,8 +104,8 @@ fn every_key_of_the_file_is_read() {
         (OptimizerKind::Lion, ScheduleKind::Linear, 10, None)
     );
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (3e-4, 0.0));
-    assert_eq!(run.all_gather, Encoding::Bf16);
-    assert_eq!(notes, ["run.toml:34: this version writes no checkpoints yet"]);
+    assert_eq!((run.all_gather, run.rounding), (Encoding::Bf16, Rounding::Stochastic));
+    assert_eq!(notes, ["run.toml:35: this version writes no checkpoints yet"]);
 }
 
 #[test]
@@ -187,6 +188,8 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         ("[optimizer]\nkind = \"adam\"", 2, "it must be \"adamw\", \"sgd\" or \"lion\""),
         ("[optimizer]\nschedule = 3", 2, "\"constant\", \"cosine\" or \"linear\""),
         ("[wire]\nall_gather = \"f16\"", 2, "it must be \"f32\" or \"bf16\""),
+        ("[wire]\nrounding = \"up\"", 2, "it must be \"nearest\" or \"stochastic\""),
+        ("[wire]\nrounding = \"stochastic\"", 2, "wire.all_gather is f32, which rounds nothing"),
         ("[data]\nvalidation = 0.9", 2, "data.validation is 0.9"),
         ("[data]\nkind = \"ring\"", 2, "is \"ring\", which is no data set of this program"),
         ("[redundancy]\ncopies = 0", 2, "redundancy.copies is 0"),

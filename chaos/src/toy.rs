@@ -5,10 +5,10 @@ use std::sync::{Arc, LazyLock};
 
 use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
 use everstep_kernels::layout::{Init, Layout};
-use everstep_transport::protocol::Encoding;
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, RunSpec, ScheduleKind,
 };
+use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::builtin;
 use everstep_worker::data::Dataset;
 use everstep_worker::registry::Registry;
@@ -57,6 +57,7 @@ pub fn run() -> RunSpec {
             clip_norm: Some(1.0),
         },
         all_gather: Encoding::F32,
+        rounding: Rounding::Nearest,
         copies: 2,
     }
 }

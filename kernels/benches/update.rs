@@ -141,6 +141,9 @@ fn bf16(criterion: &mut Criterion, length: usize) {
     group.bench_function(BenchmarkId::new("round", length), |bencher| {
         bencher.iter(|| reduce::round_bf16(black_box(&mut values)));
     });
+    group.bench_function(BenchmarkId::new("round stochastically", length), |bencher| {
+        bencher.iter(|| reduce::round_bf16_stochastically(black_box(&mut values), 1, 0));
+    });
     group.throughput(bytes(length, F32 + BF16));
     group.bench_function(BenchmarkId::new("encode", length), |bencher| {
         bencher.iter(|| reduce::encode_bf16(black_box(&values), &mut packed));

@@ -21,7 +21,7 @@ impl Philox {
     pub const INITIAL_VALUES: u32 = 0;
     /// Purpose: which activations a step drops. Index: the activation.
     pub const DROPOUT: u32 = 1;
-    /// Purpose: stochastic rounding. Index: the parameter.
+    /// Purpose: stochastic rounding. Index: the parameter; its value stands for the step.
     pub const ROUNDING: u32 = 2;
     /// Purpose: the order of the samples in an epoch, which stands for the step. Index: up to the
     /// permutation.

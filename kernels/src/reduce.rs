@@ -17,7 +17,7 @@ mod tree;
 pub(crate) use digest::DIGEST_BLOCK;
 pub use digest::digest;
 pub use norm::sum_of_squares;
-pub use rounding::{decode_bf16, encode_bf16, encode_bf16_stochastically, round_bf16};
+pub use rounding::{decode_bf16, encode_bf16, round_bf16, round_bf16_stochastically};
 pub use shards::{shard_count, shard_length, shard_range};
 pub use sum::{AddError, Operand, Sum};
 pub use tree::{Node, Tree};

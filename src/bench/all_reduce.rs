@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
 };
-use everstep_transport::protocol::{Encoding, MetricsLine, RunSpec};
+use everstep_transport::protocol::{Encoding, MetricsLine, Rounding, RunSpec};
 use serde_json::json;
 
 use super::stages::{self, Times, train_traced, without};
@@ -127,6 +127,7 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             clip_norm: None,
         },
         all_gather: Encoding::F32,
+        rounding: Rounding::Nearest,
         copies: 1,
     }
 }

@@ -3,8 +3,8 @@
 //! Only types and names are judged here; whether a number makes sense is for the run specification
 //! to say.
 
-use everstep_transport::protocol::Encoding;
 use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
+use everstep_transport::protocol::{Encoding, Rounding};
 use toml::de::DeValue;
 
 /// A type that a key's value may have.
@@ -115,3 +115,4 @@ names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
     "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
 names!(Precision: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
 names!(Encoding: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
+names!(Rounding: "\"nearest\" or \"stochastic\"", "nearest" => Nearest, "stochastic" => Stochastic);

@@ -49,11 +49,14 @@ fn micro_batches_add_up_the_same_everywhere() {
 
 #[test]
 fn rounded_parameters_are_rounded_the_same_everywhere() {
-    let world = World::new().with("wire.all_gather", "bf16");
-    assert_one_hash(&world, 8, &[2, 3], &[1, 2]);
-    let rounded = world.train(&["--workers", "2"]);
-    let exact = world.with("wire.all_gather", "f32").train(&["--workers", "2"]);
-    assert_ne!(rounded.hash(), exact.hash(), "members compute with what they gather");
+    let hashes = ["nearest", "stochastic"].map(|rounding| {
+        let world = World::new().with("wire.all_gather", "bf16").with("wire.rounding", rounding);
+        assert_one_hash(&world, 8, &[2, 3], &[1, 2]);
+        world.train(&["--workers", "2"]).hash().to_owned()
+    });
+    let exact = World::new().train(&["--workers", "2"]);
+    assert_ne!(hashes[0], exact.hash(), "members compute with what they gather");
+    assert_ne!(hashes[0], hashes[1]);
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 pub use message::Message;
 pub use question::{Question, Reply};
-pub use run::RunSpec;
+pub use run::{Rounding, RunSpec};
 pub use step::{Commit, Decision, MetricsLine, Prepared};
 
 /// The version that the ALPN carries: nodes that speak another one never complete a handshake.

@@ -11,6 +11,7 @@ pub mod build;
 mod holdings;
 pub mod model_file;
 mod pass;
+mod rounding;
 pub mod thread;
 
 use std::collections::VecDeque;

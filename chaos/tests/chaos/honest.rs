@@ -1,7 +1,7 @@
 //! Without faults: the same bits for any number of workers, any copies, any schedule (I3).
 
 use everstep_transport::protocol::run::{OptimizerKind, RunSpec};
-use everstep_transport::protocol::{Encoding, Step};
+use everstep_transport::protocol::{Encoding, Rounding, Step};
 use proptest::prelude::*;
 
 use crate::support::{Toy, WORKERS};
@@ -10,6 +10,10 @@ fn over_seven_data_shards_in_bf16(run: &mut RunSpec) {
     run.batch.data_shards = 7;
     run.optimizer.kind = OptimizerKind::Sgd;
     run.all_gather = Encoding::Bf16;
+}
+
+fn rounded_at_random(run: &mut RunSpec) {
+    (run.all_gather, run.rounding) = (Encoding::Bf16, Rounding::Stochastic);
 }
 
 fn of_two_micro_batches(run: &mut RunSpec) {
@@ -66,6 +70,7 @@ fn another_run_has_another_state() {
     assert_ne!(toy, state(|run| run.seed = 2));
     assert_ne!(toy, state(|run| run.steps = 5));
     assert_ne!(toy, state(|run| run.all_gather = Encoding::Bf16));
+    assert_ne!(state(|run| run.all_gather = Encoding::Bf16), state(rounded_at_random));
     assert_ne!(toy, state(over_seven_data_shards_in_bf16));
 }
 
@@ -84,13 +89,17 @@ fn every_step_is_written_once_and_tells_of_no_lost_sample() {
 fn any_run() -> impl Strategy<Value = RunSpec> {
     let optimizers = [OptimizerKind::Adamw, OptimizerKind::Sgd, OptimizerKind::Lion];
     let batch = (1u32..12, 1u32..4, 1u32..3);
-    let kind = (prop::sample::select(optimizers.to_vec()), any::<bool>());
+    let roundings = [None, Some(Rounding::Nearest), Some(Rounding::Stochastic)];
+    let kind =
+        (prop::sample::select(optimizers.to_vec()), prop::sample::select(roundings.to_vec()));
     (any::<u64>(), 1u64..6, batch, kind, 1u32..4).prop_map(|(seed, steps, batch, kind, copies)| {
         let mut run = everstep_chaos::toy::run();
         (run.seed, run.steps, run.copies) = (seed, steps, copies);
         (run.batch.data_shards, run.batch.micro_batch, run.batch.accumulate) = batch;
         run.optimizer.kind = kind.0;
-        run.all_gather = if kind.1 { Encoding::Bf16 } else { Encoding::F32 };
+        if let Some(rounding) = kind.1 {
+            (run.all_gather, run.rounding) = (Encoding::Bf16, rounding);
+        }
         run
     })
 }

@@ -13,7 +13,8 @@ use super::outcome::{
 };
 use super::question::{CoordinatorStanding, Question, Reply, RunView, TokenView};
 use super::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, RunSpec, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, Rounding, RunSpec,
+    ScheduleKind,
 };
 use super::step::{Commit, Contribution, Decision, MetricsLine, Prepared, Status};
 use crate::identity::{AcceptedToken, JoinToken, Role, Terms};
@@ -76,6 +77,7 @@ pub fn run() -> RunSpec {
             clip_norm: Some(1.0),
         },
         all_gather: Encoding::F32,
+        rounding: Rounding::Nearest,
         copies: 2,
     }
 }

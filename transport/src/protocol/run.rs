@@ -30,6 +30,9 @@ pub struct RunSpec {
     pub optimizer: OptimizerSpec,
     /// How parameters travel.
     pub all_gather: Encoding,
+    /// How they are rounded, where they travel as bf16.
+    #[serde(default)]
+    pub rounding: Rounding,
     /// Owners of each parameter shard.
     pub copies: u32,
 }
@@ -81,6 +84,29 @@ pub enum Precision {
     F32,
     /// The upper half of an f32: on GPUs.
     Bf16,
+}
+
+/// How a value between two that can be stored becomes one of them.
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Rounding {
+    /// The nearest one, the even one of two.
+    #[default]
+    Nearest,
+    /// Either, the nearer one more often: on the mean nothing is lost.
+    Stochastic,
 }
 
 /// The data.
@@ -258,6 +284,11 @@ impl RunSpec {
         }
         if self.all_gather == Encoding::Bytes {
             return refuse("wire.all_gather", "is bytes; it must be f32 or bf16".into());
+        }
+        if self.rounding == Rounding::Stochastic && self.all_gather == Encoding::F32 {
+            let problem = "is stochastic, and wire.all_gather is f32, which rounds nothing; it must \
+                           be nearest, or wire.all_gather bf16";
+            return refuse("wire.rounding", problem.into());
         }
         if batch.samples() > MAX_SAMPLES {
             let problem = format!(

@@ -5,8 +5,8 @@ use everstep_transport::protocol::chunk::{
 };
 use everstep_transport::protocol::codec::{DecodeError, decode, encode, schema};
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, DataShard, Encoding, Generation, Message, Rank, Record, RequestId, RunSpec,
-    Shard, Step, Term, Wish, exemplars,
+    Chunk, ChunkKind, DataShard, Encoding, Generation, Message, Rank, Record, RequestId, Rounding,
+    RunSpec, Shard, Step, Term, Wish, exemplars,
 };
 use proptest::prelude::*;
 
@@ -187,7 +187,7 @@ fn a_waiting_record_need_not_assign_data_shards() {
 #[test]
 fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
     type Change = fn(&mut RunSpec);
-    let table: [(Change, &str); 18] = [
+    let table: [(Change, &str); 19] = [
         (|r| r.name.clear(), "run.name"),
         (|r| r.name = "n".repeat(257), "run.name"),
         (|r| r.steps = 0, "run.steps"),
@@ -206,6 +206,7 @@ fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
         (|r| r.optimizer.clip_norm = Some(0.0), "optimizer.clip_norm"),
         (|r| r.copies = 0, "redundancy.copies"),
         (|r| r.all_gather = Encoding::Bytes, "wire.all_gather"),
+        (|r| r.rounding = Rounding::Stochastic, "wire.rounding"),
     ];
     assert_eq!(exemplars::run().validate(), Ok(()));
     for (change, key) in table {

@@ -13,7 +13,8 @@ use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{DataShard, RunSpec, Step, Zone};
 
 use super::model_file::ModelFile;
-use super::{Device, Parts, holdings};
+use super::rounding::Rounding;
+use super::{Device, Parts};
 use crate::data::Dataset;
 use crate::data::loader::Loader;
 use crate::data::sampler::Sampler;
@@ -89,7 +90,7 @@ fn load_initial(run: &RunSpec, compute: &mut dyn Compute) {
     for range in shards(parameters) {
         let mut values = vec![0.0; range.len()];
         compute.layout().init(run.seed, range.clone(), &mut values);
-        holdings::round(&mut values, run.all_gather);
+        Rounding::of(run).round(range.start, &mut values);
         compute.load(range.start, &values);
     }
 }

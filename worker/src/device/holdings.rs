@@ -17,10 +17,11 @@ use everstep_kernels::layout::Layout;
 use everstep_kernels::optimizer::{Apply, Optimizer, ShardState, clip_factor};
 use everstep_kernels::reduce;
 use everstep_kernels::schedule::Schedule;
-use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
+use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
 use super::Port;
+use super::rounding::Rounding;
 use crate::optimize;
 use crate::step::event::{Gradient, Job, Origin, Report};
 
@@ -30,7 +31,7 @@ pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
 /// What this worker has of each parameter shard.
 pub struct Holdings {
     seed: u64,
-    all_gather: Encoding,
+    rounding: Rounding,
     clip_norm: Option<f64>,
     layout: Layout,
     optimizer: Optimizer,
@@ -66,7 +67,7 @@ impl Holdings {
     pub fn new(run: &RunSpec, layout: Layout, pool: Pool) -> Self {
         Self {
             seed: run.seed,
-            all_gather: run.all_gather,
+            rounding: Rounding::of(run),
             clip_norm: run.optimizer.clip_norm,
             optimizer: optimize::optimizer(run).expect("the run's optimizer was built before"),
             schedule: optimize::schedule(run),
@@ -173,7 +174,7 @@ impl Holdings {
             if self.versions[index] != Step(0) {
                 let shard = Shard(index as u32);
                 let mut values = self.initial(shard);
-                round(&mut values, self.all_gather);
+                self.rounding.round(self.range(shard).start, &mut values);
                 self.load(shard, Step(0), &values, write);
             }
         }
@@ -219,17 +220,17 @@ impl Holdings {
         let Change { update, clip, gradient } = *change;
         let learning_rate = self.schedule.rate(step.0);
         let computing = &mut self.versions[shard.0 as usize];
-        let (follows, all_gather) = (step >= *computing, self.all_gather);
+        let (follows, rounding) = (step >= *computing, self.rounding);
         let is_primary = copy.role == Role::Primary;
         // A copy is made only of what is handed out, or is not the weights themselves.
-        let is_copied = is_primary || all_gather != Encoding::F32;
+        let is_copied = is_primary || rounding != Rounding::None;
         let mut parameters = is_copied.then(|| self.pool.take(range.len()));
         let mut wrote = |offset: usize, weights: &[f32]| {
             let mut values = weights;
             if let Some(parameters) = &mut parameters {
                 let copy = &mut parameters[offset..offset + weights.len()];
                 copy.copy_from_slice(weights);
-                round(copy, all_gather);
+                rounding.round(start + offset, copy);
                 values = copy;
             }
             if follows {
@@ -286,7 +287,7 @@ impl Holdings {
         }
         *computing = *version;
         let start = self.range(shard).start;
-        if self.all_gather == Encoding::F32 {
+        if self.rounding == Rounding::None {
             write(start, &state.master);
         } else {
             write(start, &self.computing(shard));
@@ -295,7 +296,7 @@ impl Holdings {
 
     fn computing(&self, shard: Shard) -> Buffer {
         let mut values = copied(&self.copies[&shard].state.master, &self.pool);
-        round(&mut values, self.all_gather);
+        self.rounding.round(self.range(shard).start, &mut values);
         values
     }
 
@@ -398,11 +399,4 @@ fn copied(values: &[f32], pool: &Pool) -> Buffer {
     let mut copy = pool.take(values.len());
     copy.copy_from_slice(values);
     copy
-}
-
-/// Makes of master weights what travels, and what everyone computes with.
-pub fn round(values: &mut [f32], all_gather: Encoding) {
-    if all_gather == Encoding::Bf16 {
-        reduce::round_bf16(values);
-    }
 }

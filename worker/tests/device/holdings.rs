@@ -1,10 +1,12 @@
 //! Shards that change hands: exported, restored, learned, shared.
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step, WorkerId};
+use everstep_transport::protocol::{Encoding, Rounding, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::step::event::{Gradient, Job, Origin, Report};
 
-use crate::support::{Bench, SHARDS, bits, enter, learn, load, parameters, run, update, updated};
+use crate::support::{
+    Bench, SHARDS, bits, enter, learn, load, parameters, relabel, run, update, updated,
+};
 
 const ASKING: WorkerId = WorkerId(7);
 
@@ -39,7 +41,8 @@ fn is_intact(reports: &[Report]) -> bool {
 
 #[test]
 fn a_learner_goes_on_from_what_an_owner_exports_as_the_owner_does() {
-    for run in [run(), RunSpec { all_gather: Encoding::Bf16, ..run() }] {
+    let rounded = |rounding| RunSpec { all_gather: Encoding::Bf16, rounding, ..run() };
+    for run in [run(), rounded(Rounding::Nearest), rounded(Rounding::Stochastic)] {
         let mut owner = Bench::of(&run, None);
         owner.give(enter(1, Origin::Seed, 0..SHARDS));
         owner.train(1, 0..SHARDS);
@@ -158,17 +161,27 @@ fn an_older_state_does_not_take_parameters_back() {
 
 #[test]
 fn what_is_shared_is_what_the_primary_computes_with() {
-    let mut owner = Bench::of(&RunSpec { all_gather: Encoding::Bf16, ..run() }, None);
-    owner.give(enter(1, Origin::Seed, 0..SHARDS));
-    let gradients = owner.reduced(1);
-    for shard in 0..SHARDS {
-        let sent = parameters(&owner.give(update(1, shard, &gradients)));
-        let shared = owner.give(Job::Share { to: ASKING, shards: vec![Shard(shard)] });
-        let answered =
-            matches!(shared.as_slice(), [Report::Shared { to: ASKING, version: Step(1), .. }]);
-        assert!(answered, "{shared:?}");
-        assert_eq!(parameters(&shared)[0].1[..], sent[0].1[..]);
-        let rounded = sent[0].1.iter().all(|value| value.to_bits().trailing_zeros() >= 16);
-        assert!(rounded, "they travel in bf16");
+    for rounding in [Rounding::Nearest, Rounding::Stochastic] {
+        let run = RunSpec { all_gather: Encoding::Bf16, rounding, ..run() };
+        let mut owner = Bench::of(&run, None);
+        owner.give(enter(1, Origin::Seed, 0..SHARDS));
+        let gradients = owner.reduced(1);
+        for shard in 0..SHARDS {
+            let sent = parameters(&owner.give(update(1, shard, &gradients)));
+            let mut ask = |step| {
+                let shared = owner.give(Job::Share { to: ASKING, shards: vec![Shard(shard)] });
+                let version = match shared.as_slice() {
+                    [Report::Shared { to: ASKING, version, .. }] => *version,
+                    _ => panic!("{shared:?}"),
+                };
+                assert_eq!(version, Step(step));
+                assert_eq!(parameters(&shared)[0].1[..], sent[0].1[..]);
+                owner.give(relabel(step + 1, shard));
+            };
+            ask(1);
+            ask(2); // a skipped step rounds nothing anew
+            let rounded = sent[0].1.iter().all(|value| value.to_bits().trailing_zeros() >= 16);
+            assert!(rounded, "they travel in bf16");
+        }
     }
 }

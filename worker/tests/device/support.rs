@@ -12,7 +12,9 @@ use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
 };
-use everstep_transport::protocol::{DataShard, Encoding, Generation, RunSpec, Shard, Step};
+use everstep_transport::protocol::{
+    DataShard, Encoding, Generation, Rounding, RunSpec, Shard, Step,
+};
 use everstep_transport::time::Time;
 use everstep_worker::builtin;
 use everstep_worker::data::Dataset;
@@ -53,6 +55,7 @@ pub fn run() -> RunSpec {
             clip_norm: Some(1.0),
         },
         all_gather: Encoding::F32,
+        rounding: Rounding::Nearest,
         copies: 2,
     }
 }

@@ -88,18 +88,18 @@ pub fn round(driver: &mut dyn Driver, from: Address, to: Address, count: usize) 
 }
 
 /// Writes `count` f32 at `from` as bf16, each rounded up or down at random. `first` is the index of
-/// the first in the flat parameter vector; `seed` and `step` are the run's.
+/// the first in the flat parameter vector, and `seed` the run's.
 pub fn round_stochastically(
     driver: &mut dyn Driver,
     [from, to]: [Address; 2],
     count: usize,
     first: usize,
-    [seed, step]: [u64; 2],
+    seed: u64,
 ) {
     if count == 0 {
         return;
     }
-    let [key, stream] = Philox::new(seed, Philox::ROUNDING, step).words().map(Argument::Long);
+    let [key, stream] = Philox::new(seed, Philox::ROUNDING, 0).words().map(Argument::Long);
     let [from, to] = [from, to].map(Argument::Address);
     let arguments = [from, to, long(count), key, stream, long(first)];
     driver.launch(&kernels::CAST_STOCHASTIC, launch::elements(count), &arguments);

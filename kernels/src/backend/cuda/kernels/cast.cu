@@ -1,5 +1,5 @@
 // Between f32 and what is stored. CPU references: reduce::encode_bf16 and decode_bf16 (the rounding
-// itself is in the preamble), reduce::encode_bf16_stochastically.
+// itself is in the preamble), reduce::round_bf16_stochastically.
 //
 // Tried or considered:
 // 1. one thread an element with a stride of the whole grid: this;
@@ -34,13 +34,14 @@ static __device__ u32 philox(u64 key, u64 stream, u64 index) {
 }
 
 // To one of the two neighbours in bf16, the nearer one more often. `first` is the index of x[0] in
-// the flat parameter vector, so that the bits do not depend on the cut into shards.
+// the flat parameter vector, so that the bits do not depend on the cut into shards; the value is the
+// step of the stream.
 extern "C" __global__ void cast_stochastic(const float* __restrict__ x, u16* __restrict__ y,
                                            u64 count, u64 key, u64 stream, u64 first) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
         u32 bits = __float_as_uint(x[i]);
         bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        u32 random = philox(key, stream, first + i) & 0xffff;
+        u32 random = philox(key, stream ^ bits, first + i) & 0xffff;
         y[i] = nan ? (u16)(bits >> 16 | 0x40) : (u16)((bits + random) >> 16);
     }
 }
