@@ -78,6 +78,7 @@ fn commit(step: u64) -> Commit {
         loss: 2.0,
         decision: Decision::Apply,
         updates: step,
+        loss_scale: Default::default(),
         hold: false,
         line,
     }
