@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{Cause, RunSpec};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -142,7 +143,7 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     lines.push(format!("  throughput  {:.0} tokens/s", report.tokens_per_second));
     lines.extend(faults(report).map(|faults| format!("  survived    {faults}")));
     lines.push(format!("  state hash  {}", report.state_hash));
-    lines.extend(warnings(report));
+    lines.extend(warnings(run, report));
     lines.extend(model_lines(&run.model.kind, &dir.join("model.safetensors")));
     lines.join("\n") + "\n"
 }
@@ -193,20 +194,29 @@ fn model_lines(kind: &str, model: &Path) -> Vec<String> {
     lines
 }
 
-fn warnings(report: &Report) -> Vec<String> {
+fn warnings(run: &RunSpec, report: &Report) -> Vec<String> {
     let mut warnings = Vec::new();
     let (steps, skipped) = (report.steps, report.steps_skipped);
     if skipped > 0 {
-        warnings.push(format!(
-            "  {skipped} of {steps} steps were skipped: the gradient was not finite; lower the \
-             learning rate"
-        ));
+        let advice = advice(run.model.precision);
+        warnings.push(format!("  {skipped} of {steps} steps were skipped: {advice}"));
     }
     if !report.bitwise {
         let words = "  the workers' machines compute different bits: another run may differ";
         warnings.push(words.into());
     }
     warnings
+}
+
+/// Why steps were skipped, and what to do about it.
+fn advice(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 | Precision::Bf16 => "the gradient was not finite; lower the learning rate",
+        Precision::F16 => {
+            "the gradient was not finite, and the loss scale was halved; in fp16 the first steps \
+             do that, and one in 2,000; if others do, lower the learning rate, or take bf16"
+        }
+    }
 }
 
 /// A loss as a person reads it.
@@ -244,6 +254,12 @@ mod tests {
         ] {
             assert_eq!(nats(loss), text);
         }
+    }
+
+    #[test]
+    fn skipped_steps_are_no_fault_of_the_learning_rate_where_a_loss_scale_is_found() {
+        assert!(advice(Precision::Bf16).contains("; lower the learning rate"));
+        assert!(advice(Precision::F16).contains("the first steps do that"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use everstep::cli::Overrides;
 use everstep::config::{ConfigError, Place, Resolved, read, resolve};
-use everstep_transport::protocol::run::{OptimizerKind, ScheduleKind};
+use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
 use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::registry::Registry;
 
@@ -180,6 +180,7 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         ("[model]\nwidth = 96\nheads = 5", 3, "which does not divide model.width = 96"),
         ("[model]\nrecompute = 1", 2, "model.recompute is 1; it must be true or false"),
         ("[model]\nkind = \"mlp\"\nrecompute = true", 3, "\"mlp\", which has no blocks"),
+        ("[model]\nprecision = \"f16\"", 2, "it must be \"f32\", \"bf16\" or \"fp16\""),
         ("[batch]\nmicro_batch = 0", 2, "batch.micro_batch is 0"),
         ("[optimizer]\nlearning_rate = nan", 2, "optimizer.learning_rate is NaN"),
         ("[optimizer]\nlearning_rate = -1e-3", 2, "optimizer.learning_rate is -0.001"),
@@ -202,6 +203,17 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         assert_eq!(error.place, at_line(line), "{text}: {error}");
         assert!(error.problem.contains(problem), "{text}: {error}");
         assert!(!error.advice.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn a_precision_is_stated_by_the_name_by_which_it_is_asked_for() {
+    use Precision::{Bf16, F16, F32};
+    for (name, precision) in [("f32", F32), ("bf16", Bf16), ("fp16", F16)] {
+        let text = format!("[model]\nprecision = \"{name}\"");
+        let run = resolved(&text, Overrides::default()).expect(name).run;
+        assert_eq!(run.model.precision, precision);
+        assert_eq!(serde_json::to_value(precision).unwrap(), name);
     }
 }
 

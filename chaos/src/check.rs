@@ -22,6 +22,7 @@ mod records;
 mod resumes;
 mod rollbacks;
 mod samples;
+mod scales;
 mod stale;
 mod sums;
 
@@ -33,8 +34,8 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, CoordinatorId, Decision, Frame, Generation, MetricsLine, Record, RunSpec, Shard,
-    Step, Term, WorkerId,
+    Chunk, Commit, CoordinatorId, Decision, Frame, Generation, LossScale, MetricsLine, Record,
+    RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -52,6 +53,7 @@ use promises::Promises;
 use records::Records;
 use resumes::Resumes;
 use samples::Samples;
+use scales::Scales;
 use sums::Sums;
 
 pub use asked::{Answer, Call, TOKENS};
@@ -105,8 +107,8 @@ pub enum Observation<'a> {
     Gone(WorkerId),
     /// A worker says something to another in this generation.
     Said(WorkerId, Generation),
-    /// A device begins with the gradients of a step.
-    Began(WorkerId, Step),
+    /// A device begins with the gradients of a step, with this loss scale.
+    Began(WorkerId, Step, LossScale),
     /// A device that has entered this generation has computed a data shard of this step.
     Computed(WorkerId, (Generation, Step), &'a Contribution),
     /// A member has learned, or decided, that a step is committed.
@@ -206,6 +208,7 @@ pub struct Checks {
     resumes: Resumes,
     pauses: Pauses,
     commits: Commits,
+    scales: Scales,
     copies: Copies,
     parameters: Parameters,
     samples: Samples,
@@ -230,6 +233,7 @@ impl Checks {
             resumes: Resumes::default(),
             pauses: Pauses::default(),
             commits: Commits::new(reference.clone()),
+            scales: Scales::new(run.model.precision),
             copies: Copies::new(reference),
             parameters: Parameters::default(),
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
@@ -279,7 +283,10 @@ impl Checks {
             Observation::Said(worker, generation) => {
                 self.promises.acts(worker, generation, format_args!("says something"))
             }
-            Observation::Began(worker, step) => self.commits.began(worker, step),
+            Observation::Began(worker, step, scale) => self
+                .commits
+                .began(worker, step)
+                .and_then(|()| self.scales.began(worker, step, scale)),
             Observation::Computed(worker, when, part) => self.samples.computed(worker, when, part),
             Observation::Committed(worker, commit) => self.committed(worker, commit),
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
@@ -290,7 +297,10 @@ impl Checks {
             }
             Observation::Answered(client, answer) => self.asked.answered(client, answer),
             Observation::Told(event) => self.lines.told(event),
-            Observation::Written(line) => self.lines.written(line, &self.commits),
+            Observation::Written(line) => {
+                let follows = self.lines.written(line, &self.commits);
+                follows.and_then(|()| self.scales.written(line))
+            }
             Observation::Refused(what) if self.honest => Err((Invariant::I18, what.to_string())),
             Observation::Refused(_) => Ok(()),
             Observation::Admitted(worker, chunk, standing) => {
@@ -406,7 +416,8 @@ impl Checks {
         if let Some(record) = current.filter(|_| first) {
             self.samples.committed(commit.step, record)?;
         }
-        self.commits.compare(worker, commit)
+        self.commits.compare(worker, commit)?;
+        self.scales.committed(worker, commit)
     }
 
     /// Whether no coordinator has applied an entry yet.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::run::Precision;
 use everstep_worker::registry::Registry;
 
 use crate::check::Chronicle;
@@ -22,15 +23,24 @@ use crate::world::{Endured, Failure, Prepare, Scenario, World};
 /// What is simulated, but for the seed.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    run: RunSpec,
+    /// In f32, and in fp16.
+    references: [Reference; 2],
     registry: Arc<Registry>,
     workers: u32,
     /// None: by the seed.
     coordinators: Option<u32>,
+    /// None: by the seed.
+    precision: Option<Precision>,
     span: Duration,
     rates: Rates,
     prepare: Prepare,
-    reference: Arc<Chronicle>,
+}
+
+/// A run, and what becomes of it on one worker without a fault.
+#[derive(Clone, Debug)]
+struct Reference {
+    run: RunSpec,
+    chronicle: Arc<Chronicle>,
     state_hash: [u8; 32],
 }
 
@@ -55,6 +65,10 @@ const MOST_COPIES: u64 = 3;
 const MOST_WANTED: u64 = 3;
 /// Sets this draw apart from others of the same seed.
 const COORDINATORS: u64 = 0xC00D;
+/// Sets this draw apart from others of the same seed.
+const PRECISION: u64 = 0xF16;
+/// One seed of so many trains in fp16.
+const SCALED: u64 = 4;
 /// Most simulations that are made to find fewer faults.
 const SHRINKING: usize = 200;
 
@@ -64,31 +78,11 @@ impl Simulation {
     /// # Errors
     /// Where the run fails without any fault.
     pub fn new(workers: u32, span: Duration, rates: Rates) -> Result<Self, Failure> {
-        let (run, registry) = (toy::long_run(), Arc::new(toy::registry()));
-        let alone = Scenario {
-            run: run.clone(),
-            registry: registry.clone(),
-            workers: 1,
-            coordinators: 1,
-            seed: 0,
-            reference: None,
-            prepare: Prepare::default(),
-        };
-        let mut world = World::new(alone).map_err(|error| Failure::Run(error.to_string()))?;
-        let finished = world.run(FAULTLESS)?;
-        let reference = Arc::new(finished.chronicle);
-        let (prepare, state_hash) = (Prepare::default(), finished.state_hash);
-        Ok(Self {
-            run,
-            registry,
-            workers,
-            coordinators: None,
-            span,
-            rates,
-            prepare,
-            reference,
-            state_hash,
-        })
+        let registry = Arc::new(toy::registry());
+        let full = Reference::of(toy::long_run(), &registry)?;
+        let references = [full, Reference::of(toy::scaled_run(), &registry)?];
+        let (coordinators, precision, prepare) = (None, None, Prepare::default());
+        Ok(Self { references, registry, workers, coordinators, precision, span, rates, prepare })
     }
 
     /// The same, of cores and devices that are prepared first; the reference is of others.
@@ -99,6 +93,11 @@ impl Simulation {
     /// The same with so many coordinators, whatever the seed says.
     pub fn coordinated(self, coordinators: u32) -> Self {
         Self { coordinators: Some(coordinators), ..self }
+    }
+
+    /// The same in this precision, whatever the seed says: f32 or fp16.
+    pub fn precise(self, precision: Precision) -> Self {
+        Self { precision: Some(precision), ..self }
     }
 
     /// The faults of a seed.
@@ -147,12 +146,19 @@ impl Simulation {
             world.record();
         }
         // A core that stops at an assertion is a finding like any other.
+        let expected = self.reference(seed).state_hash;
         let endured =
-            catch_unwind(AssertUnwindSafe(|| world.endure(schedule, self.span, self.state_hash)));
+            catch_unwind(AssertUnwindSafe(|| world.endure(schedule, self.span, expected)));
         let result = endured.unwrap_or_else(|panic| Err(Failure::Assertion(words(&*panic))));
         let trace = world.trace();
         let (digest, events) = (trace.digest(), trace.events());
         Simulated { result, digest, events, lines: trace.lines().map(str::to_string).collect() }
+    }
+
+    fn reference(&self, seed: u64) -> &Reference {
+        let drawn = mix(seed ^ PRECISION).is_multiple_of(SCALED);
+        let scaled = self.precision.map_or(drawn, |precision| precision == Precision::F16);
+        &self.references[usize::from(scaled)]
     }
 
     fn world(&self, seed: u64) -> Result<World, Failure> {
@@ -160,16 +166,35 @@ impl Simulation {
         let copies = 1 + (mix(seed) % MOST_COPIES) as u32;
         let wanted = 1 + (mix(mix(seed)) % MOST_WANTED) as u32;
         let min_workers = wanted.min(self.workers);
+        let Reference { run, chronicle, .. } = self.reference(seed);
         let scenario = Scenario {
-            run: RunSpec { copies, min_workers, ..self.run.clone() },
+            run: RunSpec { copies, min_workers, ..run.clone() },
             registry: self.registry.clone(),
             workers: self.workers,
             coordinators: self.coordinators.unwrap_or_else(|| coordinators(seed)),
             seed,
-            reference: Some(self.reference.clone()),
+            reference: Some(chronicle.clone()),
             prepare: self.prepare,
         };
         World::new(scenario).map_err(|error| Failure::Run(error.to_string()))
+    }
+}
+
+impl Reference {
+    fn of(run: RunSpec, registry: &Arc<Registry>) -> Result<Self, Failure> {
+        let alone = Scenario {
+            run: run.clone(),
+            registry: registry.clone(),
+            workers: 1,
+            coordinators: 1,
+            seed: 0,
+            reference: None,
+            prepare: Prepare::default(),
+        };
+        let mut world = World::new(alone).map_err(|error| Failure::Run(error.to_string()))?;
+        let finished = world.run(FAULTLESS)?;
+        let (chronicle, state_hash) = (Arc::new(finished.chronicle), finished.state_hash);
+        Ok(Self { run, chronicle, state_hash })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Runs so small that a simulation takes milliseconds: a model learns to add two digits. [`run`]
-//! trains an MLP of seven parameter shards, [`long_run`] a [`Line`] of four.
+//! trains an MLP of seven parameter shards, [`long_run`] a [`Line`] of four; in fp16 that overflows
+//! as it would on a GPU.
 
 use std::sync::{Arc, LazyLock};
 
@@ -22,11 +23,15 @@ pub const SAMPLES: u64 = 100;
 
 /// The model's name in [`registry`].
 pub const MODEL: &str = "line";
+/// So many good steps in a row double the loss scale of fp16.
+pub const GROWTH: u32 = 3;
+/// The greatest number of fp16.
+const GREATEST: f32 = 65_504.0;
 
 /// What every program has, [`Sums`] and [`Line`].
 pub fn registry() -> Registry {
     let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(Sums)));
-    registry.model(MODEL, |_, _| Ok(Box::new(OnHost::new(Line))))
+    registry.model(MODEL, |run, _| Ok(Box::new(OnHost::new(Line::of(run)))))
 }
 
 /// Six steps of eight data shards, two samples each: almost an epoch.
@@ -70,10 +75,20 @@ pub fn long_run() -> RunSpec {
     run
 }
 
+/// The same in fp16.
+pub fn scaled_run() -> RunSpec {
+    let mut run = long_run();
+    run.model.precision = Precision::F16;
+    run
+}
+
 /// A line through the origin of many dimensions, in which each sum has its own direction: cheap,
 /// and every parameter matters to every sample.
 #[derive(Clone, Copy, Debug)]
-pub struct Line;
+pub struct Line {
+    /// A derivative beyond this is infinite.
+    greatest: f32,
+}
 
 /// The parameters of a [`Line`]: three parameter shards and a part of one.
 const PARAMETERS: usize = 3_500;
@@ -87,6 +102,11 @@ static NUMBERS: LazyLock<Vec<f32>> = LazyLock::new(|| {
 });
 
 impl Line {
+    fn of(run: &RunSpec) -> Self {
+        let half = run.model.precision == Precision::F16;
+        Self { greatest: if half { GREATEST } else { f32::INFINITY } }
+    }
+
     fn direction(batch: &Batch, row: usize) -> &'static [f32] {
         let (a, b) = (batch.tokens[2 * row] as usize, batch.tokens[2 * row + 1] as usize);
         &NUMBERS[17 * a + 311 * b..][..PARAMETERS]
@@ -124,6 +144,7 @@ impl HostModel for Line {
             let error = Self::error(parameters, batch, row);
             loss += f64::from(error * error) / batch.rows as f64;
             let slope = 2.0 * error * scale / batch.rows as f32;
+            let slope = if slope.abs() > self.greatest { f32::INFINITY } else { slope };
             for (sum, number) in gradient.iter_mut().zip(Self::direction(batch, row)) {
                 *sum += slope * number;
             }

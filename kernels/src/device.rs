@@ -264,6 +264,15 @@ mod tests {
     }
 
     #[test]
+    fn the_cpu_computes_in_f32_alone() {
+        assert!(check(DeviceChoice::Cpu, Precision::F32).is_ok());
+        for precision in [Precision::Bf16, Precision::Fp16] {
+            let refused = check(DeviceChoice::Cpu, precision).expect_err("it has no such numbers");
+            assert!(refused.to_string().contains(&format!("not in {precision}: choose a GPU")));
+        }
+    }
+
+    #[test]
     fn workers_of_one_machine_take_one_gpu_each_unless_one_is_named() {
         use DeviceChoice::*;
         let chosen =

@@ -113,6 +113,7 @@ names!(OptimizerKind: "\"adamw\", \"sgd\" or \"lion\"",
     "adamw" => Adamw, "sgd" => Sgd, "lion" => Lion);
 names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
     "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
-names!(Precision: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
+names!(Precision: "\"f32\", \"bf16\" or \"fp16\"",
+    "f32" => F32, "bf16" => Bf16, "fp16" => F16);
 names!(Encoding: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
 names!(Rounding: "\"nearest\" or \"stochastic\"", "nearest" => Nearest, "stochastic" => Stochastic);

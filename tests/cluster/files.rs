@@ -78,7 +78,7 @@ fn the_directory_of_a_complete_run_tells_its_story() {
         assert!(!text.contains("ERROR") && !text.contains("panicked"), "{text}");
     }
     for line in run.lines("metrics.jsonl") {
-        assert_has(&line, &["step", "generation", "world_size", "loss", "grad_norm"]);
+        assert_has(&line, &["step", "generation", "world_size", "loss", "grad_norm", "loss_scale"]);
         assert_has(&line, &["learning_rate", "tokens", "seconds", "unix_ms"]);
         assert_eq!((&line["world_size"], &line["tokens"]), (&3.into(), &512.into()));
     }

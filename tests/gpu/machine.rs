@@ -42,7 +42,11 @@ pub struct Joined {
 impl Machine {
     /// A small GPT in this precision; `None`, and loudly, where a compiler is missing.
     pub fn new(precision: &str) -> Option<Self> {
-        let element = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
+        let element = match precision {
+            "bf16" => Precision::Bf16,
+            "fp16" => Precision::Fp16,
+            _ => Precision::F32,
+        };
         let library = library(element)?;
         let folder = tempfile::tempdir().unwrap();
         let text = "the worker owns the shard, and the shard has two owners\n".repeat(100);
@@ -66,6 +70,14 @@ impl Machine {
         }
         let (library, cache) = (self.library, self.cache.clone());
         Self { folder, library, cache, settings: settings.into() }
+    }
+
+    /// The same with another run.
+    pub fn training(&self, change: impl FnOnce(String) -> String) -> Self {
+        let machine = self.having(&self.settings);
+        let config = machine.folder.path().join("run.toml");
+        fs::write(&config, change(fs::read_to_string(&config).unwrap())).unwrap();
+        machine
     }
 
     /// The same without the driver.
@@ -102,6 +114,13 @@ impl Machine {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{flags:?}: {said}{}", self.log());
         self.report()
+    }
+
+    /// The loss scale of every step of the last run.
+    pub fn scales(&self) -> Vec<u64> {
+        let lines = fs::read_to_string(self.folder.path().join("run/metrics.jsonl")).unwrap();
+        let line = |line| serde_json::from_str::<Value>(line).unwrap();
+        lines.lines().map(line).map(|line| line["loss_scale"].as_u64().unwrap()).collect()
     }
 
     /// What the workers of the last run logged.
@@ -182,7 +201,7 @@ fn place(name: &str) -> PathBuf {
 
 /// The folder of the driver whose kernels compute in this precision.
 fn library(precision: Precision) -> Option<&'static Path> {
-    static FOLDERS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
+    static FOLDERS: [OnceLock<Option<PathBuf>>; 3] = [const { OnceLock::new() }; 3];
     let folder = FOLDERS[precision as usize].get_or_init(|| match nvrtc::version() {
         Ok(_) => build(precision),
         Err(error) => skipped(&error.to_string()),

@@ -53,7 +53,8 @@ fn a_run_on_a_gpu_learns_what_it_learns_on_the_cpu() {
 
 #[test]
 fn any_number_of_workers_that_share_a_gpu_gives_the_same_bits() {
-    for (precision, workers) in [("f32", &["1", "2", "4"][..]), ("bf16", &["1", "3"])] {
+    let all = &["1", "2", "4"][..];
+    for (precision, workers) in [("f32", all), ("bf16", &["1", "3"]), ("fp16", all)] {
         let Some(machine) = Machine::new(precision) else { return };
         let train = |workers: &&str| machine.train(&["--device", "cuda", "--workers", workers]);
         let reports: Vec<_> = workers.iter().map(train).collect();
@@ -64,6 +65,30 @@ fn any_number_of_workers_that_share_a_gpu_gives_the_same_bits() {
             assert_eq!(report["bitwise"], true);
         }
     }
+}
+
+/// Few targets share the loss, and many weights lie between it and the first layer: multiplied by
+/// 65,536, what goes back there is beyond 65,504.
+#[test]
+fn in_fp16_steps_that_overflow_are_skipped_alike_until_the_loss_scale_fits() {
+    let Some(machine) = Machine::new("fp16") else { return };
+    let machine = machine.training(|run| {
+        let few =
+            run.replace("data_shards = 4\nmicro_batch = 2", "data_shards = 3\nmicro_batch = 1");
+        few.replace("width = 32\ncontext = 16", "width = 128\ncontext = 2")
+    });
+    let mut hashes = Vec::new();
+    for workers in ["1", "3"] {
+        let report = machine.train(&["--device", "cuda", "--workers", workers]);
+        let skipped = report["steps_skipped"].as_u64().unwrap();
+        let scales = machine.scales();
+        assert!((1..8).contains(&skipped), "{scales:?}");
+        let expected = (0..8).map(|step| 65_536 >> skipped.min(step));
+        assert_eq!(scales, expected.collect::<Vec<_>>(), "halved at each of the first, and kept");
+        assert!(losses(&report).iter().all(|loss| loss.is_finite()));
+        hashes.push(report["state_hash"].clone());
+    }
+    assert_eq!(hashes[0], hashes[1]);
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId
 pub use message::Message;
 pub use question::{Question, Reply};
 pub use run::{Rounding, RunSpec};
-pub use step::{Commit, Decision, MetricsLine, Prepared};
+pub use step::{Commit, Decision, LossScale, MetricsLine, Prepared};
 
 /// The version that the ALPN carries: nodes that speak another one never complete a handshake.
 pub const ALPN: &[u8] = b"everstep/1";

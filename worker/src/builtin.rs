@@ -51,6 +51,7 @@ pub fn precision(run: &RunSpec) -> cuda::Precision {
     match run.model.precision {
         Precision::F32 => cuda::Precision::F32,
         Precision::Bf16 => cuda::Precision::Bf16,
+        Precision::F16 => cuda::Precision::Fp16,
     }
 }
 

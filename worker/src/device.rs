@@ -23,7 +23,7 @@ use everstep_kernels::compute::{Batch, Compute, Evaluation, Pass, STAGES};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
+use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
 use tracing::trace_span;
 
@@ -139,7 +139,9 @@ impl Device {
 
     fn perform(&mut self, job: Job, port: &mut dyn Port) -> Result<(), String> {
         match job {
-            Job::Gradient { step, work } => return self.gradients(step, work, port),
+            Job::Gradient { step, scale, work } => {
+                return self.gradients((step, scale), work, port);
+            }
             Job::Finish { version, data_shards } => return self.finish(version, data_shards, port),
             Job::Write { shard, values } => return self.write(shard, &values, port),
             Job::Enter { .. } => self.begin_model_anew(),
@@ -153,16 +155,19 @@ impl Device {
 
     fn gradients(
         &mut self,
-        step: Step,
+        (step, scale): (Step, LossScale),
         work: Arc<Work>,
         port: &mut dyn Port,
     ) -> Result<(), String> {
         self.training = true;
-        self.accumulator.plan(self.parts.run.batch.data_shards, work.subtrees.clone());
+        let batch = self.parts.run.batch;
+        self.accumulator.plan(batch.data_shards, work.subtrees.clone(), scale);
+        let share = (batch.data_shards * batch.accumulate) as f32;
+        let scale = scale.factor() as f32 / share;
         self.parts.loader.plan(step, &work.data_shards);
         self.work = Arc::clone(&work);
         for data_shard in &work.data_shards {
-            let Some(computed) = self.gradient(step, *data_shard, port)? else { break };
+            let Some(computed) = self.gradient(step, *data_shard, scale, port)? else { break };
             port.report(computed);
         }
         Ok(())
@@ -173,6 +178,7 @@ impl Device {
         &mut self,
         step: Step,
         data_shard: DataShard,
+        scale: f32,
         port: &mut dyn Port,
     ) -> Result<Option<Report>, String> {
         let began = port.now();
@@ -188,8 +194,6 @@ impl Device {
             trace_span!(target: STAGES, "load").in_scope(|| self.parts.loader.next(step, sampled));
         let loaded = loaded.map_err(|error| error.to_string())?;
         self.accumulator.begin(data_shard);
-        let batch = self.parts.run.batch;
-        let scale = 1.0 / (batch.data_shards * batch.accumulate) as f32;
         let mut waited = Duration::ZERO;
         let mut loss = 0.0;
         for (index, micro_batch) in loaded.batches.iter().enumerate() {
@@ -211,7 +215,7 @@ impl Device {
             let part = exchange.compute(compute, micro_batch, Pass { first, last, scale })?;
             waited += exchange.waited;
             let Some(part) = part else { return Ok(None) };
-            loss += part / f64::from(batch.accumulate);
+            loss += part / f64::from(self.parts.run.batch.accumulate);
         }
         let seconds = port.now().since(began).saturating_sub(waited).as_secs_f64();
         self.summary.compute_seconds += seconds;

@@ -37,6 +37,8 @@ pub enum Plant {
     ForgetLine,
     /// A redo of a step adds what was kept into itself.
     AddIntoKept,
+    /// A generation begins with the loss scale of the first step.
+    ForgetScale,
     /// Of some gradients a primary states another digest.
     MisstateDigest,
     /// A device does not look whether a gradient is what its primary made.

@@ -4,7 +4,7 @@
 //! one generation, `learner` that of who takes no part yet; [`holdings::Holdings`] what it carries
 //! from one into the next, [`gradients::Gradients`] in particular; `learning` how it takes on
 //! shards. [`plan::Plan`] is what a generation's record means for a member, [`ballot::Ballot`]
-//! what the step leader does with votes. [`event`] names what goes in and comes out: messages,
+//! what the step leader does with votes. [`scaling`] is the loss scale of each step. [`event`] names what goes in and comes out: messages,
 //! pieces of tensors, and jobs for the [`crate::device`].
 //!
 //! Nothing here reads a clock, opens a socket or starts a thread. Partial sums are added here, and
@@ -21,5 +21,6 @@ mod learning;
 pub mod member;
 pub mod plan;
 pub mod roster;
+pub mod scaling;
 pub mod setup;
 pub mod version;

@@ -2,6 +2,7 @@
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{
     ChunkKind, DataShard, Message, News, NodeName, Ownership, Rank,
 };
@@ -70,7 +71,13 @@ fn second() -> Record {
 }
 
 fn commit(step: u64) -> Commit {
-    let line = MetricsLine { step: Step(step), loss: 2.0, grad_norm: 0.5, ..Default::default() };
+    let line = MetricsLine {
+        step: Step(step),
+        loss: 2.0,
+        grad_norm: 0.5,
+        loss_scale: 1,
+        ..Default::default()
+    };
     Commit {
         generation: Generation(1),
         step: Step(step),
@@ -78,6 +85,7 @@ fn commit(step: u64) -> Commit {
         loss: 2.0,
         decision: Decision::Apply,
         updates: step,
+        loss_scale: LossScale::default(),
         hold: false,
         line,
     }
@@ -101,7 +109,7 @@ fn copy(digest: u64, parameters: &[f32]) -> Copy<'_> {
 }
 
 fn complete(checks: &mut Checks) -> Result<(), Invariant> {
-    see(checks, Observation::Began(FIRST, Step(1)))?;
+    see(checks, Observation::Began(FIRST, Step(1), LossScale::default()))?;
     compute(checks, |_| {})?;
     see(checks, Observation::Committed(FIRST, &commit(1)))?;
     see(checks, Observation::Committed(SECOND, &commit(1)))?;
@@ -147,6 +155,29 @@ fn i2_members_or_runs_that_commit_differently() {
     compute(&mut alone, |_| {}).expect("as planned");
     assert_eq!(see(&mut alone, Observation::Committed(FIRST, &commit(1))), Ok(()));
     assert_eq!(see(&mut alone, Observation::Committed(SECOND, &other)), Err(Invariant::I2));
+}
+
+#[test]
+fn i2_a_loss_scale_that_does_not_follow_from_the_decisions_before() {
+    let begun = |checks: &mut Checks, exponent, good| {
+        see(checks, Observation::Began(FIRST, Step(1), LossScale { exponent, good }))
+    };
+    assert_eq!(begun(&mut checks(None), 16, 0), Err(Invariant::I2), "it computes in f32");
+    let mut scales = Scales::new(Precision::F16);
+    let scale = |exponent, good| LossScale { exponent, good };
+    let skip = |step, loss_scale| {
+        let decision = Decision::Skip;
+        Commit { decision, loss_scale, ..commit(step) }
+    };
+    assert!(scales.began(FIRST, Step(1), scale(16, 0)).is_ok());
+    assert!(scales.began(SECOND, Step(1), scale(15, 0)).is_err());
+    assert!(scales.committed(FIRST, &skip(1, scale(15, 0))).is_ok());
+    assert!(scales.committed(SECOND, &skip(1, scale(16, 0))).is_err());
+    assert!(scales.began(SECOND, Step(2), scale(15, 0)).is_ok());
+    assert!(scales.began(SECOND, Step(2), scale(16, 0)).is_err(), "it has forgotten");
+    let line = |loss_scale| MetricsLine { loss_scale, ..commit(2).line };
+    assert!(scales.written(&line(32_768)).is_ok());
+    assert!(scales.written(&line(65_536)).is_err());
 }
 
 #[test]
@@ -493,7 +524,10 @@ fn i18_a_partial_that_is_taken_twice_in_a_generation() {
 #[test]
 fn i19_computing_too_early_or_with_other_parameters() {
     let mut checks = checks(None);
-    assert_eq!(see(&mut checks, Observation::Began(FIRST, Step(2))), Err(Invariant::I19));
+    assert_eq!(
+        see(&mut checks, Observation::Began(FIRST, Step(2), LossScale::default())),
+        Err(Invariant::I19)
+    );
     let unknown = see(&mut checks, Observation::Loaded(SECOND, copy(9, &[1.0])));
     assert_eq!(unknown, Err(Invariant::I19));
     compute(&mut checks, |_| {}).expect("as planned");

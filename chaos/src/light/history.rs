@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::{
-    Commit, Decision, Generation, MetricsLine, Record, Shard, Step, WorkerId,
+    Commit, Decision, Generation, LossScale, MetricsLine, Record, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -110,6 +110,7 @@ impl History {
             loss: 1.0,
             decision: Decision::Apply,
             updates: step.0,
+            loss_scale: LossScale::default(),
             hold: false,
             line: line(step, generation),
         })

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_transport::protocol::{Generation, Shard, Step};
+use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
 use everstep_transport::time::Time;
 use everstep_worker::device::{Device, Port};
 use everstep_worker::step::event::{Built, Job, Origin, Report};
@@ -44,8 +44,8 @@ pub struct Bench {
 
 /// A job that was done.
 pub struct Work {
-    /// The step whose gradient it is, if it is one, and the generation of the device.
-    pub gradient: Option<(Generation, Step)>,
+    /// If it is a gradient: the generation of the device, its step, and its loss scale.
+    pub gradient: Option<(Generation, Step, LossScale)>,
     /// What the device reports, each with its time.
     pub reports: Vec<(Time, Done)>,
     /// When the device is free again; [`Bench::release`] is to be called then.
@@ -94,7 +94,7 @@ impl Bench {
         let job = self.jobs.remove(place)?;
         self.busy = true;
         let gradient = match &job {
-            Job::Gradient { step, .. } => Some((self.generation, *step)),
+            Job::Gradient { step, scale, .. } => Some((self.generation, *step, *scale)),
             _ => None,
         };
         let changed = self.flipped && matches!(job, Job::Update { .. });

@@ -94,8 +94,8 @@ impl World {
         self.queue.put(work.until, Happening::Free(place, build));
         match (work.gradient, id) {
             // Else the core has gone on, perhaps to another history.
-            (Some((entered, step)), Some(id)) if entered == generation => {
-                self.observe(Observation::Began(id, step))
+            (Some((entered, step, scale)), Some(id)) if entered == generation => {
+                self.observe(Observation::Began(id, step, scale))
             }
             _ => Ok(()),
         }

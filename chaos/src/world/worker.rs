@@ -20,6 +20,7 @@ use super::types::Happening;
 use super::wire::StreamId;
 use super::{Node, UNIX_MS_AT_ZERO, WORKER_TICK, World};
 use crate::check::{Observation, Standing, Violation};
+use crate::toy;
 
 /// One worker.
 pub struct Worker {
@@ -68,7 +69,7 @@ impl Worker {
         let pool = Pool::new(POOL_BYTES);
         let identity = core::Identity { name: name.clone(), unix_ms_at_zero: UNIX_MS_AT_ZERO };
         Self {
-            core: Core::new(identity, pool.clone()),
+            core: Core::new(identity, pool.clone()).growing_after(toy::GROWTH),
             name,
             slot,
             clock,

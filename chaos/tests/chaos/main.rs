@@ -5,6 +5,7 @@ mod meddled;
 mod members;
 mod planted;
 mod regressions;
+mod scaled;
 mod simulated;
 mod skipped;
 mod support;

@@ -12,6 +12,7 @@ use everstep_chaos::world::{Failure, Node, Prepare};
 use everstep_coordinator::plant::Plant as Misled;
 use everstep_coordinator::raft::plant::Plant as Astray;
 use everstep_coordinator::seat::Seat;
+use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 use everstep_worker::plant::Plant;
 
@@ -55,7 +56,11 @@ fn simulation(rates: Rates, prepare: Prepare) -> Simulation {
 /// Looks for the bug; says after how many seeds it was found.
 #[track_caller]
 fn find(prepare: Prepare, rates: Rates, promised: &[Invariant]) -> u64 {
-    let simulation = simulation(rates, prepare);
+    find_with(&simulation(rates, prepare), promised)
+}
+
+#[track_caller]
+fn find_with(simulation: &Simulation, promised: &[Invariant]) -> u64 {
     for seed in 0..SEEDS {
         if let Err(failure) = simulation.simulate(seed).result {
             let invariant = failure.invariant();
@@ -168,6 +173,13 @@ fn lines_that_nobody_carries_on_are_found() {
 #[test]
 fn a_kept_partial_that_is_added_into_itself_is_found() {
     find(plant!(core AddIntoKept), Rates::default(), &[I2, I3]);
+}
+
+/// By what a device computes with: members agree on what all of them have forgotten.
+#[test]
+fn i2_a_loss_scale_that_is_forgotten_at_a_change_is_found() {
+    let forgets = simulation(Rates::default(), plant!(core ForgetScale)).precise(Precision::F16);
+    find_with(&forgets, &[I2]);
 }
 
 // Changes of generation: the coordinator.

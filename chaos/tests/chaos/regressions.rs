@@ -5,6 +5,7 @@ use std::time::Duration;
 use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Endured, Node};
+use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
 /// Whichever leads.
@@ -42,11 +43,17 @@ fn pause(node: Node, ms: u64) -> Fault {
     Fault::Pause { node, span: Duration::from_millis(ms) }
 }
 
+/// A cluster of four that trains in f32, without faults of its own.
+fn full(span: Duration) -> Simulation {
+    let simulation = Simulation::new(4, span, Rates::none()).expect("without a fault");
+    simulation.precise(Precision::F32)
+}
+
 /// A cluster of four with these faults; everything else follows from the seed.
 #[track_caller]
 fn endure(seed: u64, faults: Vec<(Time, Fault)>) -> Endured {
     let minute = Duration::from_secs(60);
-    let simulation = Simulation::new(4, minute, Rates::none()).expect("without a fault");
+    let simulation = full(minute);
     let met = simulation.endure(seed, &Schedule(faults)).result;
     met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
 }
@@ -125,8 +132,7 @@ fn i17_everyone_who_knew_how_far_the_first_generation_came_is_gone() {
 
 /// Twelve seconds of a cluster of four.
 fn twelve_seconds() -> Simulation {
-    let span = Duration::from_secs(12);
-    Simulation::new(4, span, Rates::none()).expect("without a fault")
+    full(Duration::from_secs(12))
 }
 
 /// The same, once for each seed, with faults that depend on it.
@@ -207,7 +213,7 @@ fn i5_a_step_leader_that_commits_in_a_generation_that_is_over() {
 fn i11_a_pair_that_cannot_reach_each_other_and_cannot_be_parted() {
     const OF_ONE_COPY: [u64; 4] = [3, 7, 11, 12];
     let span = Duration::from_secs(18);
-    let simulation = Simulation::new(4, span, Rates::none()).expect("without a fault");
+    let simulation = full(span);
     for seed in OF_ONE_COPY {
         let faults = vec![at(1_000.0, bridge(worker(0), worker(1), 15_000))];
         let met = simulation.endure(seed, &Schedule(faults)).result;

@@ -28,8 +28,8 @@ use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Generation, MetricsLine, News, NodeName, Record, RequestId, RunSpec,
-    Shard, Wish, Zone, exemplars,
+    Cause, Commit, Decision, Generation, LossScale, MetricsLine, News, NodeName, Record, RequestId,
+    RunSpec, Shard, Wish, Zone, exemplars,
 };
 
 use super::*;
@@ -527,7 +527,8 @@ fn run_of(start_workers: u32) -> RunSpec {
 fn commit(generation: Generation, step: Step) -> Commit {
     let line = line(generation, step.0);
     let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step.0, true);
-    Commit { generation, step, norm, loss, decision, updates, hold, line }
+    let loss_scale = LossScale::default();
+    Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line }
 }
 
 fn registration(incarnation: u64) -> Registration {

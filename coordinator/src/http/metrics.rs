@@ -62,6 +62,8 @@ fn run(page: &mut Page, Overview { cluster, under_protected, .. }: &Overview) {
         page.gauge("everstep_loss", "Mean training loss of the newest step, nats.", line.loss);
         let help = "Norm of the newest step's gradient, before clipping.";
         page.gauge("everstep_gradient_norm", help, line.grad_norm);
+        let help = "What the newest step's loss was multiplied by; 1 but for fp16.";
+        page.gauge("everstep_loss_scale", help, f64::from(line.loss_scale));
         page.gauge("everstep_learning_rate", "Of the newest step.", line.learning_rate);
         page.gauge("everstep_step_seconds", "How long the newest step took.", line.seconds);
     }

@@ -26,6 +26,7 @@ pub(crate) fn view() -> ClusterView {
         step: Step(812),
         loss: 2.5,
         grad_norm: 0.25,
+        loss_scale: 32_768,
         learning_rate: 1e-3,
         seconds: 0.125,
         ..MetricsLine::default()

@@ -5,7 +5,7 @@ use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
-    Commit, DataShard, Decision, MetricsLine, Rank, RequestId, Shard, Term, Wish,
+    Commit, DataShard, Decision, LossScale, MetricsLine, Rank, RequestId, Shard, Term, Wish,
 };
 
 use super::workers::REMEMBERED;
@@ -85,7 +85,8 @@ fn committed(step: u64) -> Option<Commit> {
     let line = MetricsLine::default();
     let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step, false);
     let (generation, step) = (Generation(1), Step(step));
-    Some(Commit { generation, step, norm, loss, decision, updates, hold, line })
+    let loss_scale = LossScale::default();
+    Some(Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line })
 }
 
 fn replay(entries: &[Entry]) -> (State, Vec<Verdict>) {

@@ -16,7 +16,7 @@ use super::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, Rounding, RunSpec,
     ScheduleKind,
 };
-use super::step::{Commit, Contribution, Decision, MetricsLine, Prepared, Status};
+use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
 use crate::identity::{AcceptedToken, JoinToken, Role, Terms};
 
 const GENERATION: Generation = Generation(3);
@@ -44,6 +44,7 @@ fn commit() -> Commit {
         loss: 2.5,
         decision: Decision::Apply,
         updates: 5,
+        loss_scale: LossScale { exponent: 15, good: 2 },
         hold: false,
         line: line(),
     }

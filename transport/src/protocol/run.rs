@@ -84,6 +84,9 @@ pub enum Precision {
     F32,
     /// The upper half of an f32: on GPUs.
     Bf16,
+    /// IEEE's 16 bits, finer than bf16 and of a smaller range: on GPUs, with a loss scale.
+    #[serde(rename = "fp16")]
+    F16,
 }
 
 /// How a value between two that can be stored becomes one of them.

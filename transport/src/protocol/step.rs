@@ -27,6 +27,26 @@ pub enum Decision {
     Skip,
 }
 
+/// What the loss is multiplied by before the way back, so that in fp16 small gradients do not
+/// vanish. A power of two: what is divided by it again has the bits that it had. The default is 1.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LossScale {
+    /// The power.
+    pub exponent: u8,
+    /// How many steps in a row have committed with it, none of them skipped.
+    pub good: u32,
+}
+
+impl LossScale {
+    /// The greatest power.
+    pub const MAX_EXPONENT: u8 = 24;
+
+    /// The factor: 1 to 2^24, whatever a peer says.
+    pub fn factor(self) -> u32 {
+        1 << self.exponent.min(Self::MAX_EXPONENT)
+    }
+}
+
 /// One line of `metrics.jsonl`: a committed step.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
 pub struct MetricsLine {
@@ -42,6 +62,8 @@ pub struct MetricsLine {
     pub grad_norm: f64,
     /// Whether the step changed anything.
     pub decision: Decision,
+    /// What the loss was multiplied by; 1 but for fp16. Nothing else in the line is.
+    pub loss_scale: u32,
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// Targets that the step trained on.
@@ -111,6 +133,8 @@ pub struct Commit {
     /// How many committed steps of the history applied an update, this one included: what Adam
     /// corrects its bias by.
     pub updates: u64,
+    /// The loss scale of the next step.
+    pub loss_scale: LossScale,
     /// All finish the step and wait: a change of generation is planned.
     pub hold: bool,
     /// The step's line.

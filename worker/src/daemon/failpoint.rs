@@ -149,7 +149,7 @@ mod tests {
     use everstep_transport::protocol::message::Heartbeat;
     use everstep_transport::protocol::step::Contribution;
     use everstep_transport::protocol::{
-        Chunk, DataShard, Encoding, Generation, Shard, WorkerId, exemplars,
+        Chunk, DataShard, Encoding, Generation, LossScale, Shard, WorkerId, exemplars,
     };
 
     use super::*;
@@ -211,7 +211,7 @@ mod tests {
             _ => None,
         });
         let jobs = [
-            Job::Gradient { step, work: Arc::new(Work::default()) },
+            Job::Gradient { step, scale: LossScale::default(), work: Arc::new(Work::default()) },
             Job::Update { shard, step, norm: 1.0, update: 1, gradient: None },
             Job::Restore { shard, version: step, digest: 0, parts: vec![] },
         ];

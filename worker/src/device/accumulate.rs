@@ -4,13 +4,17 @@
 //! finishes them. Output: for each parameter shard, each subtree's sum as soon as it is final. A
 //! subtree's sum is made along the same tree as everything else, so its bits are those that the
 //! owner would have got from the leaves.
+//!
+//! What a model announces is multiplied by the loss scale; from here on nothing is. The scale is a
+//! power of two, so dividing by it changes no bit but of what comes below f32's normal numbers,
+//! 1.2e-38; what is not finite stays so.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
-use everstep_transport::protocol::{DataShard, Shard};
+use everstep_transport::protocol::{DataShard, LossScale, Shard};
 
 /// A subtree's sum for one parameter shard.
 #[derive(Clone, Debug)]
@@ -37,6 +41,7 @@ pub struct Accumulator {
     pool: Pool,
     tree: Tree,
     subtrees: Vec<Node>,
+    scale: LossScale,
     data_shard: DataShard,
     /// Elements of its gradient that have been announced.
     announced: usize,
@@ -52,6 +57,7 @@ impl Accumulator {
             pool,
             tree: Tree::new(1),
             subtrees: Vec::new(),
+            scale: LossScale::default(),
             data_shard: DataShard(0),
             announced: 0,
             leaves: BTreeMap::new(),
@@ -59,10 +65,12 @@ impl Accumulator {
         }
     }
 
-    /// Takes on these subtrees of the tree over `data_shards`; what was under way is forgotten.
-    pub fn plan(&mut self, data_shards: u32, subtrees: Vec<Node>) {
+    /// Takes on these subtrees of the tree over `data_shards`, of gradients with this scale; what was
+    /// under way is forgotten.
+    pub fn plan(&mut self, data_shards: u32, subtrees: Vec<Node>, scale: LossScale) {
         self.tree = Tree::new(data_shards);
         self.subtrees = subtrees;
+        self.scale = scale;
         self.leaves.clear();
         self.sums.clear();
     }
@@ -105,7 +113,7 @@ impl Accumulator {
             .leaves
             .entry(shard)
             .or_insert_with(|| Leaf { values: pool.take(length), missing: length });
-        leaf.values[offset..offset + values.len()].copy_from_slice(values);
+        unscale(&mut leaf.values[offset..offset + values.len()], values, self.scale);
         leaf.missing = leaf.missing.checked_sub(values.len()).expect("each range comes once");
         if leaf.missing > 0 {
             return None;
@@ -127,6 +135,19 @@ impl Accumulator {
             .expect("a data shard of the plan is computed once a step")?;
         self.sums.remove(&(node, shard));
         Some(Final { shard, node, sum: total.into_shared() })
+    }
+}
+
+/// Writes what the `scaled` values are without the scale.
+fn unscale(values: &mut [f32], scaled: &[f32], scale: LossScale) {
+    match scale.factor() {
+        1 => values.copy_from_slice(scaled),
+        factor => {
+            let inverse = 1.0 / factor as f32;
+            for (value, scaled) in values.iter_mut().zip(scaled) {
+                *value = scaled * inverse;
+            }
+        }
     }
 }
 
@@ -156,7 +177,7 @@ mod tests {
     #[test]
     fn a_range_that_is_never_announced_is_noticed() {
         let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
-        accumulator.plan(1, vec![Node::leaf(0)]);
+        accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         let values = gradient(0);
         accumulator.add(1_024..PARAMETERS, &values[1_024..]);
@@ -166,16 +187,32 @@ mod tests {
     }
 
     #[test]
+    fn dividing_by_a_scale_gives_the_bits_that_there_were() {
+        let numbers = [f32::MIN_POSITIVE, 1e-30, 0.1, -3.7, 1e30, f32::INFINITY, -0.0];
+        for exponent in 0..=LossScale::MAX_EXPONENT {
+            let scale = LossScale { exponent, good: 0 };
+            let scaled = numbers.map(|number| number * scale.factor() as f32);
+            let mut found = [f32::NAN; 7];
+            unscale(&mut found, &scaled, scale);
+            assert_eq!(found.map(f32::to_bits), numbers.map(f32::to_bits), "{scale:?}");
+            unscale(&mut found, &[f32::NAN; 7], scale);
+            assert!(found.iter().all(|number| number.is_nan()));
+        }
+    }
+
+    #[test]
     fn subtrees_are_final_when_their_last_range_is() {
         let tree = Tree::new(6);
+        let scale = LossScale { exponent: 9, good: 0 };
         let mine = BTreeSet::from([1, 2, 3, 4, 5]);
         let subtrees = tree.subtrees(&mine);
         let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
-        accumulator.plan(6, subtrees.clone());
+        accumulator.plan(6, subtrees.clone(), scale);
         let mut found = BTreeMap::new();
         for leaf in &mine {
             accumulator.begin(DataShard(*leaf));
-            let values = gradient(*leaf);
+            let scaled = |value: f32| value * scale.factor() as f32;
+            let values: Vec<f32> = gradient(*leaf).into_iter().map(scaled).collect();
             for range in [1_500..PARAMETERS, 0..700, 700..1_500] {
                 for part in accumulator.add(range.clone(), &values[range]) {
                     let repeated = found.insert((part.node, part.shard), part.sum.to_vec());

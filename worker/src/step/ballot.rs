@@ -55,6 +55,14 @@ pub enum Broken {
     /// Two owners hold different bits (invariants I3 and I19).
     #[error(transparent)]
     Diverged(Diverged),
+    /// A commit's loss scale does not follow from the one before and its decision (invariant I2).
+    #[error("worker {from} tells a commit of step {step} whose loss scale does not follow")]
+    Unscaled {
+        /// The step.
+        step: Step,
+        /// Who told the commit.
+        from: WorkerId,
+    },
     /// One step was committed in two ways (invariant I2).
     #[error("worker {from} tells another commit of step {step} than the one that is known")]
     Contradiction {
@@ -70,7 +78,7 @@ impl Broken {
     pub fn at_fault(&self) -> Option<WorkerId> {
         match self {
             Self::Diverged(_) => None,
-            Self::Contradiction { from, .. } => Some(*from),
+            Self::Unscaled { from, .. } | Self::Contradiction { from, .. } => Some(*from),
         }
     }
 }

@@ -35,6 +35,7 @@ use super::event::{Built, Effect, Exit, Input, LinkId, Report, Summary};
 use super::holdings::Holdings;
 use super::learner::Learner;
 use super::member::Member;
+use super::scaling::{self, Scaling};
 use super::setup::Setup;
 use crate::data::Sampler;
 use crate::optimize;
@@ -77,6 +78,8 @@ const LINES_PER_HEARTBEAT: usize = 200;
 pub struct Core {
     identity: Identity,
     pool: Pool,
+    /// So many good steps in a row double the loss scale of fp16.
+    growth: u32,
     phase: Phase,
     leader: Leader,
     worker: Option<WorkerId>,
@@ -106,6 +109,7 @@ impl Core {
         Self {
             identity,
             pool,
+            growth: scaling::GROWTH,
             phase: Phase::Greeting,
             leader: Leader::default(),
             worker: None,
@@ -121,6 +125,12 @@ impl Core {
             #[cfg(feature = "planted")]
             plant: None,
         }
+    }
+
+    /// Where a run has fewer steps than it takes for the loss scale to double, it may take fewer:
+    /// the same number for every worker.
+    pub fn growing_after(self, growth: u32) -> Self {
+        Self { growth, ..self }
     }
 
     /// From its next generation on, the worker has this bug.
@@ -222,6 +232,7 @@ impl Core {
         let setup = Arc::new(Setup {
             parameters: fingerprint.parameters as usize,
             sampler: Sampler::new(run.seed, fingerprint.samples, run.batch),
+            scaling: Scaling::of(run.model.precision, self.growth),
             schedule: optimize::schedule(&run),
             tokens_per_step: built.tokens_per_step,
             unix_ms_at_zero: self.identity.unix_ms_at_zero,

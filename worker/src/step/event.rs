@@ -9,8 +9,8 @@ use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, CoordinatorView, DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step,
-    WorkerId,
+    Chunk, CoordinatorView, DataShard, Generation, LossScale, Message, NodeName, Record, RunSpec,
+    Shard, Step, WorkerId,
 };
 
 /// A link to a coordinator. A number is used once: another link to the same coordinator has
@@ -256,6 +256,8 @@ pub enum Job {
     Gradient {
         /// The step.
         step: Step,
+        /// What its loss is multiplied by; what is reported of its gradients is not.
+        scale: LossScale,
         /// What to compute: all that the plan assigns, or what a redo of the step lacks.
         work: Arc<Work>,
     },

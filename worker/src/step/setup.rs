@@ -6,6 +6,7 @@ use everstep_kernels::buffer::Pool;
 use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::RunSpec;
 
+use super::scaling::Scaling;
 use crate::data::Sampler;
 use crate::optimize;
 
@@ -18,6 +19,8 @@ pub struct Setup {
     pub parameters: usize,
     /// Which samples belong to which step.
     pub sampler: Sampler,
+    /// How the loss scale changes.
+    pub scaling: Scaling,
     /// The learning rate of each step.
     pub schedule: Schedule,
     /// Targets that one step trains on.

@@ -1,11 +1,11 @@
 //! Gradients: of all data shards, of some, and again.
 
-use everstep_transport::protocol::{Encoding, RunSpec, Shard, Step};
+use everstep_transport::protocol::{Encoding, LossScale, RunSpec, Shard, Step};
 use everstep_worker::step::event::{Job, Origin, Report};
 use proptest::prelude::*;
 
 use crate::support::{
-    Bench, DATA_SHARDS, SHARDS, bits, computed, enter, gradient, reduce, relabel, run,
+    Bench, DATA_SHARDS, SHARDS, bits, computed, enter, gradient, reduce, relabel, run, scaled,
 };
 
 proptest! {
@@ -54,6 +54,32 @@ fn a_skipped_step_relabels_and_changes_nothing_else() {
         }
     }
     assert_eq!(bench.reduced(2).len() as u32, SHARDS, "nothing is waited for");
+}
+
+/// All but the gradient inside the model is in true units.
+#[test]
+fn a_loss_scale_changes_no_bit_of_partials_and_losses() {
+    for accumulate in [1, 3] {
+        let mut run = run();
+        run.batch.accumulate = accumulate;
+        let mut bench = Bench::of(&run, None);
+        bench.give(enter(1, Origin::Seed, 0..SHARDS));
+        let plain = bench.give(gradient(1, 0..DATA_SHARDS));
+        for exponent in [1, 16, 24] {
+            let scale = LossScale { exponent, good: 0 };
+            let found = bench.give(scaled(1, scale, 0..DATA_SHARDS));
+            assert_eq!(bits(&reduce(&found)), bits(&reduce(&plain)), "{scale:?}");
+            assert_eq!(losses(&found), losses(&plain), "{scale:?}");
+        }
+    }
+}
+
+fn losses(reports: &[Report]) -> Vec<u64> {
+    let losses = reports.iter().filter_map(|report| match report {
+        Report::Computed { contribution, .. } => Some(contribution.loss.to_bits()),
+        _ => None,
+    });
+    losses.collect()
 }
 
 fn in_bf16() -> RunSpec {

@@ -13,7 +13,7 @@ use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
 };
 use everstep_transport::protocol::{
-    DataShard, Encoding, Generation, Rounding, RunSpec, Shard, Step,
+    DataShard, Encoding, Generation, LossScale, Rounding, RunSpec, Shard, Step,
 };
 use everstep_transport::time::Time;
 use everstep_worker::builtin;
@@ -197,10 +197,15 @@ pub fn reduce(reports: &[Report]) -> Gradients {
 
 /// The job of computing data shards.
 pub fn gradient(step: u64, data_shards: impl IntoIterator<Item = u32>) -> Job {
+    scaled(step, LossScale::default(), data_shards)
+}
+
+/// The job of computing data shards with a loss scale.
+pub fn scaled(step: u64, scale: LossScale, data_shards: impl IntoIterator<Item = u32>) -> Job {
     let leaves: BTreeSet<u32> = data_shards.into_iter().collect();
     let subtrees: Vec<Node> = Tree::new(DATA_SHARDS).subtrees(&leaves);
     let data_shards = leaves.into_iter().map(DataShard).collect();
-    Job::Gradient { step: Step(step), work: Arc::new(Work { data_shards, subtrees }) }
+    Job::Gradient { step: Step(step), scale, work: Arc::new(Work { data_shards, subtrees }) }
 }
 
 /// The job of entering a generation as primary of these shards, learning nothing.

@@ -14,5 +14,6 @@ mod plan;
 #[cfg(feature = "planted")]
 mod planted;
 mod promises;
+mod scaling;
 mod solo;
 mod support;

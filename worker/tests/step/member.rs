@@ -5,8 +5,8 @@ use std::sync::Arc;
 use everstep_kernels::buffer::{Buffer, Pool};
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Decision, Encoding, Message, MetricsLine, Record, Shard, Step,
-    WorkerId,
+    Chunk, ChunkKind, Commit, Decision, Encoding, LossScale, Message, MetricsLine, Record, Shard,
+    Step, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -15,6 +15,7 @@ use everstep_worker::step::event::{Admission, Effect, Report};
 use everstep_worker::step::holdings::Holdings;
 use everstep_worker::step::member::Member;
 use everstep_worker::step::plan::Plan;
+use everstep_worker::step::scaling::{GROWTH, Scaling};
 use everstep_worker::step::setup::Setup;
 
 use crate::support::{DATA_SHARDS, GENERATION, MEMBERS, PARAMETERS, record, record_of};
@@ -27,6 +28,7 @@ fn enter(worker: WorkerId, record: Record) -> Member {
     let setup = Setup {
         parameters: PARAMETERS,
         sampler: Sampler::new(run.seed, 100, run.batch),
+        scaling: Scaling::of(run.model.precision, GROWTH),
         schedule: optimize::schedule(&run),
         tokens_per_step: 16,
         unix_ms_at_zero: 0,
@@ -61,7 +63,9 @@ fn commit(decision: Decision) -> Message {
     let line = MetricsLine { step: Step(1), ..MetricsLine::default() };
     let (generation, step, updates) = (GENERATION, Step(1), 1);
     let (norm, loss, hold) = (1.0, 2.0, false);
-    Message::Commit(Commit { generation, step, norm, loss, decision, updates, hold, line })
+    let loss_scale = LossScale::default();
+    let commit = Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line };
+    Message::Commit(commit)
 }
 
 fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {

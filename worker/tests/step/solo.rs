@@ -6,8 +6,8 @@ use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::step::{Contribution, Status};
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, DataShard, Decision, Encoding, Generation, Message, MetricsLine,
-    NodeName, Record, Shard, Step, Term, WorkerId,
+    Chunk, ChunkKind, Commit, DataShard, Decision, Encoding, Generation, LossScale, Message,
+    MetricsLine, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::core::{Core, Identity};
@@ -37,9 +37,14 @@ impl Solo {
 
     /// Registered under this id.
     pub fn registered(worker: WorkerId) -> Self {
+        Self::registered_for(run(10), worker)
+    }
+
+    /// The same for another run.
+    pub fn registered_for(run: RunSpec, worker: WorkerId) -> Self {
         let mut solo = Self::new();
         solo.connect(LINK);
-        solo.hear(Message::Welcome { run: run(10), term: TERM });
+        solo.hear(Message::Welcome { run, term: TERM });
         solo.give(Input::Built(Cluster::built()));
         solo.hear(Message::Registered { worker, term: TERM });
         solo.effects.clear();
@@ -48,7 +53,12 @@ impl Solo {
 
     /// Of the generation of three; its device has entered, and given the initial digests.
     pub fn member(rank: usize) -> Self {
-        let mut solo = Self::registered(MEMBERS[rank]);
+        Self::member_for(run(10), rank)
+    }
+
+    /// The same for another run.
+    pub fn member_for(run: RunSpec, rank: usize) -> Self {
+        let mut solo = Self::registered_for(run, MEMBERS[rank]);
         solo.hear(Message::Pause { term: TERM, number: GENERATION });
         solo.hear(Message::Announce(record()));
         solo.entered(GENERATION, Step(0));
@@ -199,6 +209,7 @@ pub fn commit(step: u64) -> Commit {
         loss: 2.0,
         decision: Decision::Apply,
         updates: step,
+        loss_scale: LossScale::default(),
         hold: false,
         line,
     }

@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{Commit, DataShard, Decision, NodeName};
+use everstep_transport::protocol::{Commit, DataShard, Decision, LossScale, NodeName};
 use proptest::prelude::*;
 
 use super::super::feeds::{Feeds, Learners};
@@ -167,7 +167,8 @@ fn status(commit: Option<Commit>) -> Status {
 fn commit(generation: Generation, step: u64) -> Commit {
     let line = MetricsLine::default();
     let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step, false);
-    Commit { generation, step: Step(step), norm, loss, decision, updates, hold, line }
+    let (step, loss_scale) = (Step(step), LossScale::default());
+    Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line }
 }
 
 /// Whether every owner that the record lists shows what it needs (I16), by the words of the design.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use everstep_transport::protocol::{
-    Commit, Decision, Message, MetricsLine, Prepared, Shard, Step, WorkerId,
+    Commit, Decision, LossScale, Message, MetricsLine, Prepared, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -124,13 +124,16 @@ impl Member {
         let before = self.commit().map_or(0, |commit| commit.updates);
         let recorded = tally.samples.iter().flat_map(|(_, samples)| samples.iter().copied());
         let account = self.setup.sampler.account(recorded, step);
+        let decision = if finite { Decision::Apply } else { Decision::Skip };
+        let scale = self.loss_scale();
         let line = MetricsLine {
             step,
             generation: self.plan.generation(),
             world_size: self.plan.record().world_size(),
             loss: tally.loss,
             grad_norm: tally.norm,
-            decision: if finite { Decision::Apply } else { Decision::Skip },
+            decision,
+            loss_scale: scale.factor(),
             learning_rate: f64::from(self.setup.schedule.rate(step.0)),
             tokens: self.setup.tokens_per_step,
             seconds: self.holdings.committed_at.map_or(0.0, |at| now.since(at).as_secs_f64()),
@@ -145,8 +148,9 @@ impl Member {
             step,
             norm: tally.norm,
             loss: tally.loss,
-            decision: line.decision,
+            decision,
             updates: before + u64::from(finite),
+            loss_scale: self.setup.scaling.next(scale, decision),
             hold: self.hold,
             line,
         }
@@ -162,12 +166,28 @@ impl Member {
         if !next || self.round.voted.is_none() || self.plan.leads() {
             return self.refuse();
         }
+        if commit.loss_scale != self.setup.scaling.next(self.loss_scale(), commit.decision) {
+            self.broken = Some(Broken::Unscaled { step: commit.step, from });
+            return;
+        }
         self.adopt(now, commit);
+    }
+
+    /// What the loss of the step under way is multiplied by.
+    fn loss_scale(&self) -> LossScale {
+        #[cfg(feature = "planted")]
+        if self.forgets_scale() {
+            return self.setup.scaling.first();
+        }
+        self.setup.scaling.after(self.commit())
     }
 
     /// Holds a commit against the one that is known of its step (invariant I2).
     fn compare(&mut self, from: WorkerId, commit: &Commit) {
-        let verdict = |c: &Commit| (c.norm.to_bits(), c.loss.to_bits(), c.decision, c.updates);
+        let verdict = |commit: &Commit| {
+            let Commit { norm, loss, decision, updates, loss_scale, .. } = *commit;
+            (norm.to_bits(), loss.to_bits(), decision, updates, loss_scale)
+        };
         let known = self.commit().filter(|known| known.step == commit.step);
         if known.is_some_and(|known| verdict(known) != verdict(commit)) {
             self.broken = Some(Broken::Contradiction { step: commit.step, from });
@@ -223,7 +243,8 @@ impl Member {
         let assigned: BTreeSet<u32> = self.plan.data_shards().iter().map(|it| it.0).collect();
         let work = self.holdings.gradients.assign(self.plan.tree(), &assigned);
         if let Some(work) = work {
-            self.device(Job::Gradient { step: self.step(), work: Arc::new(work) });
+            let (step, scale) = (self.step(), self.loss_scale());
+            self.device(Job::Gradient { step, scale, work: Arc::new(work) });
         }
     }
 

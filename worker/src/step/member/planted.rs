@@ -20,6 +20,11 @@ impl Member {
         !self.pace.is_promised() || self.has_plant(Plant::BreakPromise)
     }
 
+    /// Whether the step under way is the first of its generation, and its scale not known.
+    pub(super) fn forgets_scale(&self) -> bool {
+        self.has_plant(Plant::ForgetScale) && self.committed() == self.plan.record().resume
+    }
+
     /// In truth it is the gradient's.
     pub(super) fn misstated(&self, shard: Shard, digest: u64) -> u64 {
         let misstates = self.has_plant(Plant::MisstateDigest) && shard.0 == 0;

@@ -102,7 +102,7 @@ impl Bench {
                 let owned = owned.map(|(shard, copy)| (*shard, copy.version, copy.digest()));
                 vec![Report::Entered { generation, owned: owned.collect() }]
             }
-            Job::Gradient { step, work } => {
+            Job::Gradient { step, work, .. } => {
                 let left = work.data_shards.iter().copied().collect();
                 self.pass = Some((step, work, left));
                 Vec::new()

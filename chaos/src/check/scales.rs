@@ -1,0 +1,65 @@
+//! I2 and I13, as far as they are about the loss scale: it follows from the decisions on the steps
+//! before, whoever computes, commits or tells, and whatever has happened in between.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::run::Precision;
+use everstep_transport::protocol::{Commit, LossScale, MetricsLine, Step, WorkerId};
+use everstep_worker::step::scaling::Scaling;
+
+use super::{Found, Invariant};
+use crate::toy;
+
+#[derive(Debug)]
+pub(super) struct Scales {
+    scaling: Scaling,
+    /// What follows from the decision on each step that was ever committed.
+    after: BTreeMap<Step, LossScale>,
+}
+
+impl Scales {
+    pub(super) fn new(precision: Precision) -> Self {
+        Self { scaling: Scaling::of(precision, toy::GROWTH), after: BTreeMap::new() }
+    }
+
+    /// A device computes a step with a scale.
+    pub(super) fn began(
+        &self,
+        worker: WorkerId,
+        step: Step,
+        scale: LossScale,
+    ) -> Result<(), Found> {
+        let expected = self.of(step);
+        if scale == expected {
+            return Ok(());
+        }
+        let seen = format!("worker {worker} computes step {step} with {scale:?}, not {expected:?}");
+        Err((Invariant::I2, seen))
+    }
+
+    /// A member commits a step. That the decision is everybody's has been seen before.
+    pub(super) fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+        let (step, scale) = (commit.step, commit.loss_scale);
+        let expected = self.scaling.next(self.of(step), commit.decision);
+        self.after.insert(step, expected);
+        if scale == expected {
+            return Ok(());
+        }
+        let seen = format!("worker {worker} commits step {step} with {scale:?}, not {expected:?}");
+        Err((Invariant::I2, seen))
+    }
+
+    /// A watcher was told a line.
+    pub(super) fn written(&self, line: &MetricsLine) -> Result<(), Found> {
+        if line.loss_scale == self.of(line.step).factor() {
+            return Ok(());
+        }
+        Err((Invariant::I13, format!("{line:?}; its scale was {:?}", self.of(line.step))))
+    }
+
+    /// The scale of a step, once the one before has committed.
+    fn of(&self, step: Step) -> LossScale {
+        let before = self.after.range(..step).next_back();
+        before.map_or_else(|| self.scaling.first(), |(_, scale)| *scale)
+    }
+}
