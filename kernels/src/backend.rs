@@ -202,6 +202,11 @@ impl View {
         self.rows * self.columns
     }
 
+    /// The elements of the arena that it is made of.
+    fn range(self) -> Range<usize> {
+        self.offset..self.offset + self.len()
+    }
+
     /// Whether it has no elements.
     pub fn is_empty(self) -> bool {
         self.len() == 0

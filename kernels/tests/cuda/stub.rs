@@ -4,7 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Driver, DriverError, Kernel, Launch, Precision, Product,
+    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
+    Product,
 };
 use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
 use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Pass};
@@ -33,6 +34,12 @@ impl Driver for Stub {
     }
 
     fn write(&mut self, _to: Address, _bytes: &[u8]) {}
+
+    fn deliver(&mut self, _delivery: Delivery<'_>) -> Delivered {
+        Delivered(0)
+    }
+
+    fn wait_for(&mut self, _delivered: Delivered) {}
 
     fn read(&mut self, _from: Address, _into: &mut [u8]) -> Result<(), DriverError> {
         if self.broken { Err(DriverError::Failed("it broke".into())) } else { Ok(()) }
