@@ -127,6 +127,30 @@ fn what_is_fetched_is_as_it_was_computed_however_long_it_is() {
 }
 
 #[test]
+fn what_is_read_is_whole_however_long_it_is() {
+    let Some((mut gpu, _alone)) = gpu() else { return };
+    let values = values(0);
+    let base = gpu.allocate(4 * values.len()).expect("memory");
+    gpu.write(base, bytemuck::cast_slice(&values));
+    for count in [values.len(), 1, 0] {
+        let mut found = vec![f32::NAN; count];
+        gpu.read(base, bytemuck::cast_slice_mut(&mut found)).expect("nothing fails");
+        assert!(found == values[..count]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "what was asked for is fetched before anything is read")]
+fn to_read_before_all_was_fetched_is_a_mistake() {
+    let Some((mut gpu, _alone)) = gpu() else {
+        panic!("what was asked for is fetched before anything is read: SKIPPED")
+    };
+    let base = gpu.allocate(4).expect("memory");
+    gpu.fetch(base, 1);
+    let _ = gpu.read(base, &mut [0; 4]);
+}
+
+#[test]
 fn what_is_computed_meanwhile_does_not_change_what_is_fetched() {
     let Some((mut gpu, _alone)) = gpu() else { return };
     let [first, second] = [(); 2].map(|()| gpu.allocate(4 << 20).expect("memory"));

@@ -133,7 +133,8 @@ pub trait Driver: Send {
     fn wait_for(&mut self, delivered: Delivered);
 
     /// Waits for all that was enqueued, and copies from the device. Where this or anything enqueued
-    /// before has failed, `into` is of no use, now and in every later call.
+    /// before has failed, `into` is of no use, now and in every later call. Whatever was asked for
+    /// has been fetched.
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError>;
 
     /// Asks for a copy of `count` f32, at least one, as they are after all that was enqueued

@@ -205,8 +205,7 @@ impl Driver for Gpu {
 
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {
         let stream = self.stream.clone();
-        self.enqueue("cuMemcpyDtoHAsync", |gpu| gpu.staging.read(&stream, from.0, into));
-        self.enqueue("cuStreamSynchronize", |gpu| gpu.stream.synchronize());
+        self.enqueue("cuMemcpyDtoHAsync", |gpu| gpu.fetches.read(&stream, from.0, into));
         self.failure.clone().map_or(Ok(()), Err)
     }
 
