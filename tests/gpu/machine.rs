@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use everstep_kernels::backend::cuda::gpu::Cache;
 use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
-use everstep_kernels::backend::cuda::{KERNELS, Precision, SOURCES};
+use everstep_kernels::backend::cuda::{KERNELS, OPERATIONS, Precision, SOURCES};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -223,7 +223,7 @@ fn build(precision: Precision) -> Option<PathBuf> {
 /// Compiles the kernels before the first workers start together and each of them does it.
 fn warm_up(precision: Precision) {
     let cache = Cache::at(place("cache").join("everstep/kernels"));
-    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
+    for source in OPERATIONS.iter().filter(|source| source.precisions.contains(&precision)) {
         nvrtc::compile_once(source, precision, HOPPER, Some(&cache)).unwrap();
     }
 }

@@ -35,7 +35,7 @@ pub use driver::{
     Address, Argument, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Matrix, Precision,
     Product, Source,
 };
-pub use kernels::{KERNELS, SOURCES};
+pub use kernels::{KERNELS, OPERATIONS, SOURCES};
 
 /// A backend on a device with a driver.
 pub struct Cuda<D> {
