@@ -27,6 +27,7 @@ mod driver;
 pub mod gpu;
 mod kernels;
 mod launch;
+pub mod memory;
 mod segments;
 pub mod update;
 

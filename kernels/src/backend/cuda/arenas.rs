@@ -72,6 +72,16 @@ impl Arenas {
         self.scratch.end
     }
 
+    /// Its parts, with their names.
+    pub fn parts(&self) -> [(&'static str, usize); 6] {
+        let [parameters, gradients, activations, statistics] = &self.arenas;
+        let starts = [parameters, gradients, activations, statistics, &self.indices, &self.staging];
+        let ends = starts[1..].iter().map(|part| part.start).chain([self.bytes()]);
+        let mut sizes = starts.iter().zip(ends).map(|(part, end)| end - part.start);
+        ["parameters", "gradients", "activations", "statistics", "tokens", "casts and sums"]
+            .map(|name| (name, sizes.next().expect("as many as names")))
+    }
+
     /// How the elements of an arena are stored.
     pub fn element(&self, arena: Arena) -> Precision {
         match arena {
@@ -137,6 +147,8 @@ mod tests {
                 }
                 prop_assert!(parts.iter().all(|part| part.start % ALIGNMENT == 0));
                 prop_assert_eq!(scratch.end, arenas.bytes());
+                let bytes: usize = arenas.parts().iter().map(|(_, bytes)| bytes).sum();
+                prop_assert_eq!(bytes, arenas.bytes());
             }
         }
 

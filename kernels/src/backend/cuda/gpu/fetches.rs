@@ -14,12 +14,14 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError as Failure};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
+use super::super::memory::PINNED_BYTES;
 use super::devices::failed;
 use super::error::CudaError;
-use super::staging::{SLOT_BYTES, Slot};
+use super::staging::{self, SLOT_BYTES, Slot};
 
 /// One is lent while the others are copied to: 16 MiB in all.
 const SLOTS: usize = 4;
+const _: () = assert!((SLOTS + staging::SLOTS) * SLOT_BYTES == PINNED_BYTES);
 
 /// The stream, the ring and the queue.
 ///

@@ -18,7 +18,7 @@ use super::error::CudaError;
 /// Bytes of a slot: large enough for full speed, small enough that copies overlap.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied.
-const SLOTS: usize = 4;
+pub(super) const SLOTS: usize = 4;
 
 /// The ring.
 pub struct Staging {
