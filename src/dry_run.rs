@@ -1,6 +1,12 @@
-//! `everstep train --dry-run`: what a run would need, without running it.
+//! `everstep train --dry-run`: what a run would need, without running it, and without the GPU that
+//! it would run on.
 
+use everstep_kernels::backend::cuda::Precision;
+use everstep_kernels::backend::cuda::memory::{WORKSPACE_BYTES, arena};
+use everstep_kernels::compute::Compute;
+use everstep_kernels::device::{self, DeviceChoice};
 use everstep_kernels::reduce;
+use everstep_worker::builtin;
 use everstep_worker::memory::Memory;
 use everstep_worker::registry::Registry;
 
@@ -9,7 +15,11 @@ use crate::failure::{Exit, Failure};
 use crate::output;
 
 /// Prints parameters, shards and memory.
-pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
+pub(crate) fn run(
+    resolved: &Resolved,
+    device: DeviceChoice,
+    registry: &Registry,
+) -> Result<(), Failure> {
     let run = &resolved.run;
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Exit::Usage, "the run cannot be built").because(error)
@@ -39,10 +49,40 @@ pub(crate) fn run(resolved: &Resolved, registry: &Registry) -> Result<(), Failur
         format!("steps           {} ({:.2} epochs)", run.steps, epochs(resolved, dataset.len())),
         format!("memory          of each of {} workers, without the data:", resolved.workers),
     ];
-    let megabytes = |what, bytes| format!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6);
-    lines.extend(memory.parts().into_iter().map(|(what, bytes)| megabytes(what, bytes)));
+    let precision = builtin::precision(run);
+    let on_gpu = on_gpu(compute.as_ref(), device, precision);
+    let memory = if on_gpu.is_empty() { memory } else { memory.beside_gpu() };
+    let parts = memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0);
+    lines.extend(parts.map(|(what, bytes)| megabytes(what, bytes)));
     lines.push(megabytes("together, about", memory.total()));
+    if !on_gpu.is_empty() {
+        lines.push(format!("on its GPU      in {precision}, without what CUDA itself takes:"));
+        lines.extend(on_gpu.iter().map(|(what, bytes)| megabytes(what, *bytes as u64)));
+        let together: usize = on_gpu.iter().map(|(_, bytes)| bytes).sum();
+        lines.push(megabytes("together", together as u64));
+    }
     output::print(lines.join("\n"))
+}
+
+/// What a worker takes of a GPU; nothing where it would not compute on one.
+fn on_gpu(
+    compute: &dyn Compute,
+    device: DeviceChoice,
+    precision: Precision,
+) -> Vec<(&'static str, usize)> {
+    let wanted = match device {
+        DeviceChoice::Cuda(_) => true,
+        DeviceChoice::Auto(_) => !device::usable_gpus().is_empty(),
+        DeviceChoice::Cpu => false,
+    };
+    // In 16 bits it can be a GPU only, whichever machine this is.
+    let sizes = compute.sizes().filter(|_| wanted || precision != Precision::F32);
+    let products = ("products", WORKSPACE_BYTES);
+    sizes.map_or(Vec::new(), |sizes| [&arena(sizes, precision)[..], &[products]].concat())
+}
+
+fn megabytes(what: &str, bytes: u64) -> String {
+    format!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6)
 }
 
 fn epochs(resolved: &Resolved, samples: u64) -> f64 {

@@ -29,11 +29,11 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         check_device(flags.device, &resolved)?;
     }
     let text = RunText::find(&resolved)?;
-    let look = if flags.dry_run { dry_run::run } else { check };
-    beforehand(&resolved, &text, |resolved| look(resolved, registry))?;
     if flags.dry_run {
-        return Ok(());
+        let look = |resolved: &Resolved| dry_run::run(resolved, flags.device, registry);
+        return beforehand(&resolved, &text, look);
     }
+    beforehand(&resolved, &text, |resolved| check(resolved, registry))?;
     let (directory, report_file) = prepare(flags, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let report = train(flags, &resolved, directory, &text)?;

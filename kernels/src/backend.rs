@@ -32,7 +32,8 @@ pub trait Backend: Send {
     /// Copies tokens or targets to the device. `to` is as long as `values`.
     fn write_indices(&mut self, to: Indices, values: &[u32]);
 
-    /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32.
+    /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32. Whatever was
+    /// asked for has been [fetched](Backend::fetched).
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError>;
 
     /// Asks for a copy of a range of the gradients, as they are after all that was enqueued before;
@@ -45,7 +46,8 @@ pub trait Backend: Send {
     /// only where nothing is left to come.
     fn fetched(&mut self, wait: bool) -> Result<Option<Fetched<'_>>, DeviceError>;
 
-    /// Waits for all that was enqueued, and adds up the values of `from` in f64, in order.
+    /// Adds up the values of `from` in f64, in order, as if they were [read
+    /// back](Backend::read_back).
     fn total(&mut self, from: View) -> Result<f64, DeviceError>;
 
     /// Writes zeros.
@@ -200,6 +202,11 @@ impl View {
     /// The number of elements.
     pub fn len(self) -> usize {
         self.rows * self.columns
+    }
+
+    /// The elements of the arena that it is made of.
+    fn range(self) -> Range<usize> {
+        self.offset..self.offset + self.len()
     }
 
     /// Whether it has no elements.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::backend::DeviceError;
+use crate::backend::{DeviceError, Sizes};
 use crate::layout::Layout;
 
 /// The target of the `tracing` spans `forward` and `backward`, and of those that a worker makes of
@@ -132,6 +132,12 @@ pub trait Compute: Send {
 
     /// The logits that follow `tokens`, for models that generate text.
     fn next_logits(&mut self, _tokens: &[u32]) -> Option<Vec<f32>> {
+        None
+    }
+
+    /// What the model has planned, where that is for a [`Backend`](crate::backend::Backend): the
+    /// memory that it would take on any of them.
+    fn sizes(&self) -> Option<Sizes> {
         None
     }
 

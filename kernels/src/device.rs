@@ -129,7 +129,7 @@ mod cuda {
 
     use super::*;
     use crate::backend::cuda::gpu::{self, CudaError, devices};
-    use crate::backend::cuda::{Cuda, SOURCES};
+    use crate::backend::cuda::{Cuda, OPERATIONS};
 
     pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
         let described = |device: gpu::Device| Gpu {
@@ -160,7 +160,7 @@ mod cuda {
         config: M::Config,
     ) -> Result<Box<dyn Compute>, OpenError> {
         let words = |error: CudaError| OpenError::Gpu(error.to_string());
-        let gpu = gpu::Gpu::open(index, precision, SOURCES).map_err(words)?;
+        let gpu = gpu::Gpu::open(index, precision, OPERATIONS).map_err(words)?;
         let gpu::Device { name, architecture, .. } = gpu.device();
         info!(index, name, %architecture, %precision, "computing on a GPU");
         let opened = OnBackend::<M, _>::open(config, |sizes| Ok(Cuda::new(gpu, sizes)?));

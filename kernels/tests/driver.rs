@@ -2,7 +2,7 @@
 //! of the workspace): what it enqueues is done at the last moment, so whatever is read too early,
 //! or overwritten too early, is wrong.
 //!
-//! No kernel is run here. It needs a C++ compiler and NVRTC, and says loudly when one is missing.
+//! Two files of kernels are run here, in bf16. It needs a C++ compiler and NVRTC, and says loudly when one is missing.
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
@@ -11,19 +11,33 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use everstep_kernels::backend::cuda::gpu::{Gpu, nvrtc};
-use everstep_kernels::backend::cuda::{Driver, Kernel, Launch, Precision, Source};
+use everstep_kernels::backend::cuda::{
+    Address, Cuda, Delivery, Driver, KERNELS, Kernel, Launch, Precision, SOURCES, Source,
+};
+use everstep_kernels::backend::{Arena, Backend, Sizes, View};
 use libloading::Library;
 
 /// More than the whole ring holds, one number, a slot to the byte, a little more, and a little.
 const COUNTS: [usize; 5] = [9 << 20, 1, 1 << 20, (1 << 20) + 3, 77];
 
-/// A GPU; one at a time, since that CUDA knows no threads.
+/// The kernels that are run.
+const FILES: [&str; 2] = ["add.cu", "cast.cu"];
+
+/// A GPU without kernels.
 fn gpu() -> Option<(Gpu, MutexGuard<'static, ()>)> {
+    gpu_with(Precision::F32, &[])
+}
+
+/// A GPU; one at a time, since that CUDA knows no threads.
+fn gpu_with(
+    precision: Precision,
+    sources: &[&'static Source],
+) -> Option<(Gpu, MutexGuard<'static, ()>)> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     LIBRARY.get_or_init(library).as_ref()?;
-    let gpu = Gpu::open(0, Precision::F32, &[]).expect("an emulated GPU");
+    let gpu = Gpu::open(0, precision, sources).expect("an emulated GPU");
     Some((gpu, alone))
 }
 
@@ -37,11 +51,11 @@ fn library() -> Option<Library> {
     write("emulation.h", include_str!("cuda/emulation.h"));
     write("kernel.h", include_str!("../../tests/gpu/kernel.h"));
     write("driver.cpp", include_str!("../../tests/gpu/driver.cpp"));
-    write("all.cpp", PROGRAM);
+    write("all.cpp", &program());
     let compiler = std::env::var("CXX").unwrap_or("c++".into());
     let output = Command::new(&compiler)
-        .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcuda.so", "-o"])
-        .args(["libcuda.so", "all.cpp"])
+        .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcuda.so"])
+        .args([Precision::Bf16.definition(), "-Wno-unknown-pragmas", "-o", "libcuda.so", "all.cpp"])
         .current_dir(&folder)
         .output();
     let Ok(output) = output else { return skipped(&format!("no C++ compiler `{compiler}`")) };
@@ -51,12 +65,24 @@ fn library() -> Option<Library> {
     Some(unsafe { Library::new(folder.path().join("libcuda.so")) }.expect("just compiled"))
 }
 
-/// Its only kernel has no name that anybody looks for.
-const PROGRAM: &str = r#"#include "emulation.h"
-#include "kernel.h"
-static const Kernel KERNELS[] = {{"", nullptr}};
-#include "driver.cpp"
-"#;
+fn files() -> Vec<&'static Source> {
+    SOURCES.iter().copied().filter(|source| FILES.contains(&source.name)).collect()
+}
+
+fn program() -> String {
+    let (mut spaces, mut table) = (String::new(), String::new());
+    for source in files() {
+        let space = source.name.replace('.', "_");
+        spaces += &format!("namespace {space} {{\n{}\n}}\n", source.compiled());
+        for Kernel { name, .. } in KERNELS.iter().filter(|kernel| kernel.source == source) {
+            table += &format!("{{\"{name}\", bind<{space}::{name}>}},");
+        }
+    }
+    let kernels = format!("static const Kernel KERNELS[] = {{{table}}};\n");
+    let include = |name: &str| format!("#include \"{name}\"\n");
+    let headers = ["emulation.h", "kernel.h"].map(include).concat();
+    headers + &spaces + &kernels + &include("driver.cpp")
+}
 
 fn skipped(why: &str) -> Option<Library> {
     eprintln!("SKIPPED, nothing ran above an emulated CUDA: {why}");
@@ -101,6 +127,30 @@ fn what_is_fetched_is_as_it_was_computed_however_long_it_is() {
 }
 
 #[test]
+fn what_is_read_is_whole_however_long_it_is() {
+    let Some((mut gpu, _alone)) = gpu() else { return };
+    let values = values(0);
+    let base = gpu.allocate(4 * values.len()).expect("memory");
+    gpu.write(base, bytemuck::cast_slice(&values));
+    for count in [values.len(), 1, 0] {
+        let mut found = vec![f32::NAN; count];
+        gpu.read(base, bytemuck::cast_slice_mut(&mut found)).expect("nothing fails");
+        assert!(found == values[..count]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "what was asked for is fetched before anything is read")]
+fn to_read_before_all_was_fetched_is_a_mistake() {
+    let Some((mut gpu, _alone)) = gpu() else {
+        panic!("what was asked for is fetched before anything is read: SKIPPED")
+    };
+    let base = gpu.allocate(4).expect("memory");
+    gpu.fetch(base, 1);
+    let _ = gpu.read(base, &mut [0; 4]);
+}
+
+#[test]
 fn what_is_computed_meanwhile_does_not_change_what_is_fetched() {
     let Some((mut gpu, _alone)) = gpu() else { return };
     let [first, second] = [(); 2].map(|()| gpu.allocate(4 << 20).expect("memory"));
@@ -133,4 +183,71 @@ fn nothing_is_fetched_from_a_gpu_that_has_failed() {
         let error = gpu.fetched(wait).expect_err("it has failed");
         assert!(error.to_string().starts_with("none failed on the GPU"), "{error}");
     }
+}
+
+/// What is in the memory of that GPU now, which is the host's.
+fn peek(at: Address) -> f32 {
+    let place = std::ptr::with_exposed_provenance::<f32>(at.0 as usize);
+    // SAFETY: it was allocated by `cuMemAlloc` above, and nobody writes there meanwhile.
+    unsafe { place.read_volatile() }
+}
+
+/// More than the ring holds: whoever delivers that waits for the first part of it.
+const MANY: usize = (4 << 20) + 77;
+
+fn delivery(to: Address, values: &[f32]) -> Delivery<'_> {
+    Delivery { to, values, cast: None, waits: false }
+}
+
+#[test]
+fn parameters_arrive_beside_what_is_computed() {
+    let Some((mut gpu, _alone)) = gpu() else { return };
+    let [parameters, others] = [MANY, 1].map(|count| gpu.allocate(4 * count).expect("memory"));
+    gpu.zero(others, 4); // whatever is computed
+    gpu.deliver(delivery(parameters, &vec![1.0; MANY]));
+    assert_eq!(peek(parameters), 1.0, "it waits for what was computed before");
+    assert!(peek(others).is_nan(), "the other one was waited for");
+}
+
+#[test]
+fn what_waits_for_a_delivery_waits_for_no_later_one() {
+    let Some((mut gpu, _alone)) = gpu() else { return };
+    let [first, second] = [(); 2].map(|()| gpu.allocate(4).expect("memory"));
+    for address in [first, second] {
+        gpu.fetch(address, 1);
+        assert_eq!(gpu.fetched(true), Ok(Some(&[0.0][..])));
+    }
+    let delivered = gpu.deliver(delivery(first, &[1.0]));
+    let later = gpu.deliver(delivery(second, &[2.0]));
+    gpu.wait_for(delivered);
+    gpu.fetch(first, 1);
+    assert_eq!(gpu.fetched(true), Ok(Some(&[1.0][..])));
+    assert_eq!(peek(second), 0.0);
+    gpu.wait_for(later);
+    gpu.fetch(second, 1);
+    assert_eq!(gpu.fetched(true), Ok(Some(&[2.0][..])));
+}
+
+/// In bf16, where parameters are cast after the copy, by way of memory that deliveries share.
+#[test]
+fn parameters_are_those_that_were_written_last_before_they_are_used_however_late_they_come() {
+    let Some((gpu, _alone)) = gpu_with(Precision::Bf16, &files()) else { return };
+    let sizes = Sizes { parameters: MANY, activations: MANY, ..Sizes::default() };
+    let mut device = Cuda::new(gpu, sizes).expect("memory");
+    let [parameters, sums] =
+        [Arena::Parameters, Arena::Activations].map(|arena| View::row(arena, 0..MANY));
+    let values = |round: usize| -> Vec<f32> {
+        (0..MANY).map(|index| ((index / 3 + round) % 64) as f32).collect()
+    };
+    device.zero(sums);
+    for round in 0..2 {
+        device.write(parameters, &values(round));
+        device.add(parameters, sums);
+    }
+    let expected = |index| (0..2).map(|round| ((index / 3 + round) % 64) as f32).sum();
+    let expected: Vec<f32> = (0..MANY).map(expected).collect();
+    assert!(device.read_back(sums).expect("nothing fails") == expected);
+    let last = View::row(Arena::Parameters, MANY - 1..MANY);
+    device.write(last, &[77.0]);
+    assert_eq!(*device.read_back(last).expect("nothing fails"), [77.0]);
 }

@@ -16,7 +16,7 @@ use std::io::Write as _;
 use std::sync::LazyLock;
 
 use everstep_kernels::backend::cuda::gpu::{Gpu, devices};
-use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision, SOURCES};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, OPERATIONS, Precision};
 use operations::check::Subject;
 use operations::precisions::subject;
 
@@ -34,7 +34,7 @@ fn on_gpu(precision: Precision, attention: AttentionKernels) -> Option<Subject> 
         return None;
     }
     let open = Box::new(move |sizes| {
-        let driver = Gpu::open(0, precision, SOURCES).unwrap_or_else(|error| panic!("{error}"));
+        let driver = Gpu::open(0, precision, OPERATIONS).unwrap_or_else(|error| panic!("{error}"));
         let cuda = Cuda::new(driver, sizes).unwrap_or_else(|error| panic!("{error}"));
         Box::new(cuda.with_attention(attention)) as _
     });

@@ -6,10 +6,14 @@ cd "$(dirname "$0")/../.."
 folder=target/on-gpu
 mkdir -p "$folder"
 cargo build --release
-test=$(cargo test --release -p everstep-kernels --test gpu --no-run --message-format=json \
-    | python3 -c 'import json, sys
+executable() {
+    cargo "$@" --message-format=json | python3 -c 'import json, sys
 built = [json.loads(line) for line in sys.stdin if line.startswith("{")]
-print([it["executable"] for it in built if it.get("executable")][-1])')
+print([it["executable"] for it in built if it.get("executable")][-1])'
+}
+test=$(executable test --release -p everstep-kernels --test gpu --no-run)
+stages=$(executable bench -p everstep-kernels --bench gpu --no-run)
 strip --strip-debug -o "$folder/everstep" target/release/everstep
 strip --strip-debug -o "$folder/gpu-operations" "$test"
+strip --strip-debug -o "$folder/gpu-stages" "$stages"
 du -h "$folder"/*

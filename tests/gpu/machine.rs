@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use everstep_kernels::backend::cuda::gpu::Cache;
 use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
-use everstep_kernels::backend::cuda::{KERNELS, Precision, SOURCES};
+use everstep_kernels::backend::cuda::{KERNELS, OPERATIONS, Precision, SOURCES};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -29,6 +29,8 @@ pub struct Machine {
     cache: PathBuf,
     /// What `driver.cpp` reads.
     settings: String,
+    /// Where other libraries of CUDA are found, first of all.
+    path: Vec<PathBuf>,
 }
 
 /// A run that a worker joined which was started by hand.
@@ -59,7 +61,10 @@ impl Machine {
         fs::write(folder.path().join("run.toml"), config).unwrap();
         // Kernels of one source and precision are the same in every test.
         let cache = place("cache");
-        Some(Self { folder, library: Some(library), cache, settings: String::new() })
+        let (library, settings) = (Some(library), String::new());
+        let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let path = std::env::split_paths(&path).collect();
+        Some(Self { folder, library, cache, settings, path })
     }
 
     /// The same with other settings of the driver.
@@ -68,8 +73,8 @@ impl Machine {
         for name in ["text.txt", "run.toml"] {
             fs::copy(self.folder.path().join(name), folder.path().join(name)).unwrap();
         }
-        let (library, cache) = (self.library, self.cache.clone());
-        Self { folder, library, cache, settings: settings.into() }
+        let (library, cache, path) = (self.library, self.cache.clone(), self.path.clone());
+        Self { folder, library, cache, settings: settings.into(), path }
     }
 
     /// The same with another run.
@@ -83,6 +88,25 @@ impl Machine {
     /// The same without the driver.
     pub fn without_driver(self) -> Self {
         Self { library: None, ..self }
+    }
+
+    /// The same without other libraries of CUDA, as far as they are not the system's own.
+    pub fn without_libraries(&self) -> Self {
+        Self { path: Vec::new(), ..self.having("") }
+    }
+
+    /// The same with a library of our own, in place of that of this name.
+    pub fn with_library(&self, name: &str, source: &str) -> Self {
+        let mut machine = self.having("");
+        let folder = machine.folder.path();
+        fs::write(folder.join("library.cpp"), source).unwrap();
+        let compiler = std::env::var("CXX").unwrap_or("c++".into());
+        let shared = ["-shared", "-fPIC", "library.cpp", "-o", name];
+        assert!(
+            Command::new(compiler).args(shared).current_dir(folder).status().unwrap().success()
+        );
+        machine.path.insert(0, folder.into());
+        machine
     }
 
     /// The same, with nothing compiled yet.
@@ -181,9 +205,8 @@ impl Machine {
                 command.env_remove(name);
             }
         }
-        let inherited = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let own = self.library.map(PathBuf::from);
-        let path = own.into_iter().chain(std::env::split_paths(&inherited));
+        let path = own.into_iter().chain(self.path.iter().cloned());
         let path = std::env::join_paths(path).unwrap();
         command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", &self.cache);
         command.env("EMULATED_CUDA", settings);
@@ -242,7 +265,7 @@ fn build(precision: Precision) -> Option<PathBuf> {
 /// Compiles the kernels before the first workers start together and each of them does it.
 fn warm_up(precision: Precision) {
     let cache = Cache::at(place("cache").join("everstep/kernels"));
-    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
+    for source in OPERATIONS.iter().filter(|source| source.precisions.contains(&precision)) {
         nvrtc::compile_once(source, precision, HOPPER, Some(&cache)).unwrap();
     }
 }

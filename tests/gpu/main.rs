@@ -14,8 +14,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
+use everstep_kernels::backend::cuda::{OPERATIONS, Precision, Source};
 use machine::Machine;
 use serde_json::Value;
+
+/// Libraries of CUDA 12.4, as far as they are asked for their version.
+const OLD_COMPILER: &str = "extern \"C\" int nvrtcVersion(int* major, int* minor) {\
+    *major = 12; *minor = 4; return 0; }";
+const OLD_PRODUCTS: &str = "extern \"C\" unsigned long cublasLtGetVersion() { return 120400; }";
 
 /// A program's stderr, where it has failed with this exit code.
 fn refused(output: &Output, code: i32) -> String {
@@ -122,6 +128,82 @@ fn a_gpu_that_is_taken_or_too_small_ends_the_worker_with_what_to_do() {
     }
 }
 
+/// The number before these words.
+fn number<'a>(text: &'a str, words: &str) -> &'a str {
+    let before = text.split(words).next().unwrap_or_default();
+    before.rsplit(' ').next().unwrap_or_default()
+}
+
+#[test]
+fn a_dry_run_says_what_a_gpu_is_asked_for_whether_there_is_one_or_not() {
+    for precision in ["f32", "bf16"] {
+        let Some(machine) = Machine::new(precision) else { return };
+        let dry = ["train", "--config", "run.toml", "--dry-run"];
+        let said = |machine: &Machine, flags: &[&str]| {
+            let output = machine.run(&[&dry, flags].concat());
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let table = said(&machine, &["--device", "cuda"]);
+        let parts = ["parameters", "gradients", "activations", "statistics", "tokens"];
+        let all = parts.into_iter().chain(["casts and sums", "products", "together"]);
+        let on_gpu = table.split_once("on its GPU").expect(&table).1;
+        let [.., products, together] = all
+            .map(|part| {
+                let line = on_gpu.lines().find(|line| line.trim_start().starts_with(part));
+                number(line.expect(&table), " MB").parse::<f64>().expect(&table)
+            })
+            .collect::<Vec<_>>()[..]
+        else {
+            panic!("{table}")
+        };
+        assert!(table.contains("copies to and from GPU     33.6 MB"), "{table}");
+        assert!(table.contains(&format!("in {precision}")), "{table}");
+
+        let refused = refused(&machine.having("free_mib=1").launch(&["--device", "cuda"]), 1);
+        let asked = number(&refused, " bytes were asked for").parse::<f64>().expect(&refused);
+        assert!((together - products - asked / 1e6).abs() < 0.11, "{table}{asked}");
+
+        let without = machine.without_driver();
+        assert_eq!(said(&without, &["--device", "cuda"]), table);
+        let cpu = said(&without, &["--device", "cpu"]);
+        assert_eq!(cpu.contains("on its GPU"), precision == "bf16", "{cpu}");
+    }
+}
+
+#[test]
+fn libraries_that_are_missing_or_too_old_are_named_and_the_choice_falls_on_the_cpu() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let without = machine.without_libraries();
+    let old = machine.with_library("libnvrtc.so", OLD_COMPILER);
+    for (machine, words) in [
+        (without, "libnvrtc.so.13 is not found: install CUDA's libraries (or nvidia-cuda-nvrtc"),
+        (old, "libnvrtc.so is too old: version 12.4 was found, and 13.0 is needed"),
+    ] {
+        let output = machine.launch(&["--device", "cuda"]);
+        if output.status.success() {
+            continue; // the system has one of its own
+        }
+        let said = refused(&output, 2);
+        assert!(said.contains(words), "{said}");
+        machine.train(&["--device", "auto", "--workers", "1"]);
+        let log = machine.log();
+        assert!(log.contains(words) && log.contains("computing on the CPU"), "{log}");
+    }
+}
+
+#[test]
+fn products_that_are_too_old_are_a_warning() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let flags = ["--device", "cuda", "--workers", "1"];
+    let without = machine.train(&flags);
+    let missing = "libcublasLt.so.13 is not found: products take Everstep's own";
+    assert!(machine.log().contains(missing), "{}", machine.log());
+    let machine = machine.with_library("libcublasLt.so", OLD_PRODUCTS);
+    assert_eq!(machine.train(&flags)["state_hash"], without["state_hash"]);
+    assert!(machine.log().contains("cuBLASLt is older than 13.0"), "{}", machine.log());
+}
+
 #[test]
 fn whoever_leaves_the_choice_to_the_program_gets_the_cpu_with_a_warning() {
     let Some(machine) = Machine::new("f32") else { return };
@@ -179,7 +261,8 @@ fn compiled_kernels_are_kept_and_damaged_ones_compiled_anew() {
     let first = machine.train(&flags);
     let kernels: Vec<PathBuf> =
         fs::read_dir(machine.cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(!kernels.is_empty());
+    let launched = |source: &&&Source| source.precisions.contains(&Precision::F32);
+    assert_eq!(kernels.len(), OPERATIONS.iter().filter(launched).count(), "and no others");
     let whole = fs::read(&kernels[0]).unwrap();
     fs::write(&kernels[0], &whole[..whole.len() / 2]).unwrap();
     assert_eq!(machine.train(&flags)["state_hash"], first["state_hash"]);

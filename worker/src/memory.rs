@@ -1,5 +1,6 @@
 //! How much memory a worker needs: the formula, from the run alone.
 
+use everstep_kernels::backend::cuda;
 use everstep_kernels::compute::Compute;
 use everstep_kernels::optimizer::InvalidSetting;
 use everstep_kernels::reduce::{Node, Tree};
@@ -11,6 +12,7 @@ use crate::optimize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     device: u64,
+    pinned: u64,
     optimizer: u64,
     partials: u64,
     reduced: u64,
@@ -61,16 +63,24 @@ impl Memory {
         };
         Ok(Self {
             device: compute.device_bytes() as u64,
+            pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
             reduced: share(4, owners - 1 + waiting),
         })
     }
 
-    /// The parts, with their names.
-    pub fn parts(&self) -> [(&'static str, u64); 5] {
+    /// What is left of it on the host where a GPU computes, and what copies take then. CUDA's own
+    /// libraries take some hundred MB more, and the formula does not know them.
+    pub fn beside_gpu(self) -> Self {
+        Self { device: 0, pinned: cuda::memory::PINNED_BYTES as u64, ..self }
+    }
+
+    /// The parts, with their names; one of the first two is none.
+    pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
             ("model and activations", self.device),
+            ("copies to and from GPU", self.pinned),
             ("optimizer share", self.optimizer),
             ("partial sums", self.partials),
             ("reduced shards", self.reduced),

@@ -3,7 +3,8 @@
 //! Parameters and activations are stored in the driver's [`Precision`]; sums, gradients and
 //! statistics are f32. All memory is one allocation. Operations only enqueue, and every kernel adds
 //! in a fixed order, without atomics: so the same inputs give the same bits on one kind of device,
-//! whoever computes.
+//! whoever computes. Parameters arrive beside what is computed, and an operation waits for those
+//! that it uses.
 //!
 //! This file knows shapes and arguments, not how kernels get to a device. What the kernels compute
 //! is checked by running them on the CPU; on a GPU they have never run.
@@ -14,29 +15,34 @@ use std::ops::Range;
 
 use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
 use arenas::Arenas;
+use deliveries::Deliveries;
 use launch::Chunks;
 use segments::Segments;
 
 mod arenas;
 mod attention;
+mod deliveries;
 mod driver;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod kernels;
 mod launch;
+pub mod memory;
 mod segments;
 pub mod update;
 
 pub use attention::AttentionKernels;
 pub use driver::{
-    Address, Argument, Driver, DriverError, Kernel, Launch, Matrix, Precision, Product, Source,
+    Address, Argument, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Matrix, Precision,
+    Product, Source,
 };
-pub use kernels::{KERNELS, SOURCES};
+pub use kernels::{KERNELS, OPERATIONS, SOURCES};
 
 /// A backend on a device with a driver.
 pub struct Cuda<D> {
     driver: D,
     arenas: Arenas,
+    deliveries: Deliveries,
     /// The tokens and targets on the device.
     indices: Vec<u32>,
     segments: Segments,
@@ -55,6 +61,7 @@ impl<D: Driver> Cuda<D> {
         Ok(Self {
             driver,
             arenas: arenas.at(base),
+            deliveries: Deliveries::new(sizes.parameters),
             indices: vec![0; sizes.indices],
             segments: Segments::default(),
             values: Vec::new(),
@@ -72,20 +79,53 @@ impl<D: Driver> Cuda<D> {
         self.driver.launch(kernel, launch, arguments);
     }
 
-    fn at(&self, view: View) -> Argument {
+    /// A view that what is enqueued next uses.
+    fn at(&mut self, view: View) -> Argument {
+        Argument::Address(self.place(view))
+    }
+
+    fn place(&mut self, view: View) -> Address {
         assert!(!view.transposed, "only products take a transposed view");
-        Argument::Address(self.arenas.address(view))
+        if view.arena == Arena::Parameters
+            && let Some(delivered) = self.deliveries.use_of(view.range())
+        {
+            self.driver.wait_for(delivered);
+        }
+        self.arenas.address(view)
+    }
+
+    /// Parameters, on a stream of their own.
+    fn deliver(&mut self, to: View, values: &[f32]) {
+        let waits = self.deliveries.must_wait(&to.range());
+        let address = self.arenas.address(to);
+        if self.arenas.element(to.arena) == Precision::F32 {
+            let delivery = Delivery { to: address, values, cast: None, waits };
+            let delivered = self.driver.deliver(delivery);
+            return self.deliveries.on_its_way(to.range(), delivered);
+        }
+        let (arrivals, most) = self.arenas.arrivals();
+        for (chunk, values) in values.chunks(most.max(1)).enumerate() {
+            let first = chunk * most;
+            let stored = address.plus(first * self.arenas.element(to.arena).bytes());
+            let [from, stored] = [arrivals, stored].map(Argument::Address);
+            let arguments = [from, stored, long(values.len())];
+            let cast = Some((&kernels::CAST, launch::elements(values.len()), &arguments[..]));
+            let waits = waits && chunk == 0;
+            let delivered = self.driver.deliver(Delivery { to: arrivals, values, cast, waits });
+            let start = to.offset + first;
+            self.deliveries.on_its_way(start..start + values.len(), delivered);
+        }
     }
 
     /// A view of parameters or activations.
-    fn real(&self, view: View) -> Argument {
+    fn real(&mut self, view: View) -> Argument {
         let real = matches!(view.arena, Arena::Parameters | Arena::Activations);
         assert!(real, "{view:?} is not made of parameters or activations");
         self.at(view)
     }
 
     /// A view of gradients or statistics.
-    fn float(&self, view: View) -> Argument {
+    fn float(&mut self, view: View) -> Argument {
         let float = matches!(view.arena, Arena::Gradients | Arena::Statistics);
         assert!(float, "{view:?} is not made of gradients or statistics");
         self.at(view)
@@ -151,7 +191,11 @@ impl<D: Driver> Cuda<D> {
 impl<D: Driver + 'static> Backend for Cuda<D> {
     fn write(&mut self, to: View, values: &[f32]) {
         assert_eq!(to.len(), values.len(), "one value for each element");
-        let Argument::Address(address) = self.at(to) else { unreachable!("a view is a place") };
+        if to.arena == Arena::Parameters {
+            assert!(!to.transposed, "only products take a transposed view");
+            return self.deliver(to, values);
+        }
+        let address = self.place(to);
         if self.arenas.element(to.arena) == Precision::F32 {
             return self.driver.write(address, bytemuck::cast_slice(values));
         }
@@ -170,10 +214,11 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
     }
 
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError> {
-        let Argument::Address(address) = self.at(from) else { unreachable!("a view is a place") };
+        let address = self.place(from);
         self.values.resize(from.len(), 0.0);
         if self.arenas.element(from.arena) == Precision::F32 {
             self.driver.read(address, bytemuck::cast_slice_mut(&mut self.values))?;
+            self.deliveries.all_is_done();
             return Ok(Cow::Borrowed(&self.values));
         }
         let (staging, most) = self.arenas.staging();
@@ -183,6 +228,7 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
             let arguments = [from, Argument::Address(staging), long(values.len())];
             self.driver.launch(&kernels::WIDEN, launch::elements(values.len()), &arguments);
             self.driver.read(staging, bytemuck::cast_slice_mut(values))?;
+            self.deliveries.all_is_done();
         }
         Ok(Cow::Borrowed(&self.values))
     }
@@ -213,7 +259,7 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
     }
 
     fn zero(&mut self, to: View) {
-        let Argument::Address(address) = self.at(to) else { unreachable!("a view is a place") };
+        let address = self.place(to);
         self.driver.zero(address, to.len() * self.arenas.element(to.arena).bytes());
     }
 

@@ -134,6 +134,10 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         Some(logits[logits.len() - vocabulary..].to_vec())
     }
 
+    fn sizes(&self) -> Option<Sizes> {
+        Some(self.plan.sizes())
+    }
+
     /// Also the parameters, tokens and whatever the backend keeps beside them.
     fn device_bytes(&self) -> usize {
         self.device.bytes()

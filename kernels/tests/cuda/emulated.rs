@@ -10,7 +10,8 @@ use std::slice;
 use std::sync::OnceLock;
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Driver, DriverError, KERNELS, Kernel, Launch, Precision, Product, SOURCES,
+    Address, Argument, Delivered, Delivery, Driver, DriverError, KERNELS, Kernel, Launch,
+    Precision, Product, SOURCES,
 };
 use libloading::Library;
 
@@ -62,6 +63,17 @@ impl Driver for Emulated {
         // SAFETY: the backend names only what it has allocated, and nobody holds a reference to it.
         unsafe { memory(to, bytes.len()) }.copy_from_slice(bytes);
     }
+
+    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+        self.write(delivery.to, bytemuck::cast_slice(delivery.values));
+        if let Some((kernel, launch, arguments)) = delivery.cast {
+            self.launch(kernel, launch, arguments);
+        }
+        Delivered(0)
+    }
+
+    /// All is done as soon as it is enqueued.
+    fn wait_for(&mut self, _delivered: Delivered) {}
 
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {
         // SAFETY: as for `write`.

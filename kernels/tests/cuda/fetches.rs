@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Driver, DriverError, Kernel, Launch, Precision, Product,
+    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
+    Product,
 };
 use everstep_kernels::compute::{Batch, Compute, ComputeError, Exchange, Pass};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
@@ -70,6 +71,14 @@ impl Driver for Copies {
 
     fn write(&mut self, to: Address, bytes: &[u8]) {
         self.inner.write(to, bytes);
+    }
+
+    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+        self.inner.deliver(delivery)
+    }
+
+    fn wait_for(&mut self, delivered: Delivered) {
+        self.inner.wait_for(delivered);
     }
 
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {

@@ -4,7 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Driver, DriverError, Kernel, Launch, Precision, Product,
+    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
+    Product, memory,
 };
 use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
 use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Pass};
@@ -33,6 +34,12 @@ impl Driver for Stub {
     }
 
     fn write(&mut self, _to: Address, _bytes: &[u8]) {}
+
+    fn deliver(&mut self, _delivery: Delivery<'_>) -> Delivered {
+        Delivered(0)
+    }
+
+    fn wait_for(&mut self, _delivered: Delivered) {}
 
     fn read(&mut self, _from: Address, _into: &mut [u8]) -> Result<(), DriverError> {
         if self.broken { Err(DriverError::Failed("it broke".into())) } else { Ok(()) }
@@ -71,6 +78,18 @@ fn a_model_that_does_not_fit_says_what_it_asked_for() {
     let text = error.to_string();
     let parts = ["out of device memory", "10 of 1000 are free", "lower batch.micro_batch"];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[test]
+fn what_a_model_asks_for_is_what_the_formula_says() {
+    let sizes = Sizes { parameters: 999, activations: 77, statistics: 5, indices: 9, sequence: 0 };
+    let parts = memory::arena(sizes, Precision::Bf16);
+    let bytes: usize = parts.iter().map(|(_, bytes)| bytes).sum();
+    let open = |free_bytes| Cuda::new(Stub { free_bytes, ..Stub::default() }, sizes).err();
+    assert_eq!(open(bytes), None);
+    let none =
+        DriverError::OutOfMemory { asked_bytes: bytes, free_bytes: bytes - 1, total_bytes: 1000 };
+    assert_eq!(open(bytes - 1), Some(none));
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub struct Arenas {
     order: Range<usize>,
     starts: Range<usize>,
     staging: Range<usize>,
+    arrivals: Range<usize>,
     scratch: Range<usize>,
     base: Address,
 }
@@ -39,9 +40,9 @@ impl Arenas {
         };
         let Sizes { parameters, activations, statistics, indices, .. } = sizes;
         let stored = precision.bytes();
-        let staged = match precision {
+        let staged = |count: usize| match precision {
             Precision::F32 => 0,
-            _ => STAGING.min(parameters.max(activations)),
+            _ => STAGING.min(count),
         };
         Self {
             precision,
@@ -54,7 +55,8 @@ impl Arenas {
             indices: place(indices, 4),
             order: place(indices, 4),
             starts: place(indices + 1, 4),
-            staging: place(staged, 4),
+            staging: place(staged(parameters.max(activations)), 4),
+            arrivals: place(staged(parameters), 4),
             scratch: place(SCRATCH, 4),
             base: Address(0),
         }
@@ -68,6 +70,16 @@ impl Arenas {
     /// The bytes of the allocation.
     pub fn bytes(&self) -> usize {
         self.scratch.end
+    }
+
+    /// Its parts, with their names.
+    pub fn parts(&self) -> [(&'static str, usize); 6] {
+        let [parameters, gradients, activations, statistics] = &self.arenas;
+        let starts = [parameters, gradients, activations, statistics, &self.indices, &self.staging];
+        let ends = starts[1..].iter().map(|part| part.start).chain([self.bytes()]);
+        let mut sizes = starts.iter().zip(ends).map(|(part, end)| end - part.start);
+        ["parameters", "gradients", "activations", "statistics", "tokens", "casts and sums"]
+            .map(|name| (name, sizes.next().expect("as many as names")))
     }
 
     /// How the elements of an arena are stored.
@@ -103,6 +115,11 @@ impl Arenas {
         (self.base.plus(self.staging.start), self.staging.len() / 4)
     }
 
+    /// Memory for f32 parameters that arrive, and how many it holds: none where they are f32.
+    pub fn arrivals(&self) -> (Address, usize) {
+        (self.base.plus(self.arrivals.start), self.arrivals.len() / 4)
+    }
+
     /// Memory for f32 inside one operation, and how many it holds.
     pub fn scratch(&self) -> (Address, usize) {
         (self.base.plus(self.scratch.start), self.scratch.len() / 4)
@@ -123,13 +140,15 @@ mod tests {
             for precision in [Precision::F32, Precision::Bf16, Precision::Fp16] {
                 let arenas = Arenas::new(sizes, precision);
                 let Arenas { arenas: [a, b, c, d], indices, order, starts, .. } = &arenas;
-                let Arenas { staging, scratch, .. } = &arenas;
-                let parts = [a, b, c, d, indices, order, starts, staging, scratch];
+                let Arenas { staging, arrivals, scratch, .. } = &arenas;
+                let parts = [a, b, c, d, indices, order, starts, staging, arrivals, scratch];
                 for pair in parts.windows(2) {
                     prop_assert!(pair[0].end <= pair[1].start);
                 }
                 prop_assert!(parts.iter().all(|part| part.start % ALIGNMENT == 0));
                 prop_assert_eq!(scratch.end, arenas.bytes());
+                let bytes: usize = arenas.parts().iter().map(|(_, bytes)| bytes).sum();
+                prop_assert_eq!(bytes, arenas.bytes());
             }
         }
 

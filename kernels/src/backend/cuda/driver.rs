@@ -5,8 +5,9 @@
 //! tests one that runs the same kernels on the CPU.
 //!
 //! Work is *enqueued*, in order; only [`Driver::read`] waits, and [`Driver::fetched`] where it is
-//! told to. Work that fails after it was enqueued cannot be undone, and on a GPU it ends everything
-//! that would come after it: so a failure stays, and these two report it from then on.
+//! told to. Beside that order stand copies to the host and deliveries of parameters. Work that
+//! fails after it was enqueued cannot be undone, and on a GPU it ends everything that would come
+//! after it: so a failure stays, and these two report it from then on.
 
 use std::fmt;
 
@@ -97,6 +98,23 @@ pub struct Product {
     pub accumulate: bool,
 }
 
+/// Parameters that go to the device beside what is computed, after every delivery before.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery<'a> {
+    /// Where they are copied to.
+    pub to: Address,
+    /// The parameters. They may change as soon as the call returns.
+    pub values: &'a [f32],
+    /// What is launched after the copy, with it: the cast to where they belong.
+    pub cast: Option<(&'static Kernel, Launch, &'a [Argument])>,
+    /// Whether all that was enqueued is waited for: it may still use what is overwritten.
+    pub waits: bool,
+}
+
+/// The number of a delivery; later ones are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Delivered(pub u64);
+
 /// A device that runs kernels.
 pub trait Driver: Send {
     /// What `real` is in the kernels that this driver compiles. It never changes.
@@ -108,8 +126,15 @@ pub trait Driver: Send {
     /// Copies `bytes` to the device. They may change as soon as the call returns.
     fn write(&mut self, to: Address, bytes: &[u8]);
 
+    /// Enqueues a delivery, which nothing waits for that is not told to.
+    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered;
+
+    /// Has all that is enqueued from now on wait for this delivery, and so for those before it.
+    fn wait_for(&mut self, delivered: Delivered);
+
     /// Waits for all that was enqueued, and copies from the device. Where this or anything enqueued
-    /// before has failed, `into` is of no use, now and in every later call.
+    /// before has failed, `into` is of no use, now and in every later call. Whatever was asked for
+    /// has been fetched.
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError>;
 
     /// Asks for a copy of `count` f32, at least one, as they are after all that was enqueued

@@ -1,8 +1,9 @@
 //! A real GPU as a [`Driver`]: one context, kernels compiled as they are first needed.
 //!
-//! All work is enqueued on one stream, so it is done in its order; only what is fetched goes beside
-//! it, on another one (`gpu/fetches.rs`). Bytes to and from the host go by way of pinned memory
-//! (`gpu/staging.rs`), which the GPU copies by itself while the host goes on.
+//! All work is enqueued on one stream, so it is done in its order; beside it, on streams of their
+//! own, parameters come (`gpu/arrivals.rs`) and gradients go (`gpu/fetches.rs`). Bytes to and from
+//! the host go by way of pinned memory (`gpu/staging.rs`), which the GPU copies by itself while the
+//! host goes on.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -15,9 +16,11 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 
 use super::driver::{
-    Address, Argument, Driver, DriverError, Kernel, Launch, Precision, Product, Source,
+    Address, Argument, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
+    Product, Source,
 };
 
+mod arrivals;
 mod cache;
 mod cublaslt;
 pub mod devices;
@@ -30,6 +33,7 @@ pub use cache::Cache;
 pub use devices::Device;
 pub use error::CudaError;
 
+use arrivals::Arrivals;
 use cublaslt::Products;
 use devices::failed;
 use fetches::Fetches;
@@ -44,6 +48,7 @@ pub struct Gpu {
     precision: Precision,
     staging: Staging,
     fetches: Fetches,
+    arrivals: Arrivals,
     products: Option<Products>,
     functions: HashMap<(&'static str, &'static str), CudaFunction>,
     modules: HashMap<&'static str, Arc<CudaModule>>,
@@ -80,6 +85,7 @@ impl Gpu {
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         let staging = Staging::new(&context)?;
         let fetches = Fetches::new(&context)?;
+        let arrivals = Arrivals::new(&context)?;
         let products = Products::new()?;
         let mut gpu = Self {
             device,
@@ -89,6 +95,7 @@ impl Gpu {
             stream,
             staging,
             fetches,
+            arrivals,
             modules: HashMap::new(),
             functions: HashMap::new(),
             allocated: Vec::new(),
@@ -124,6 +131,20 @@ impl Gpu {
         let function = module.load_function(kernel.name)?;
         self.functions.insert(key, function.clone());
         Ok(function)
+    }
+
+    fn launch_on(
+        &mut self,
+        stream: &CudaStream,
+        (kernel, launch, arguments): (&'static Kernel, Launch, &[Argument]),
+    ) -> Result<(), Failure> {
+        let function = self.function(kernel)?;
+        let mut pointers: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
+        let (grid, block) = (launch.grid.into(), launch.block.into());
+        let (function, stream) = (function.cu_function(), stream.cu_stream());
+        // SAFETY: the function's module lives in `modules`; the arguments are those of the
+        // kernel's signature, and the driver copies them before it returns.
+        unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut pointers) }
     }
 
     /// Enqueues something, unless something has failed before.
@@ -163,10 +184,28 @@ impl Driver for Gpu {
         self.enqueue("cuMemcpyHtoDAsync", |gpu| gpu.staging.write(&stream, to.0, bytes));
     }
 
+    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+        let Delivery { to, values, cast, waits } = delivery;
+        let stream = self.arrivals.stream();
+        self.enqueue("cuMemcpyHtoDAsync", |gpu| {
+            if waits {
+                stream.wait(&gpu.stream.record_event(None)?)?;
+            }
+            gpu.staging.write(&stream, to.0, bytemuck::cast_slice(values))?;
+            cast.map_or(Ok(()), |cast| gpu.launch_on(&stream, cast))?;
+            gpu.arrivals.record()
+        });
+        self.arrivals.last()
+    }
+
+    fn wait_for(&mut self, delivered: Delivered) {
+        let stream = self.stream.clone();
+        self.enqueue("cuStreamWaitEvent", |gpu| gpu.arrivals.wait_for(delivered, &stream));
+    }
+
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {
         let stream = self.stream.clone();
-        self.enqueue("cuMemcpyDtoHAsync", |gpu| gpu.staging.read(&stream, from.0, into));
-        self.enqueue("cuStreamSynchronize", |gpu| gpu.stream.synchronize());
+        self.enqueue("cuMemcpyDtoHAsync", |gpu| gpu.fetches.read(&stream, from.0, into));
         self.failure.clone().map_or(Ok(()), Err)
     }
 
@@ -195,15 +234,8 @@ impl Driver for Gpu {
     }
 
     fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]) {
-        self.enqueue(kernel.name, |gpu| {
-            let function = gpu.function(kernel)?;
-            let mut pointers: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
-            let (grid, block) = (launch.grid.into(), launch.block.into());
-            let (function, stream) = (function.cu_function(), gpu.stream.cu_stream());
-            // SAFETY: the function's module lives in `modules`; the arguments are those of the
-            // kernel's signature, and the driver copies them before it returns.
-            unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut pointers) }
-        });
+        let stream = self.stream.clone();
+        self.enqueue(kernel.name, |gpu| gpu.launch_on(&stream, (kernel, launch, arguments)));
     }
 
     fn matmul(&mut self, product: &Product) -> bool {
@@ -235,6 +267,7 @@ impl Drop for Gpu {
         // What fails now is of no use to anybody: the process ends, or builds a new one.
         let _ = self.stream.synchronize();
         let _ = self.fetches.finish();
+        let _ = self.arrivals.stream().synchronize();
         let _ = self.context.bind_to_thread();
         for pointer in self.allocated.drain(..) {
             // SAFETY: it was allocated here, and the GPU has done all that was enqueued.

@@ -68,6 +68,22 @@ kernels! {
         TENSOR_BACKWARD_KEY_128 = "tensor_backward_key_128";
 }
 
+/// The files that a model computes with. The others are what owners do, who compute on the CPU.
+pub static OPERATIONS: &[&Source] = &[
+    &ADD_SOURCE,
+    &ATTENTION_SOURCE,
+    &BIAS_SOURCE,
+    &CAST_SOURCE,
+    &CROSS_ENTROPY_SOURCE,
+    &EMBEDDING_SOURCE,
+    &FLASH_SOURCE,
+    &GELU_SOURCE,
+    &LAYER_NORM_SOURCE,
+    &MATMUL_SOURCE,
+    &PARTIALS_SOURCE,
+    &TENSOR_SOURCE,
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,11 +23,10 @@ use cudarc::driver::result as driver;
 use tracing::{debug, warn};
 
 use super::super::driver::{Matrix, Precision, Product};
+use super::super::memory::WORKSPACE_BYTES;
 use super::devices;
 use super::error::CudaError;
 
-/// What an algorithm may use; the fastest ones of Hopper ask for 32 MiB.
-const WORKSPACE_BYTES: usize = 32 << 20;
 /// The oldest version whose calls are those that we know, as the library counts.
 const OLDEST: usize = 130_000;
 /// No algorithm asks for a stricter alignment.

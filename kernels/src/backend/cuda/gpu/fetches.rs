@@ -1,4 +1,4 @@
-//! Gradients on their way to the host, while the GPU goes on computing.
+//! Gradients on their way to the host, while the GPU goes on computing; and whatever else is read.
 //!
 //! Copies have a stream of their own. Before each copy it waits for an event that the computing
 //! stream passes after all that was enqueued before the copy was asked for; nothing on the
@@ -14,12 +14,14 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError as Failure};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
+use super::super::memory::PINNED_BYTES;
 use super::devices::failed;
 use super::error::CudaError;
-use super::staging::{SLOT_BYTES, Slot};
+use super::staging::{self, SLOT_BYTES, Slot};
 
 /// One is lent while the others are copied to: 16 MiB in all.
 const SLOTS: usize = 4;
+const _: () = assert!((SLOTS + staging::SLOTS) * SLOT_BYTES == PINNED_BYTES);
 
 /// The stream, the ring and the queue.
 ///
@@ -66,6 +68,26 @@ impl Fetches {
         let computed = Some(computing.record_event(None)?);
         self.asked.push_back(Asked { from, bytes, computed });
         self.fill()
+    }
+
+    /// Copies what is there after all that was enqueued on `computing`, and returns when it has
+    /// come. Nothing that was asked for is left to come.
+    pub fn read(
+        &mut self,
+        computing: &CudaStream,
+        from: u64,
+        into: &mut [u8],
+    ) -> Result<(), Failure> {
+        let nothing_is_left = self.under_way.is_empty() && self.asked.is_empty();
+        assert!(nothing_is_left, "what was asked for is fetched before anything is read");
+        self.ask(computing, from, into.len())?;
+        let mut left = into;
+        while let Some(Part(slot, bytes)) = self.next(true)? {
+            let (part, rest) = left.split_at_mut(bytes);
+            part.copy_from_slice(self.slots[slot].bytes(bytes));
+            left = rest;
+        }
+        Ok(())
     }
 
     /// The oldest part that was not yet lent, if it has come; with `wait`, as soon as it has.

@@ -1,4 +1,5 @@
-//! Pinned memory of the host, by way of which bytes reach a GPU and come back.
+//! Pinned memory of the host, by way of which bytes reach a GPU. (They come back by way of
+//! `fetches.rs`, in slots like these.)
 //!
 //! The GPU copies pinned memory by itself, at full speed, while the host does something else. It is
 //! a ring of slots: whoever needs one waits until the copy that used it last is done.
@@ -17,7 +18,7 @@ use super::error::CudaError;
 /// Bytes of a slot: large enough for full speed, small enough that copies overlap.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied.
-const SLOTS: usize = 4;
+pub(super) const SLOTS: usize = 4;
 
 /// The ring.
 pub struct Staging {
@@ -57,35 +58,6 @@ impl Staging {
             slot.done.record(stream)?;
         }
         Ok(())
-    }
-
-    /// Copies from the device, and returns when all of it is there: after all that was enqueued
-    /// before.
-    pub fn read(&mut self, stream: &CudaStream, from: u64, into: &mut [u8]) -> Result<(), Failure> {
-        let mut parts = into.chunks_mut(SLOT_BYTES).enumerate();
-        loop {
-            // As many as there are slots are under way at once.
-            let some: Vec<_> = parts.by_ref().take(SLOTS).collect();
-            if some.is_empty() {
-                return Ok(());
-            }
-            let mut used = Vec::with_capacity(SLOTS);
-            for (index, part) in &some {
-                used.push(self.next);
-                let slot = self.take()?;
-                let from = from + (index * SLOT_BYTES) as u64;
-                // SAFETY: as in `write`, the other way.
-                unsafe {
-                    result::memcpy_dtoh_async(slot.bytes(part.len()), from, stream.cu_stream())?;
-                }
-                slot.done.record(stream)?;
-            }
-            for ((_, part), index) in some.into_iter().zip(used) {
-                let slot = &mut self.slots[index];
-                slot.done.synchronize()?;
-                part.copy_from_slice(slot.bytes(part.len()));
-            }
-        }
     }
 
     /// The slot that was used longest ago, as soon as it is free.

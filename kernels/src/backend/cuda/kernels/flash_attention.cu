@@ -28,11 +28,12 @@ struct Head {
     __device__ float scale() const { return 1.0f / sqrtf((float)size); }
 };
 
-// A block has one tile of one head of one sequence. The last tiles of queries have the most keys,
-// so they come first.
-static __device__ Head head_of_block(u64 sequence, u64 heads, u64 size, int tile, u64* own) {
-    u64 tiles = (sequence + tile - 1) / tile, pair = blockIdx.x / tiles;
-    *own = tiles - 1 - blockIdx.x % tiles;
+// A block has one tile of one head of one sequence. Those with most to do come first: the last
+// tiles of queries, which have the most keys, and the first ones of keys.
+static __device__ Head head_of_block(u64 sequence, u64 heads, u64 size, int tile, bool of_keys,
+                                     u64* own) {
+    u64 tiles = (sequence + tile - 1) / tile, pair = blockIdx.x / tiles, n = blockIdx.x % tiles;
+    *own = of_keys ? n : tiles - 1 - n;
     return {sequence, heads, size, pair % heads, pair / heads * sequence};
 }
 
@@ -68,7 +69,7 @@ static __device__ void forward(const real* qkv, real* y, float* statistics, u64 
     __shared__ float q[TILE][WIDTH + 1], k[TILE][WIDTH + 1], v[TILE][WIDTH + 1];
     __shared__ float p[TILE][TILE + 1];
     u64 own;
-    Head head = head_of_block(sequence, heads, size, TILE, &own);
+    Head head = head_of_block(sequence, heads, size, TILE, false, &own);
     int r = threadIdx.x / LANES, c = threadIdx.x % LANES;
     const real* from = qkv + head.query(0);
     u64 stride = 3 * head.part(), i = own * TILE + r;
@@ -129,7 +130,7 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
     __shared__ float q[TILE][WIDTH + 1], k[TILE][WIDTH + 1], v[TILE][WIDTH + 1];
     __shared__ float d_out[TILE][WIDTH + 1], ds[TILE][TILE + 1];
     u64 own;
-    Head head = head_of_block(sequence, heads, size, TILE, &own);
+    Head head = head_of_block(sequence, heads, size, TILE, false, &own);
     int r = threadIdx.x / LANES, c = threadIdx.x % LANES;
     const real* from = qkv + head.query(0);
     u64 stride = 3 * head.part(), i = own * TILE + r;
@@ -165,7 +166,7 @@ static __device__ void backward_key(const real* qkv, const real* y, const float*
     __shared__ float d_out[TILE][WIDTH + 1], p[TILE][TILE + 1], ds[TILE][TILE + 1];
     __shared__ float bases[TILE], expected[TILE];
     u64 own;
-    Head head = head_of_block(sequence, heads, size, TILE, &own);
+    Head head = head_of_block(sequence, heads, size, TILE, true, &own);
     int r = threadIdx.x / LANES, c = threadIdx.x % LANES;
     const real* from = qkv + head.query(0);
     u64 stride = 3 * head.part(), j = own * TILE + r;

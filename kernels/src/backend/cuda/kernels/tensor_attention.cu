@@ -35,11 +35,11 @@ struct Head {
     __device__ float scale() const { return 1.0f / sqrtf((float)size); }
 };
 
-// `own` is the first row of the block's tile. The last tiles of queries have the most keys, so they
-// come first.
-static __device__ Head head_of_block(u64 sequence, u64 heads, u64 size) {
-    u64 tiles = (sequence + ROWS - 1) / ROWS, pair = blockIdx.x / tiles;
-    u64 own = (tiles - 1 - blockIdx.x % tiles) * ROWS;
+// `own` is the first row of the block's tile. Those with most to do come first: the last tiles of
+// queries, which have the most keys, and the first ones of keys.
+static __device__ Head head_of_block(u64 sequence, u64 heads, u64 size, bool of_keys) {
+    u64 tiles = (sequence + ROWS - 1) / ROWS, pair = blockIdx.x / tiles, n = blockIdx.x % tiles;
+    u64 own = (of_keys ? n : tiles - 1 - n) * ROWS;
     return {sequence, heads, size, pair % heads, pair / heads * sequence, own};
 }
 
@@ -342,37 +342,39 @@ static __device__ void backward_key(const real* qkv, const real* y, const float*
 extern "C" __global__ void __launch_bounds__(THREADS)
     tensor_attention_64(const real* qkv, real* y, float* statistics, u64 sequence, u64 heads,
                         u64 size) {
-    forward<64, 64>(qkv, y, statistics, head_of_block(sequence, heads, size));
+    forward<64, 64>(qkv, y, statistics, head_of_block(sequence, heads, size, false));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     tensor_attention_128(const real* qkv, real* y, float* statistics, u64 sequence, u64 heads,
                          u64 size) {
-    forward<128, 64>(qkv, y, statistics, head_of_block(sequence, heads, size));
+    forward<128, 64>(qkv, y, statistics, head_of_block(sequence, heads, size, false));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     tensor_backward_query_64(const real* qkv, const real* y, const float* statistics,
                              const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    Head head = head_of_block(sequence, heads, size);
+    Head head = head_of_block(sequence, heads, size, false);
     backward_query<64, 64>(qkv, y, statistics, dy, d_qkv, head);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     tensor_backward_query_128(const real* qkv, const real* y, const float* statistics,
                               const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    Head head = head_of_block(sequence, heads, size);
+    Head head = head_of_block(sequence, heads, size, false);
     backward_query<128, 32>(qkv, y, statistics, dy, d_qkv, head);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     tensor_backward_key_64(const real* qkv, const real* y, const float* statistics, const real* dy,
                            real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    backward_key<64, 64>(qkv, y, statistics, dy, d_qkv, head_of_block(sequence, heads, size));
+    Head head = head_of_block(sequence, heads, size, true);
+    backward_key<64, 64>(qkv, y, statistics, dy, d_qkv, head);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     tensor_backward_key_128(const real* qkv, const real* y, const float* statistics,
                             const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    backward_key<128, 16>(qkv, y, statistics, dy, d_qkv, head_of_block(sequence, heads, size));
+    Head head = head_of_block(sequence, heads, size, true);
+    backward_key<128, 16>(qkv, y, statistics, dy, d_qkv, head);
 }

@@ -1,0 +1,64 @@
+//! Parameters on their way to the GPU, while it goes on computing.
+//!
+//! Deliveries have a stream of their own, and each ends with an event. Whoever computes with what
+//! was delivered has the computing stream wait for that event, and for nothing that comes later.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cudarc::driver::result::DriverError as Failure;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+
+use super::super::driver::Delivered;
+use super::devices::failed;
+use super::error::CudaError;
+
+/// The stream, and the events of what is under way on it.
+pub struct Arrivals {
+    stream: Arc<CudaStream>,
+    last: u64,
+    /// Oldest first. One that is missing is over, or was waited for.
+    under_way: VecDeque<(Delivered, CudaEvent)>,
+}
+
+impl Arrivals {
+    /// Makes the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Failed`].
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
+        Ok(Self { stream, last: 0, under_way: VecDeque::new() })
+    }
+
+    /// Where deliveries are enqueued.
+    pub fn stream(&self) -> Arc<CudaStream> {
+        self.stream.clone()
+    }
+
+    /// The last delivery.
+    pub fn last(&self) -> Delivered {
+        Delivered(self.last)
+    }
+
+    /// Ends a delivery, which is the last one from now on.
+    pub fn record(&mut self) -> Result<(), Failure> {
+        // Nobody need wait for what is over. The ring of pinned memory bounds what is left.
+        while let Some((_, event)) = self.under_way.front()
+            && event.try_is_complete()?
+        {
+            self.under_way.pop_front();
+        }
+        self.last += 1;
+        self.under_way.push_back((self.last(), self.stream.record_event(None)?));
+        Ok(())
+    }
+
+    /// Has what is enqueued on `computing` from now on wait for this delivery.
+    pub fn wait_for(&mut self, delivery: Delivered, computing: &CudaStream) -> Result<(), Failure> {
+        let concerned = self.under_way.partition_point(|(other, _)| *other <= delivery);
+        // Those before it come before it.
+        let event = self.under_way.drain(..concerned).next_back();
+        event.map_or(Ok(()), |(_, event)| computing.wait(&event))
+    }
+}
