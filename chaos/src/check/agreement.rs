@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{CoordinatorId, Frame, News, Term, WorkerId};
 
+use super::records::alike;
 use super::{Found, Invariant};
 
 /// What all coordinators have come to, in every life of theirs.
@@ -72,7 +73,7 @@ impl Agreement {
     /// What an entry has brought to the history of a coordinator.
     pub(super) fn brought(&mut self, frame: &Frame) -> Result<(), Found> {
         if let Some(first) = self.frames.get(&frame.index) {
-            if first == frame {
+            if alike(first, frame) {
                 return Ok(());
             }
             let seen = format!("one entry brings {first:?} here, and {frame:?} there");

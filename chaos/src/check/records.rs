@@ -1,6 +1,7 @@
 //! I1: one record for each generation's number, and nobody enters another.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use everstep_transport::protocol::{Generation, Record, WorkerId};
 
@@ -18,7 +19,7 @@ impl Records {
     /// The log has come to a record.
     pub(super) fn recorded(&mut self, record: &Record, rollback: bool) -> Result<(), Found> {
         let first = self.records.entry(record.number).or_insert_with(|| record.clone());
-        if first != record {
+        if !alike(first, record) {
             return Err(two(first, record));
         }
         if rollback && self.rollbacks.last() != Some(&record.number) {
@@ -30,7 +31,7 @@ impl Records {
     /// A worker becomes a member by a record.
     pub(super) fn entered(&self, record: &Record) -> Result<(), Found> {
         match self.records.get(&record.number) {
-            Some(first) if first == record => Ok(()),
+            Some(first) if alike(first, record) => Ok(()),
             Some(first) => Err(two(first, record)),
             None => {
                 let number = record.number;
@@ -58,6 +59,12 @@ impl Records {
     pub(super) fn history(&self, generation: Generation) -> usize {
         self.rollbacks.iter().filter(|rollback| **rollback <= generation).count()
     }
+}
+
+/// Whether both say the same. A norm or a loss in them may be no number, which is not equal to
+/// itself; in words it is.
+pub(super) fn alike<T: PartialEq + fmt::Debug>(one: &T, other: &T) -> bool {
+    one == other || format!("{one:?}") == format!("{other:?}")
 }
 
 fn two(first: &Record, other: &Record) -> Found {

@@ -65,8 +65,8 @@ impl Accumulator {
         }
     }
 
-    /// Takes on these subtrees of the tree over `data_shards`, of gradients with this scale; what was
-    /// under way is forgotten.
+    /// Takes on these subtrees of the tree over `data_shards`, of gradients with this scale; what
+    /// was under way is forgotten.
     pub fn plan(&mut self, data_shards: u32, subtrees: Vec<Node>, scale: LossScale) {
         self.tree = Tree::new(data_shards);
         self.subtrees = subtrees;
