@@ -1,7 +1,7 @@
 //! Whose first gradients have the same bits, and what those compute on who differ.
 //!
 //! A run's bits are those of any other such run as long as all workers that ever registered for it
-//! got the same from its first micro-batch. Where they did not, a user wants to know why, even after
+//! got the same from its first micro-batch. Where they did not, a user wants to know why, even when
 //! the one who differs has gone. It does not know how a digest is made.
 
 use everstep_transport::protocol::message::Registration;

@@ -13,8 +13,8 @@ use tokio::sync::watch;
 /// From one question to the next.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Asks this GPU from now on, as long as somebody has the receiver. Where nothing can be asked there
-/// is never an answer.
+/// Asks this GPU from now on, as long as somebody has the receiver. Where nothing can be asked,
+/// there is never an answer.
 pub fn start(gpu: GpuId) -> watch::Receiver<Option<Telemetry>> {
     let (told, newest) = watch::channel(None);
     let asking = thread::Builder::new().name("telemetry".into()).spawn(move || {
