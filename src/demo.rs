@@ -124,9 +124,9 @@ fn compare(disturbed: &Report, undisturbed: &Report) -> Result<(), Failure> {
         return Ok(());
     }
     let failure = Failure::new(Exit::Failed, "the two runs ended with different bits");
-    Err(if disturbed.bitwise && undisturbed.bitwise {
-        failure.next("keep both directories: this must not be, and is worth a report")
-    } else {
-        failure.because("the workers' machines compute different bits")
+    let reasons = [&disturbed.bitwise_reason, &undisturbed.bitwise_reason];
+    Err(match reasons.into_iter().flatten().next() {
+        None => failure.next("keep both directories: this must not be, and is worth a report"),
+        Some(reason) => failure.because(reason),
     })
 }

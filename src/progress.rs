@@ -140,12 +140,20 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
         lines.push(format!("  validation  {} nats{beside}", nats(validation)));
     }
     lines.extend(report.metric.map(|metric| format!("  metric      {metric:.4}")));
-    lines.push(format!("  throughput  {:.0} tokens/s", report.tokens_per_second));
+    lines.push(format!("  throughput  {:.0} tokens/s{}", report.tokens_per_second, used(report)));
     lines.extend(faults(report).map(|faults| format!("  survived    {faults}")));
     lines.push(format!("  state hash  {}", report.state_hash));
     lines.extend(warnings(run, report));
     lines.extend(model_lines(&run.model.kind, &dir.join("model.safetensors")));
     lines.join("\n") + "\n"
+}
+
+/// How well the GPUs were used, where that is known.
+fn used(report: &Report) -> String {
+    let share = report.model_flops_utilization.map(|share| 100.0 * share);
+    share.map_or(String::new(), |percent| {
+        format!(", {percent:.1} % of what the GPUs can do at most (model FLOPs utilization)")
+    })
 }
 
 /// What happened to the cluster, if anything did.
@@ -201,9 +209,8 @@ fn warnings(run: &RunSpec, report: &Report) -> Vec<String> {
         let advice = advice(run.model.precision);
         warnings.push(format!("  {skipped} of {steps} steps were skipped: {advice}"));
     }
-    if !report.bitwise {
-        let words = "  the workers' machines compute different bits: another run may differ";
-        warnings.push(words.into());
+    if let Some(reason) = &report.bitwise_reason {
+        warnings.push(format!("  not bitwise: {reason}; another run may have other bits"));
     }
     warnings
 }

@@ -43,7 +43,7 @@ use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, Frame, Message, NodeName, RequestId, Step, Term, WorkerId,
+    CoordinatorId, Frame, Message, NodeName, RequestId, Step, Telemetry, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -233,6 +233,9 @@ pub struct Core {
     /// The greatest step that a member of the current generation has committed, as far as is known.
     reached: Step,
     reported: Reported,
+    /// How the GPUs of workers did a moment ago. What changes so fast is told to nobody but to who
+    /// asks: the log never has it, and whoever comes to lead hears it with the next heartbeats.
+    telemetry: BTreeMap<WorkerId, Telemetry>,
     past: Past,
     /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
@@ -268,6 +271,7 @@ impl Core {
             feeds: Feeds::default(),
             reached: Step(0),
             reported: Reported::default(),
+            telemetry: BTreeMap::new(),
             past: Past::default(),
             results: BTreeMap::new(),
             requests: Requests::default(),

@@ -13,6 +13,7 @@ mod coordinators;
 mod entry;
 mod fingerprint;
 mod generation;
+mod probes;
 mod requests;
 mod runs;
 mod snapshot;
@@ -32,6 +33,7 @@ use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedEntry, Change, Command, Coordinator, Entry, Loss};
 use self::fingerprint::Foundation;
+use self::probes::Probes;
 use self::requests::Outcomes;
 pub(crate) use self::requests::wish_digest;
 pub use self::runs::PastRun;
@@ -78,7 +80,7 @@ pub struct State {
     run_id: RunId,
     run: Option<RunSpec>,
     foundation: Option<Foundation>,
-    bitwise: bool,
+    probes: Probes,
     workers: BTreeMap<WorkerId, Worker>,
     /// Those of them that are gone, in the order in which they went.
     gone: VecDeque<WorkerId>,
@@ -121,7 +123,7 @@ impl Default for State {
             run_id: 0,
             run: None,
             foundation: None,
-            bitwise: true,
+            probes: Probes::default(),
             workers: BTreeMap::new(),
             gone: VecDeque::new(),
             nodes: BTreeMap::new(),
@@ -261,9 +263,10 @@ impl State {
         self.foundation.as_ref().map(Foundation::shards)
     }
 
-    /// Whether all probe digests are equal, so that the run's bits are those of any other such run.
-    pub fn bitwise(&self) -> bool {
-        self.bitwise
+    /// Why the run's bits are not those of any other such run, if they are not: the probe digests
+    /// of its workers differ.
+    pub fn divergence(&self) -> Option<String> {
+        self.probes.divergence()
     }
 
     /// How the run stands.

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::backend::{DeviceError, Sizes};
+use crate::device::Gpu;
 use crate::layout::Layout;
 
 /// The target of the `tracing` spans `forward` and `backward`, and of those that a worker makes of
@@ -144,6 +145,17 @@ pub trait Compute: Send {
     /// The bytes that the device holds for parameters, gradient and activations: a term of the
     /// memory formula.
     fn device_bytes(&self) -> usize;
+
+    /// The GPU that it computes on; `None` for the CPU.
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+
+    /// The floating-point operations that training on one sample takes at least, forward and
+    /// backward, for the report's model FLOPs utilization; `None` if nobody has counted them.
+    fn flops_per_sample(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A model written with plain slices: what a user's own model usually is.

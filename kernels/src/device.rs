@@ -1,7 +1,8 @@
 //! Where a model computes: the CPU, or a GPU if the machine has one.
 //!
 //! A [`DeviceChoice`] is what a user asks for. [`open`] makes a model of it on the device that is
-//! chosen; [`gpus`] says what there is to choose from.
+//! chosen; [`gpus`] says what there is to choose from. How fast a GPU could be is in its maker's
+//! data sheet ([`peak_flops`]), and how it does is asked of [`telemetry`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,6 +13,11 @@ use crate::backend::Cpu;
 use crate::backend::cuda::Precision;
 use crate::compute::Compute;
 use crate::models::{ConfigError, Model, OnBackend};
+
+mod peak;
+pub mod telemetry;
+
+pub use peak::peak_flops;
 
 /// What a user asks for: `auto`, `cpu`, `cuda`, or `cuda:1` for the GPU of that number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +41,10 @@ pub struct Gpu {
     pub name: String,
     /// Its compute capability, as in `sm_90a`.
     pub architecture: String,
+    /// The same in numbers: (9, 0).
+    pub capability: (u32, u32),
+    /// What it has alone of all GPUs.
+    pub uuid: [u8; 16],
     /// Its memory, bytes.
     pub memory_bytes: usize,
     /// How many multiprocessors it has.
@@ -132,16 +142,22 @@ mod cuda {
     use crate::backend::cuda::{Cuda, OPERATIONS};
 
     pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
-        let described = |device: gpu::Device| Gpu {
+        let found = devices::all().map_err(|error| error.to_string())?;
+        Ok(found.into_iter().map(described).collect())
+    }
+
+    fn described(device: gpu::Device) -> Gpu {
+        let gpu::nvrtc::Architecture { major, minor } = device.architecture;
+        Gpu {
             index: device.index,
             is_usable: device.is_usable(),
             architecture: device.architecture.to_string(),
+            capability: (major, minor),
+            uuid: device.uuid,
             name: device.name,
             memory_bytes: device.memory_bytes,
             multiprocessors: device.multiprocessors,
-        };
-        let found = devices::all().map_err(|error| error.to_string())?;
-        Ok(found.into_iter().map(described).collect())
+        }
     }
 
     /// Whether this machine has nothing to do with GPUs, about which nobody wants to be warned.
@@ -163,12 +179,13 @@ mod cuda {
         let gpu = gpu::Gpu::open(index, precision, OPERATIONS).map_err(words)?;
         let gpu::Device { name, architecture, .. } = gpu.device();
         info!(index, name, %architecture, %precision, "computing on a GPU");
+        let described = described(gpu.device().clone());
         let opened = OnBackend::<M, _>::open(config, |sizes| Ok(Cuda::new(gpu, sizes)?));
         let opened = opened.map_err(|error| match error {
             ConfigError::Device(error) => OpenError::Gpu(error.to_string()),
             error => OpenError::Model(error),
         });
-        Ok(Box::new(opened?))
+        Ok(Box::new(opened?.on(described)))
     }
 }
 

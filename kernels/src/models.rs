@@ -47,6 +47,11 @@ pub trait Model: Send + Sized {
         ready: &mut Boundary<'_>,
     );
 
+    /// The floating-point operations that training on one sample takes at least, forward and
+    /// backward: 6 for each parameter and product that it takes part in (a multiplication and an
+    /// addition, thrice), and those of attention (Chowdhery et al., "PaLM", appendix B).
+    fn flops_per_sample(&self) -> u64;
+
     /// The one sequence whose last row of logits predicts what follows `tokens`.
     fn window(&self, tokens: &[u32]) -> Vec<u32>;
 }

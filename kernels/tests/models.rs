@@ -475,3 +475,31 @@ fn device_bytes_count_every_arena() {
     let most = named + 64 * (matrices + 4) + (592 << 10) + (1536 << 10);
     assert!((named..=most).contains(&model.device_bytes()), "{}", model.device_bytes());
 }
+
+/// Parameters that are factors of a product: matrices, but for those that rows are only taken from.
+fn in_products(model: &dyn Compute, looked_up: &str) -> u64 {
+    let tensors = model.layout().tensors().iter();
+    let factors = tensors.filter(|tensor| tensor.shape.len() == 2 && tensor.name != looked_up);
+    factors.map(|tensor| tensor.count() as u64).sum()
+}
+
+#[test]
+fn a_sample_takes_six_operations_for_each_weight_of_a_product_and_those_of_attention() {
+    let gpt = gpt(BYTE_GPT);
+    let GptConfig { layers, width, context, .. } = BYTE_GPT;
+    let (layers, width, context) = (layers as u64, width as u64, context as u64);
+    // The head is the embedding: a factor, though the tokens' rows are taken from it, too.
+    let per_token = 6 * in_products(&gpt, "wpe.weight") + 12 * layers * context * width;
+    assert_eq!(gpt.flops_per_sample(), Some(context * per_token));
+    assert_eq!(gpt.flops_per_sample(), Some(16 * (6 * 32_768 + 12 * 2 * 16 * 32)));
+
+    let mlp = initialised::<Mlp, Cpu>(TINY_MLP, Cpu::new);
+    assert_eq!(mlp.flops_per_sample(), Some(6 * in_products(&mlp, "embedding.weight")));
+    assert_eq!(mlp.flops_per_sample(), Some(6 * (3 * 16 * 7 + 7 * 7 + 7 * 11)));
+}
+
+#[test]
+fn blocks_that_are_computed_again_do_not_count_twice() {
+    let again = gpt(GptConfig { recompute: true, ..BYTE_GPT });
+    assert_eq!(again.flops_per_sample(), gpt(BYTE_GPT).flops_per_sample());
+}

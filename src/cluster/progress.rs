@@ -3,10 +3,12 @@
 //! In: updates, in order. Out: one history. A rollback takes lines back; they are kept apart, since
 //! time was spent on them. Files are not written here.
 
+use std::collections::BTreeMap;
+
 use everstep_transport::protocol::outcome::{
     Event, EventKind, Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
-use everstep_transport::protocol::{MetricsLine, Step, WorkerId};
+use everstep_transport::protocol::{Device, MetricsLine, Step, WorkerId};
 
 use super::Protection;
 
@@ -21,8 +23,11 @@ pub struct Progress {
     pub events: Vec<Event>,
     /// The workers, by id, and the newest of those that are gone.
     pub workers: Vec<WorkerView>,
-    /// The bits of this run are those of any other run of the same specification.
-    pub bitwise: bool,
+    /// What each worker that was ever told of computes on.
+    pub devices: BTreeMap<WorkerId, Device>,
+    /// Why the bits of this run are not those of any other run of the same specification, if they
+    /// are not.
+    pub divergence: Option<String>,
     /// What the run waits for, while it starts no step.
     pub waiting: Option<Waiting>,
     /// Pairs of members that cannot reach each other, and stop the run.
@@ -72,7 +77,7 @@ impl Progress {
 
     /// Takes an update to heart, of a run that needs `min_workers`.
     pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
-        let Update { lines, events, workers, bitwise, waiting, unreachable, .. } = update;
+        let Update { lines, events, workers, divergence, waiting, unreachable, .. } = update;
         let mut change = Lines::Came(0);
         if events.is_empty() {
             // Lines that come with events may be of a history that one of these events began; they
@@ -94,7 +99,10 @@ impl Progress {
             }
             self.events.push(event);
         }
-        (self.workers, self.bitwise, self.unreachable) = (workers, bitwise, unreachable);
+        for view in &workers {
+            self.devices.entry(view.worker).or_insert_with(|| view.device.clone());
+        }
+        (self.workers, self.divergence, self.unreachable) = (workers, divergence, unreachable);
         self.waiting = waiting.or_else(|| self.deserted(min_workers));
         change
     }
@@ -130,7 +138,7 @@ mod tests {
             events: (1..).zip(kinds).map(event).collect(),
             workers: Vec::new(),
             forgotten: Vec::new(),
-            bitwise: true,
+            divergence: None,
             waiting: None,
             unreachable: Vec::new(),
             outcome: Outcome::Running,

@@ -1,13 +1,14 @@
 //! The report of a run, as `--report` writes it. Keys are only ever added.
 
 mod generations;
+mod utilization;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{Event, EventKind, WorkerResult, state_hash};
 use everstep_transport::protocol::step::Decision;
-use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
+use everstep_transport::protocol::{Device, RunSpec, Shard, Step, WorkerId};
 use serde::Serialize;
 
 use super::{GenerationReport, Progress};
@@ -37,6 +38,10 @@ pub struct Report {
     pub metric: Option<f64>,
     /// Targets trained on, over the time from the first generation to the last commit.
     pub tokens_per_second: f64,
+    /// The share of what its GPUs could do at most that the model's own operations took. Null where
+    /// somebody computed on a device whose most is not known, such as a CPU, or where nobody has
+    /// counted the model's operations.
+    pub model_flops_utilization: Option<f64>,
     /// The generations, the first included.
     pub generations: Vec<GenerationReport>,
     /// How often the run went back.
@@ -51,6 +56,8 @@ pub struct Report {
     pub workers: Vec<WorkerReport>,
     /// The bits are those of any other run of the same specification.
     pub bitwise: bool,
+    /// Why they are not, in words; null if they are.
+    pub bitwise_reason: Option<String>,
     /// From the start of the cluster to the end of the run.
     pub wall_seconds: f64,
 }
@@ -99,6 +106,8 @@ pub struct LapseReport {
 pub struct WorkerReport {
     /// Its id.
     pub id: WorkerId,
+    /// What it computed on.
+    pub device: Option<Device>,
     /// Data shards computed, over all steps.
     pub data_shards_computed: u64,
     /// Tensor bytes sent to other members.
@@ -152,13 +161,15 @@ impl Report {
             },
             metric,
             tokens_per_second: tokens as f64 / seconds,
+            model_flops_utilization: utilization::of_run(run, progress),
             generations,
             rollbacks: progress.events.iter().filter_map(rollback).collect(),
             under_protected: lapses(progress),
             respawned: progress.respawned,
             coordinator_restarts: progress.coordinator_restarts,
-            workers: results.iter().map(worker).collect(),
-            bitwise: progress.bitwise,
+            workers: results.iter().map(|result| worker(result, progress)).collect(),
+            bitwise: progress.divergence.is_none(),
+            bitwise_reason: progress.divergence.clone(),
             wall_seconds: wall.as_secs_f64(),
         }
     }
@@ -203,9 +214,10 @@ fn lapses(progress: &Progress) -> Vec<LapseReport> {
     lapses.collect()
 }
 
-fn worker(result: &WorkerResult) -> WorkerReport {
+fn worker(result: &WorkerResult, progress: &Progress) -> WorkerReport {
     WorkerReport {
         id: result.worker,
+        device: progress.devices.get(&result.worker).cloned(),
         data_shards_computed: result.data_shards_computed,
         bytes_sent: result.bytes_sent,
         bytes_received: result.bytes_received,

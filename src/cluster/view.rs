@@ -49,6 +49,7 @@ fn starting(process: &Process) -> Value {
     let Naming { label, pid, name, .. } = process.naming();
     json!({
         "id": null, "pid": pid, "address": process.address(), "rank": null,
-        "state": "starting", "name": name, "zone": null, "label": label,
+        "state": "starting", "name": name, "zone": null, "label": label, "device": null,
+        "telemetry": null,
     })
 }

@@ -156,6 +156,8 @@ fn warnings(progress: &Progress) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::Device;
+
     use super::*;
 
     fn name(name: &str) -> NodeName {
@@ -170,6 +172,8 @@ mod tests {
             rank: None,
             data_shards: 0,
             zone: None,
+            device: Device::default(),
+            telemetry: None,
             state,
         }
     }

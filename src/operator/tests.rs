@@ -13,7 +13,7 @@ fn update(steps: std::ops::Range<u64>, events: std::ops::Range<u64>) -> Update {
         events: events.map(event).collect(),
         workers: Vec::new(),
         forgotten: Vec::new(),
-        bitwise: true,
+        divergence: None,
         waiting: None,
         unreachable: Vec::new(),
         outcome: Outcome::Running,

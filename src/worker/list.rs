@@ -15,12 +15,21 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let place = Place::find(&flags.cluster)?;
     let update = place.ask(async |operator| operator.watch(Step(NEWEST), NEWEST).await)?;
     if flags.json {
-        return output::print(json!({ "workers": update.workers, "waiting": update.waiting }));
+        return output::print(json!({
+            "workers": update.workers,
+            "waiting": update.waiting,
+            "bitwise": update.divergence.is_none(),
+            "bitwise_reason": update.divergence,
+        }));
     }
-    let head = ["id", "name", "state", "rank", "data shards", "zone", "address"];
+    let head =
+        ["id", "name", "state", "rank", "data shards", "zone", "address", "device", "telemetry"];
     let rows = std::iter::once(head.map(str::to_string)).chain(update.workers.iter().map(row));
     let rows: Vec<_> = rows.collect();
-    output::print(format_args!("{}\n{}", sentence(&update), table(&rows)).to_string().trim_end())
+    let reason = update.divergence.as_ref();
+    let reason = reason.map_or(String::new(), |reason| format!("\nnot bitwise: {reason}"));
+    let text = format!("{}{reason}\n{}", sentence(&update), table(&rows));
+    output::print(text.trim_end())
 }
 
 fn sentence(update: &Update) -> String {
@@ -38,8 +47,9 @@ fn sentence(update: &Update) -> String {
     }
 }
 
-fn row(worker: &WorkerView) -> [String; 7] {
-    let WorkerView { worker, name, address, rank, data_shards, zone, state } = worker;
+fn row(worker: &WorkerView) -> [String; 9] {
+    let WorkerView { worker, name, address, rank, data_shards, zone, device, telemetry, state } =
+        worker;
     let state = json!(state).as_str().unwrap_or_default().to_string();
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     [
@@ -50,5 +60,7 @@ fn row(worker: &WorkerView) -> [String; 7] {
         data_shards.to_string(),
         or_none(zone.as_ref().map(|zone| zone.as_str().to_string())),
         address.to_string(),
+        device.to_string(),
+        telemetry.unwrap_or_default().to_string(),
     ]
 }

@@ -10,6 +10,7 @@
 //   taken=1        somebody else has the GPU for himself
 //   free_mib=N     of memory            fails_after=N  launches; from then on everything fails
 //   full=1         nothing is free at all               capability=N   80 for 8.0
+//   name=WORDS     of every GPU, up to the next comma
 
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,14 @@ static long setting(const char* name, long otherwise) {
     const char* settings = getenv("EMULATED_CUDA");
     const char* found = settings ? strstr(settings, name) : nullptr;
     return found ? atol(found + strlen(name) + 1) : otherwise;
+}
+
+static std::string words(const char* name, const char* otherwise) {
+    const char* settings = getenv("EMULATED_CUDA");
+    const char* found = settings ? strstr(settings, name) : nullptr;
+    if (!found) return otherwise;
+    found += strlen(name) + 1;
+    return std::string(found, strcspn(found, ","));
 }
 
 static long total_bytes() { return setting("free_mib", 1024) << 20; }
@@ -104,7 +113,13 @@ Result cuDeviceGet(int* device, int ordinal) {
 }
 
 Result cuDeviceGetName(char* name, int length, int) {
-    snprintf(name, size_t(length), "Emulated GPU");
+    snprintf(name, size_t(length), "%s", words("name", "Emulated GPU").c_str());
+    return SUCCESS;
+}
+
+// The same in every process: nvml.cpp knows it, too.
+Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+    for (int at = 0; at < 16; at++) uuid[at] = (unsigned char)(16 * (device + 1) + at);
     return SUCCESS;
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -29,6 +30,9 @@ pub struct Machine {
     cache: PathBuf,
     /// What `driver.cpp` reads.
     settings: String,
+    /// Where NVML is, if there is one, and what `nvml.cpp` reads.
+    nvml: Option<&'static Path>,
+    nvml_settings: &'static str,
     /// Where other libraries of CUDA are found, first of all.
     path: Vec<PathBuf>,
 }
@@ -61,10 +65,11 @@ impl Machine {
         fs::write(folder.path().join("run.toml"), config).unwrap();
         // Kernels of one source and precision are the same in every test.
         let cache = place("cache");
-        let (library, settings) = (Some(library), String::new());
+        let (settings, nvml_settings) = (String::new(), "");
+        let (library, nvml) = (Some(library), Some(nvml()));
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let path = std::env::split_paths(&path).collect();
-        Some(Self { folder, library, cache, settings, path })
+        Some(Self { folder, library, cache, settings, nvml, nvml_settings, path })
     }
 
     /// The same with other settings of the driver.
@@ -73,8 +78,9 @@ impl Machine {
         for name in ["text.txt", "run.toml"] {
             fs::copy(self.folder.path().join(name), folder.path().join(name)).unwrap();
         }
-        let (library, cache, path) = (self.library, self.cache.clone(), self.path.clone());
-        Self { folder, library, cache, settings: settings.into(), path }
+        let Self { library, nvml, nvml_settings, .. } = *self;
+        let (cache, path) = (self.cache.clone(), self.path.clone());
+        Self { folder, library, cache, settings: settings.into(), nvml, nvml_settings, path }
     }
 
     /// The same with another run.
@@ -107,6 +113,16 @@ impl Machine {
         );
         machine.path.insert(0, folder.into());
         machine
+    }
+
+    /// The same without NVML.
+    pub fn without_nvml(self) -> Self {
+        Self { nvml: None, ..self }
+    }
+
+    /// The same with other settings of NVML.
+    pub fn with_nvml(self, nvml_settings: &'static str) -> Self {
+        Self { nvml_settings, ..self }
     }
 
     /// The same, with nothing compiled yet.
@@ -152,6 +168,44 @@ impl Machine {
         let logs = fs::read_dir(self.folder.path().join("run/logs")).into_iter().flatten();
         let logs = logs.filter_map(|log| fs::read_to_string(log.ok()?.path()).ok());
         logs.collect()
+    }
+
+    /// Begins the run with more steps than it will do, and asks until there is an answer; then the
+    /// run is cancelled.
+    pub fn under_way<A>(&self, flags: &[&str], ask: impl Fn(&Self) -> Option<A>) -> A {
+        let config = self.folder.path().join("run.toml");
+        let text = fs::read_to_string(&config).unwrap();
+        fs::write(&config, text.replace("steps = 8", "steps = 1000000")).unwrap();
+        let train = ["train", "--config", "run.toml", "--dir", "run"];
+        let mut launcher = self.spawn(&self.settings, &[&train[..], flags].concat());
+        let began = Instant::now();
+        let answer = loop {
+            let ended = launcher.try_wait().unwrap();
+            assert!(ended.is_none(), "the launcher has ended: {ended:?}{}", self.log());
+            if let Some(answer) = ask(self) {
+                break answer;
+            }
+            assert!(began.elapsed() < PATIENCE, "no answer{}", self.log());
+            thread::sleep(Duration::from_millis(100));
+        };
+        let cancelled = self.run(&["run", "cancel", "--dir", "run"]);
+        assert!(cancelled.status.success(), "{}", String::from_utf8_lossy(&cancelled.stderr));
+        launcher.wait().unwrap();
+        answer
+    }
+
+    /// A page of the coordinator's HTTP API; none while there is no coordinator.
+    pub fn page(&self, path: &str) -> Option<String> {
+        let view = fs::read(self.folder.path().join("run/cluster.json")).ok()?;
+        let view: Value = serde_json::from_slice(&view).ok()?;
+        let address = view["coordinators"][0]["api"].as_str()?.strip_prefix("http://")?.to_string();
+        let mut stream = TcpStream::connect(&address).ok()?;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.1 200").then_some(answer)
     }
 
     /// Trains the run with a worker on the GPU, and one that joins it with settings of its own and
@@ -205,11 +259,11 @@ impl Machine {
                 command.env_remove(name);
             }
         }
-        let own = self.library.map(PathBuf::from);
-        let path = own.into_iter().chain(self.path.iter().cloned());
+        let own = [self.library, self.nvml].into_iter().flatten().map(PathBuf::from);
+        let path = own.chain(self.path.iter().cloned());
         let path = std::env::join_paths(path).unwrap();
         command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", &self.cache);
-        command.env("EMULATED_CUDA", settings);
+        command.env("EMULATED_CUDA", settings).env("EMULATED_NVML", self.nvml_settings);
         command.args(arguments).current_dir(&self.folder).stdin(Stdio::null());
         command
     }
@@ -230,6 +284,32 @@ fn library(precision: Precision) -> Option<&'static Path> {
         Err(error) => skipped(&error.to_string()),
     });
     folder.as_deref()
+}
+
+/// The folder of NVML.
+fn nvml() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let sources = tempfile::tempdir().unwrap();
+        fs::write(sources.path().join("nvml.cpp"), include_str!("nvml.cpp")).unwrap();
+        let compiler = std::env::var("CXX").unwrap_or("c++".into());
+        let output = Command::new(&compiler)
+            .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.cpp"])
+            .current_dir(&sources)
+            .output()
+            .expect("the compiler has just compiled the driver");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "NVML does not compile:\n{errors}");
+        install(&sources.path().join("libnvidia-ml.so.1"), place("nvml"))
+    })
+}
+
+/// Whole, or the one of before: tests of another process may be using that.
+fn install(library: &Path, folder: PathBuf) -> PathBuf {
+    let next = folder.join(format!("next-{}", std::process::id()));
+    fs::copy(library, &next).unwrap();
+    fs::rename(next, folder.join(library.file_name().unwrap())).unwrap();
+    folder
 }
 
 fn build(precision: Precision) -> Option<PathBuf> {
@@ -253,11 +333,7 @@ fn build(precision: Precision) -> Option<PathBuf> {
     };
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "the driver does not compile:\n{errors}");
-    // Whole, or the one of before: tests of another process may be using that.
-    let folder = place(&precision.to_string());
-    let next = folder.join(format!("next-{}", std::process::id()));
-    fs::copy(sources.path().join("libcuda.so"), &next).unwrap();
-    fs::rename(next, folder.join("libcuda.so")).unwrap();
+    let folder = install(&sources.path().join("libcuda.so"), place(&precision.to_string()));
     warm_up(precision);
     Some(folder)
 }

@@ -9,6 +9,7 @@
 #![cfg(feature = "cuda")]
 
 mod machine;
+mod told;
 
 use std::fs;
 use std::path::PathBuf;
@@ -54,7 +55,7 @@ fn a_run_on_a_gpu_learns_what_it_learns_on_the_cpu() {
         assert!((gpu - cpu).abs() < 1e-4 * cpu, "{gpu} on the GPU, {cpu} on the CPU");
     }
     assert_ne!(gpu["state_hash"], cpu["state_hash"], "somebody computed on the other device");
-    assert_eq!(gpu["bitwise"], true);
+    assert_eq!((&gpu["bitwise"], &gpu["bitwise_reason"]), (&true.into(), &Value::Null));
 }
 
 #[test]
@@ -253,6 +254,9 @@ fn a_run_on_mixed_devices_says_that_its_bits_are_not_to_be_repeated() {
     let run = machine.joined("", "cpu");
     assert_eq!(run.report["bitwise"], false);
     assert_eq!(run.report["steps_lost"], 0);
+    let reason = run.report["bitwise_reason"].as_str().expect("a reason");
+    assert!(reason.contains("on cpu") && reason.contains("on Emulated GPU"), "{reason}");
+    assert_eq!(run.report["model_flops_utilization"], Value::Null, "nobody knows what a CPU can");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 pub mod chunk;
 pub mod cluster;
 pub mod codec;
+pub mod device;
 pub mod exemplars;
 pub mod generation;
 pub mod ids;
@@ -19,6 +20,7 @@ pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{
     CoordinatorId, CoordinatorView, Frame, Keys, News, RequestId, RunId, Secret, Wish,
 };
+pub use device::{Device, DeviceName, GpuId, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 pub use message::Message;

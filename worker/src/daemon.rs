@@ -20,6 +20,7 @@ mod peer;
 mod peers;
 mod reception;
 mod stage;
+mod telemetry;
 mod traffic;
 mod workshop;
 

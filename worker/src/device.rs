@@ -100,7 +100,10 @@ impl Device {
             deferred: VecDeque::new(),
             training: false,
             unwritten: parameters,
-            summary: Summary::default(),
+            summary: Summary {
+                flops_per_sample: parts.compute.flops_per_sample(),
+                ..Summary::default()
+            },
             #[cfg(feature = "planted")]
             plant: None,
             parts,

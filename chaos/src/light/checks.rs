@@ -215,7 +215,7 @@ mod tests {
             events: Vec::new(),
             workers: Vec::new(),
             forgotten: Vec::new(),
-            bitwise: true,
+            divergence: None,
             waiting: None,
             unreachable: Vec::new(),
             outcome: Outcome::Running,

@@ -8,7 +8,9 @@ use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{Generation, NodeName, Record, Shard, Step, Term, WorkerId};
+use everstep_transport::protocol::{
+    Device, Generation, NodeName, Record, Shard, Step, Term, WorkerId,
+};
 use everstep_transport::time::Time;
 
 use super::{Arc, Crowd, Failure, Happening, Lane, LinkId, Message};
@@ -322,6 +324,7 @@ impl Crowd {
             unreachable: Vec::new(),
             held,
             ready,
+            telemetry: None,
         };
         self.say(link, Message::Heartbeat(heartbeat));
     }
@@ -388,5 +391,6 @@ fn registration(place: usize, incarnation: u64) -> Registration {
         fingerprint: Fingerprint { model, data, parameters, shards: SHARDS, samples },
         probe: 1,
         zone: None,
+        device: Device::default(),
     }
 }

@@ -381,6 +381,7 @@ impl Core {
 
     fn expect_nothing_of(&mut self, worker: WorkerId) {
         self.silence.forget(worker);
+        self.telemetry.remove(&worker);
         self.feeds.forget(worker);
         if let Phase::Pausing(pausing) = &mut self.phase {
             pausing.missing.remove(&worker);

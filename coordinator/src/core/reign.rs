@@ -96,6 +96,7 @@ impl Core {
         (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
         (self.partition, self.reported) = (Partition::default(), Reported::default());
         self.results.clear();
+        self.telemetry.clear();
         self.statuses.clear();
         self.reached = Step(0);
         self.confirmations.forget_workers();

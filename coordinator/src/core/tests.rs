@@ -28,8 +28,8 @@ use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Generation, LossScale, MetricsLine, News, NodeName, Record, RequestId,
-    RunSpec, Shard, Wish, Zone, exemplars,
+    Cause, Commit, Decision, Device, Generation, LossScale, MetricsLine, News, NodeName, Record,
+    RequestId, RunSpec, Shard, Wish, Zone, exemplars,
 };
 
 use super::*;
@@ -300,6 +300,7 @@ impl World {
             unreachable: vec![],
             held: false,
             ready: actor.ready,
+            telemetry: None,
         }
     }
 
@@ -535,7 +536,8 @@ fn registration(incarnation: u64) -> Registration {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: SHARDS, samples: 99 };
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
-    Registration { incarnation, address, fingerprint, probe: 7, zone: None }
+    let (zone, device) = (None, Device::default());
+    Registration { incarnation, address, fingerprint, probe: 7, zone, device }
 }
 
 fn line(generation: Generation, step: u64) -> MetricsLine {

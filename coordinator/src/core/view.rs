@@ -67,7 +67,7 @@ impl Core {
             events: events.iter().take(PAGE).cloned().collect(),
             workers,
             forgotten,
-            bitwise: self.state.bitwise(),
+            divergence: self.state.divergence(),
             waiting: self.waiting(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
@@ -89,6 +89,8 @@ impl Core {
                 rank: place.map(|(rank, _)| *rank),
                 data_shards: place.map_or(0, |(_, data_shards)| *data_shards),
                 zone: known.registration.zone.clone(),
+                device: known.registration.device.clone(),
+                telemetry: self.telemetry.get(&worker).copied(),
                 state: self.state_of(worker, known),
             }
         });

@@ -266,6 +266,10 @@ impl Core {
     fn heartbeat(&mut self, now: Time, from: LinkId, heartbeat: Heartbeat) {
         let Heartbeat { worker, generation, promised, lines, unreachable, .. } = heartbeat;
         let current = self.state.generation();
+        match heartbeat.telemetry.filter(|_| self.state.is_present(worker)) {
+            Some(telemetry) => drop(self.telemetry.insert(worker, telemetry)),
+            None => drop(self.telemetry.remove(&worker)),
+        }
         if promised > current {
             self.keep_promise(now);
         }

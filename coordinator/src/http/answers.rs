@@ -48,7 +48,8 @@ pub(super) fn status(overview: &Overview) -> Value {
         "loss": view.line.as_ref().map(|line| line.loss),
         "generation": view.generation,
         "world_size": view.world_size,
-        "bitwise": view.bitwise,
+        "bitwise": view.divergence.is_none(),
+        "bitwise_reason": view.divergence,
         "waiting": view.waiting,
         "unreachable": view.unreachable,
         "under_protected": overview.under_protected,
@@ -102,5 +103,17 @@ mod tests {
         let lapse = json!([{ "first": 4, "count": 2, "since_unix_ms": 77 }]);
         assert_eq!(status["under_protected"], lapse);
         assert_eq!(status["waiting"], Value::Null);
+        assert_eq!((&status["bitwise"], &status["bitwise_reason"]), (&true.into(), &Value::Null));
+    }
+
+    #[test]
+    fn a_worker_is_told_with_its_device_and_how_that_does() {
+        let workers = json!(overview().cluster.workers);
+        let gpu = json!({ "number": 1, "capability": "9.0", "uuid": "07".repeat(16) });
+        let device = json!({ "name": "NVIDIA H200", "precision": "bf16", "gpu": gpu });
+        assert_eq!(workers[0]["device"], device);
+        assert_eq!(workers[0]["telemetry"]["power_milliwatts"], 612_500);
+        let cpu = json!({ "name": "cpu", "precision": "f32", "gpu": null });
+        assert_eq!((&workers[1]["device"], &workers[1]["telemetry"]), (&cpu, &Value::Null));
     }
 }

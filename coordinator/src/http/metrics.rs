@@ -1,11 +1,12 @@
 //! `/metrics`: the figures of a coordinator as Prometheus reads them.
 //!
 //! The text exposition format, version 0.0.4, in base units. Labels have a few values each: never a
-//! worker's id or name. A pure function.
+//! worker's id or name, but for what it computes on, and how that does. A pure function.
 
 use std::fmt::Write;
 
-use everstep_transport::protocol::outcome::WorkerState;
+use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
+use everstep_transport::protocol::{Device, GpuId, Telemetry};
 
 use super::Overview;
 use crate::history::Histogram;
@@ -16,6 +17,7 @@ pub(super) fn text(overview: &Overview) -> String {
     coordinator(&mut page, overview);
     run(&mut page, overview);
     workers(&mut page, overview);
+    devices(&mut page, overview);
     history(&mut page, overview);
     log(&mut page, overview);
     page.0
@@ -57,7 +59,7 @@ fn run(page: &mut Page, Overview { cluster, under_protected, .. }: &Overview) {
     let help = "Parameter shards with fewer owners than the run asks for.";
     page.gauge("everstep_under_protected_shards", help, lacking as f64);
     let help = "Whether the run's bits are those of any other run of its specification.";
-    page.gauge("everstep_bitwise", help, flag(cluster.bitwise));
+    page.gauge("everstep_bitwise", help, flag(cluster.divergence.is_none()));
     if let Some(line) = &cluster.line {
         page.gauge("everstep_loss", "Mean training loss of the newest step, nats.", line.loss);
         let help = "Norm of the newest step's gradient, before clipping.";
@@ -85,6 +87,67 @@ const STATES: [(WorkerState, &str); 6] = [
     (WorkerState::Suspected, "suspected"),
     (WorkerState::Leaving, "leaving"),
     (WorkerState::Finished, "finished"),
+];
+
+/// Of workers that are there: those that are gone have no series any more.
+fn devices(page: &mut Page, Overview { cluster, .. }: &Overview) {
+    let here = |view: &&WorkerView| STATES.iter().any(|(state, _)| *state == view.state);
+    let here: Vec<&WorkerView> = cluster.workers.iter().filter(here).collect();
+    if here.is_empty() {
+        return;
+    }
+    page.head("everstep_worker_device_info", "gauge", "What a worker computes on.");
+    for view in &here {
+        page.sample("everstep_worker_device_info", &device_labels(view), 1.0);
+    }
+    for (name, help, figure) in FIGURES {
+        let told = here.iter().filter_map(|view| Some((view, figure(view.telemetry.as_ref()?)?)));
+        let told: Vec<_> = told.collect();
+        if !told.is_empty() {
+            page.head(name, "gauge", help);
+        }
+        for (view, value) in told {
+            page.sample(name, &format!("{{worker=\"{}\"}}", view.worker), value);
+        }
+    }
+}
+
+fn device_labels(view: &WorkerView) -> String {
+    let Device { name, gpu, .. } = &view.device;
+    let mut labels = format!("{{worker=\"{}\",device=\"{name}\"", view.worker);
+    labels += &format!(",precision=\"{}\"", view.device.precision());
+    if let Some(gpu @ GpuId { number, .. }) = gpu {
+        labels += &format!(",number=\"{number}\",capability=\"{}\"", gpu.capability());
+    }
+    labels + "}"
+}
+
+/// A figure of a GPU, its help, and how it is read off, if it is told.
+type Figure = (&'static str, &'static str, fn(&Telemetry) -> Option<f64>);
+
+const FIGURES: [Figure; 6] = [
+    (
+        "everstep_gpu_utilization_ratio",
+        "The share of the last moments in which a worker's GPU computed.",
+        |told| told.utilization_percent.map(|percent| f64::from(percent) / 100.0),
+    ),
+    (
+        "everstep_gpu_memory_utilization_ratio",
+        "The share of the last moments in which its memory was read or written.",
+        |told| told.memory_utilization_percent.map(|percent| f64::from(percent) / 100.0),
+    ),
+    ("everstep_gpu_memory_used_bytes", "Memory of the GPU in use, by whomever.", |told| {
+        told.memory_used_bytes.map(|bytes| bytes as f64)
+    }),
+    ("everstep_gpu_memory_total_bytes", "All memory of the GPU.", |told| {
+        told.memory_total_bytes.map(|bytes| bytes as f64)
+    }),
+    ("everstep_gpu_power_watts", "What the GPU draws.", |told| {
+        told.power_milliwatts.map(|milliwatts| f64::from(milliwatts) / 1e3)
+    }),
+    ("everstep_gpu_temperature_celsius", "How hot the GPU is.", |told| {
+        told.temperature_celsius.map(f64::from)
+    }),
 ];
 
 fn history(page: &mut Page, Overview { tally, .. }: &Overview) {

@@ -2,7 +2,8 @@
 
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Generation, MetricsLine, NodeName, Rank, RunSpec, Shard, Step, Term, WorkerId, exemplars,
+    Device, Generation, MetricsLine, NodeName, Rank, RunSpec, Shard, Step, Term, WorkerId,
+    exemplars,
 };
 
 use super::*;
@@ -15,8 +16,14 @@ fn worker(id: u64, rank: u32) -> WorkerView {
         rank: Some(Rank(rank)),
         data_shards: 4,
         zone: None,
+        device: Device::default(),
+        telemetry: None,
         state: WorkerState::Training,
     }
+}
+
+fn on_gpu(view: WorkerView) -> WorkerView {
+    WorkerView { device: exemplars::device(), telemetry: Some(exemplars::telemetry()), ..view }
 }
 
 /// Two of the three workers that the run began with are at step 812 of 1,000.
@@ -38,10 +45,10 @@ pub(crate) fn view() -> ClusterView {
         world_size: 2,
         changing: false,
         line: Some(line),
-        workers: vec![worker(5, 0), worker(9, 1)],
+        workers: vec![on_gpu(worker(5, 0)), worker(9, 1)],
         waiting: None,
         unreachable: Vec::new(),
-        bitwise: true,
+        divergence: None,
         end: None,
         ignored: 7,
     }

@@ -15,7 +15,6 @@ const MAX_SHARDS: u32 = 1 << 16;
 pub(super) struct Foundation {
     name: NodeName,
     fingerprint: Fingerprint,
-    probe: u64,
 }
 
 impl Foundation {
@@ -29,7 +28,7 @@ impl Foundation {
             ));
         }
         let fingerprint = first.fingerprint.clone();
-        Ok(Self { name: name.clone(), fingerprint, probe: first.probe })
+        Ok(Self { name: name.clone(), fingerprint })
     }
 
     /// Refuses another statement, naming everything that differs.
@@ -49,11 +48,6 @@ impl Foundation {
         let words = differences.map(|(what, theirs, ours)| format!("{what} {theirs}, not {ours}"));
         let words = words.collect::<Vec<_>>().join("; ");
         Err(format!("{name} differs from {}, which registered first: {words}", self.name))
-    }
-
-    /// Whether the small computation gave the same bits.
-    pub(super) fn same_probe(&self, other: &Registration) -> bool {
-        self.probe == other.probe
     }
 
     pub(super) fn shards(&self) -> u32 {

@@ -9,6 +9,7 @@ use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
 use everstep_transport::protocol::{Generation, MetricsLine, News, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::probes::Probes;
 use super::{State, Verdict};
 
 /// So many runs that are over are still told of: the newest.
@@ -27,6 +28,8 @@ pub struct PastRun {
     pub failure: Option<String>,
     /// The state hash, if it is complete.
     pub hash: Option<[u8; 32]>,
+    /// Why its bits are not those of any other such run, if they are not.
+    pub divergence: Option<String>,
 }
 
 impl State {
@@ -72,7 +75,7 @@ impl State {
     /// Nothing is left of the run before but what is told of it.
     fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
         (self.run_id, self.run) = (self.applied, Some(run.clone()));
-        (self.foundation, self.bitwise) = (None, true);
+        (self.foundation, self.probes) = (None, Probes::default());
         self.workers.clear();
         self.gone.clear();
         self.nodes.clear();
@@ -107,7 +110,8 @@ impl State {
             }
         };
         let (id, steps) = (self.run_id, self.written);
-        self.past_runs.push_back(PastRun { id, name, steps, failure, hash });
+        let divergence = self.divergence();
+        self.past_runs.push_back(PastRun { id, name, steps, failure, hash, divergence });
         if self.past_runs.len() > REMEMBERED {
             self.past_runs.pop_front();
         }

@@ -5,7 +5,7 @@ use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
-    Commit, DataShard, Decision, LossScale, MetricsLine, Rank, RequestId, Shard, Term, Wish,
+    Commit, DataShard, Decision, Device, LossScale, MetricsLine, Rank, RequestId, Shard, Term, Wish,
 };
 
 use super::workers::REMEMBERED;
@@ -33,7 +33,8 @@ fn register_for(
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
     change(&mut fingerprint);
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
-    let registration = Registration { incarnation, address, fingerprint, probe: 7, zone: None };
+    let (zone, device) = (None, Device::default());
+    let registration = Registration { incarnation, address, fingerprint, probe: 7, zone, device };
     entry(Command::Register { run, name: name(node), registration })
 }
 

@@ -69,6 +69,7 @@ impl State {
             return Err(reason);
         }
         let worker = self.next_id();
+        self.probes.note(worker, registration);
         self.note(unix_ms, EventKind::Registered { worker, name: name.clone() });
         self.nodes.insert(name.clone(), worker);
         let (name, registration) = (name.clone(), registration.clone());
@@ -92,10 +93,7 @@ impl State {
         }
         match &self.foundation {
             None => self.foundation = Some(Foundation::lay(name, registration)?),
-            Some(foundation) => {
-                foundation.check(name, registration)?;
-                self.bitwise &= foundation.same_probe(registration);
-            }
+            Some(foundation) => foundation.check(name, registration)?,
         }
         Ok(())
     }

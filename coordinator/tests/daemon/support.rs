@@ -16,8 +16,8 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Generation, Message, MetricsLine, Record, RequestId, RunSpec,
-    Shard, Step, Term, Wish, WorkerId, codec, exemplars,
+    CoordinatorId, CoordinatorView, Device, Generation, Message, MetricsLine, Record, RequestId,
+    RunSpec, Shard, Step, Term, Wish, WorkerId, codec, exemplars,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
 
@@ -298,8 +298,9 @@ impl Cluster {
         }
         let fingerprint =
             Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
-        let (incarnation, address, probe, zone) = (1, anywhere(), 7, None);
-        let registration = Registration { incarnation, address, fingerprint, probe, zone };
+        let (incarnation, address, probe) = (1, anywhere(), 7);
+        let (zone, device) = (None, Device::default());
+        let registration = Registration { incarnation, address, fingerprint, probe, zone, device };
         node.say(Message::Register(registration));
         match node.hear().await {
             Message::Registered { worker, .. } => Worker { node, id: worker, credentials },
@@ -440,9 +441,19 @@ impl Worker {
     pub async fn beat(&self, lines: Vec<MetricsLine>) -> (Step, Generation) {
         let (worker, generation, promised) = (self.id, Generation(1), Generation(1));
         let step = lines.last().map_or(Step(0), |line| line.step);
-        let (unreachable, held, ready) = (Vec::new(), false, false);
-        let heartbeat =
-            Heartbeat { worker, generation, promised, step, lines, unreachable, held, ready };
+        let (held, ready, telemetry) = (false, false, None);
+        let unreachable = Vec::new();
+        let heartbeat = Heartbeat {
+            worker,
+            generation,
+            promised,
+            step,
+            lines,
+            unreachable,
+            held,
+            ready,
+            telemetry,
+        };
         self.node.say(Message::Heartbeat(heartbeat));
         loop {
             match self.node.hear().await {

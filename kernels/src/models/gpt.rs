@@ -124,6 +124,10 @@ impl Model for Gpt {
         ready(device, self.first.clone());
     }
 
+    fn flops_per_sample(&self) -> u64 {
+        self.config.flops_per_sample()
+    }
+
     fn window(&self, tokens: &[u32]) -> Vec<u32> {
         tokens[tokens.len().saturating_sub(self.config.context)..].to_vec()
     }
@@ -151,6 +155,17 @@ impl GptConfig {
             ("micro_batch", micro_batch),
         ])?;
         if width % heads == 0 { Ok(()) } else { Err(ConfigError::Heads { width, heads }) }
+    }
+
+    /// For each token `6 N + 12 L T width` (Chowdhery et al., "PaLM", appendix B). N counts the
+    /// weights of products, the head's included, which are those of the embedding; attention is
+    /// counted whole, as the paper does, though half of it is masked. What is computed again to
+    /// save memory does not count.
+    fn flops_per_sample(&self) -> u64 {
+        let Self { vocabulary, layers, width, context, .. } = *self;
+        let in_products = 12 * layers * width * width + vocabulary * width;
+        let per_token = 6 * in_products + 12 * layers * context * width;
+        (context * per_token) as u64
     }
 
     /// The most rows of activations.

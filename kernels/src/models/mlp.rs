@@ -109,6 +109,12 @@ impl Model for Mlp {
         ready(device, self.first.clone());
     }
 
+    fn flops_per_sample(&self) -> u64 {
+        let MlpConfig { vocabulary, layers, width, context, .. } = self.config;
+        let hidden = context * EMBEDDING * width + (layers - 1) * width * width;
+        6 * (hidden + width * vocabulary) as u64
+    }
+
     /// What comes before the first token reads as token 0.
     fn window(&self, tokens: &[u32]) -> Vec<u32> {
         let context = self.config.context;

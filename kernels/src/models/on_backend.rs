@@ -7,6 +7,7 @@ use tracing::trace_span;
 use super::{BatchShape, ConfigError, Model, Sequences};
 use crate::backend::{Arena, Backend, DeviceError, Fetched, Indices, Sizes, View};
 use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass, STAGES};
+use crate::device::Gpu;
 use crate::layers::{CrossEntropy, Plan};
 use crate::layout::Layout;
 
@@ -20,6 +21,7 @@ pub struct OnBackend<M, B> {
     tokens: Indices,
     targets: Indices,
     loss: CrossEntropy,
+    gpu: Option<Gpu>,
 }
 
 impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
@@ -41,7 +43,12 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         let targets = plan.indices(shape.rows * shape.targets);
         let loss = CrossEntropy::new(&mut plan, shape.rows * shape.targets);
         let device = open(plan.sizes())?;
-        Ok(Self { model, device, plan, tokens, targets, loss })
+        Ok(Self { model, device, plan, tokens, targets, loss, gpu: None })
+    }
+
+    /// The same, and its backend is this GPU.
+    pub(crate) fn on(self, gpu: Gpu) -> Self {
+        Self { gpu: Some(gpu), ..self }
     }
 
     /// Copies tokens and targets to the device.
@@ -141,6 +148,14 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
     /// Also the parameters, tokens and whatever the backend keeps beside them.
     fn device_bytes(&self) -> usize {
         self.device.bytes()
+    }
+
+    fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    fn flops_per_sample(&self) -> Option<u64> {
+        Some(self.model.flops_per_sample())
     }
 }
 

@@ -6,6 +6,7 @@ use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
 use super::cluster::{News, Wish};
+use super::device::DeviceName;
 use super::ids::{NodeName, Zone};
 use super::message::{ArchivedMessage, Message};
 use super::outcome::{Event, EventKind, Outcome};
@@ -31,6 +32,9 @@ pub enum DecodeError {
     /// A zone's label inside it is none.
     #[error("a zone's label that cannot be")]
     Zone,
+    /// A device's name inside it is none.
+    #[error("a device's name that cannot be")]
+    Device,
     /// A run specification inside it is not valid.
     #[error("a run specification that cannot be: {0}")]
     Spec(#[from] super::run::SpecError),
@@ -59,6 +63,9 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     }
     if !zones(&message).iter().all(|zone| Zone::parse(zone.as_str()).is_some()) {
         return Err(DecodeError::Zone);
+    }
+    if !devices(&message).iter().all(|name| DeviceName::parse(name.as_str()).is_some()) {
+        return Err(DecodeError::Device);
     }
     Ok(message)
 }
@@ -105,6 +112,15 @@ fn zones(message: &Message) -> Vec<&Zone> {
     match message {
         Message::Register(registration) => registration.zone.iter().collect(),
         Message::Update(update) => update.workers.iter().flat_map(|view| &view.zone).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The names of devices in a message, likewise.
+fn devices(message: &Message) -> Vec<&DeviceName> {
+    match message {
+        Message::Register(registration) => vec![&registration.device.name],
+        Message::Update(update) => update.workers.iter().map(|view| &view.device.name).collect(),
         _ => Vec::new(),
     }
 }

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
+use super::device::{Device, DeviceName, GpuId, Telemetry};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::message::{Fingerprint, Heartbeat, Message, Registration};
@@ -102,6 +103,24 @@ fn record() -> Record {
     }
 }
 
+/// A GPU.
+pub fn device() -> Device {
+    let gpu = GpuId { number: 1, capability: (9, 0), uuid: [7; 16] };
+    Device { name: DeviceName::of("NVIDIA H200"), precision: Precision::Bf16, gpu: Some(gpu) }
+}
+
+/// How that does, another value in each field.
+pub fn telemetry() -> Telemetry {
+    Telemetry {
+        utilization_percent: Some(97),
+        memory_utilization_percent: Some(41),
+        memory_used_bytes: Some(3 << 30),
+        memory_total_bytes: Some(140 << 30),
+        power_milliwatts: Some(612_500),
+        temperature_celsius: Some(54),
+    }
+}
+
 fn from_worker() -> Vec<Message> {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 9, shards: 2, samples: 99 };
@@ -124,10 +143,12 @@ fn from_worker() -> Vec<Message> {
         unreachable: vec![WORKER],
         held: true,
         ready: true,
+        telemetry: Some(telemetry()),
     };
     let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
     let result = WorkerResult {
         worker: WORKER,
+        flops_per_sample: Some(8),
         evaluations: vec![part],
         digests: vec![(Shard(0), [3; 32])],
         ..WorkerResult::default()
@@ -140,6 +161,7 @@ fn from_worker() -> Vec<Message> {
             fingerprint,
             probe: 5,
             zone: Zone::parse("rack-1"),
+            device: device(),
         }),
         Message::Heartbeat(heartbeat),
         Message::Status(status),
@@ -249,6 +271,8 @@ fn of_operators() -> Vec<Message> {
         rank: Some(Rank(0)),
         data_shards: 3,
         zone: Zone::parse("rack-1"),
+        device: device(),
+        telemetry: Some(telemetry()),
         state: WorkerState::Training,
     };
     let id = RequestId { client: 5, number: 6 };
@@ -260,7 +284,7 @@ fn of_operators() -> Vec<Message> {
             events: vec![event()],
             workers: vec![view],
             forgotten: vec![WorkerId(6)],
-            bitwise: true,
+            divergence: Some("one computes on cpu".into()),
             waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),
             unreachable: vec![(WorkerId(6), WORKER)],
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
@@ -289,6 +313,7 @@ fn questions_and_replies() -> Vec<Message> {
         status: "failed: no disk".into(),
         step: STEP,
         hash: Some([5; 32]),
+        divergence: Some("one computes on cpu".into()),
     };
     let accepted = token();
     let Terms { role, uses, expires_unix_s } = accepted.terms().clone();

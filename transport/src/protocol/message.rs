@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::cluster::{CoordinatorId, CoordinatorView, Frame, Keys, RequestId, RunId, Wish};
+use super::device::{Device, Telemetry};
 use super::generation::Record;
 use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::outcome::{Update, WorkerResult};
@@ -28,6 +29,8 @@ pub struct Registration {
     pub probe: u64,
     /// What its machine may fail together with, if it was told.
     pub zone: Option<Zone>,
+    /// What it computes on.
+    pub device: Device,
 }
 
 /// What all workers of a run must agree on. The first to register fixes it.
@@ -64,6 +67,8 @@ pub struct Heartbeat {
     pub held: bool,
     /// It was fed in this generation, and all that it was promised is here, at its last commit.
     pub ready: bool,
+    /// How its GPU did a moment ago, if it computes on one that tells. The log never has it.
+    pub telemetry: Option<Telemetry>,
 }
 
 /// Everything that is said.

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::cluster::RunId;
+use super::device::{Device, Telemetry};
 use super::generation::Cause;
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::step::MetricsLine;
@@ -163,6 +164,10 @@ pub struct WorkerView {
     pub data_shards: u32,
     /// What its machine may fail together with, if it stated that.
     pub zone: Option<Zone>,
+    /// What it computes on.
+    pub device: Device,
+    /// How its GPU did a moment ago, if it is there and its GPU tells.
+    pub telemetry: Option<Telemetry>,
     /// What it does.
     pub state: WorkerState,
 }
@@ -211,6 +216,8 @@ pub struct WorkerResult {
     pub lost_packets: u64,
     /// Steps that were computed again after a failure.
     pub steps_redone: u64,
+    /// Floating-point operations that training on one sample takes at least, if its model says so.
+    pub flops_per_sample: Option<u64>,
     /// Its validation parts.
     pub evaluations: Vec<PartEvaluation>,
     /// BLAKE3 of every parameter shard that it owns: step, master weights, moments.
@@ -248,8 +255,9 @@ pub struct Update {
     pub workers: Vec<WorkerView>,
     /// Workers of earlier answers on this link that are told of no longer.
     pub forgotten: Vec<WorkerId>,
-    /// All probe digests are equal, so the run's bits are those of any other such run.
-    pub bitwise: bool,
+    /// Why the run's bits are not those of any other such run, if they are not: the workers' first
+    /// gradients differ.
+    pub divergence: Option<String>,
     /// What the run waits for, where it waits.
     pub waiting: Option<Waiting>,
     /// Pairs of members that cannot reach each other, of which neither can be left out: no step

@@ -95,6 +95,9 @@ pub struct RunView {
     /// The state hash, if it is complete.
     #[serde(serialize_with = "hex")]
     pub hash: Option<[u8; 32]>,
+    /// Why its bits are not those of any other such run, if they are not.
+    #[serde(rename = "bitwise_reason")]
+    pub divergence: Option<String>,
 }
 
 fn token_id<S: Serializer>(id: &TokenId, serializer: S) -> Result<S::Ok, S::Error> {

@@ -66,6 +66,23 @@ fn a_message_with_an_impossible_run_is_refused() {
     }
 }
 
+#[test]
+fn a_message_with_a_devices_name_that_cannot_be_is_refused() {
+    let name = exemplars::device().name;
+    let mut refused = 0;
+    for message in exemplars::all() {
+        let mut bytes = encode(&message).to_vec();
+        let length = name.as_str().len();
+        let found = bytes.windows(length).position(|part| part == name.as_str().as_bytes());
+        if let Some(at) = found {
+            bytes[at] = b'"';
+            assert!(matches!(decode(&bytes), Err(DecodeError::Device)), "{message:?}");
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 2, "a registration, and a worker as an operator sees it");
+}
+
 proptest! {
     #[test]
     fn garbage_is_no_reason_to_panic(bytes in prop::collection::vec(any::<u8>(), 0..2048)) {

@@ -124,6 +124,10 @@ impl WorkerActor {
                 let result = self.complete(result);
                 self.tell(link, Message::Finished(result));
             }
+            Effect::Tell { link, message: Message::Heartbeat(mut heartbeat) } => {
+                heartbeat.telemetry = self.shell.workshop.telemetry();
+                self.tell(link, Message::Heartbeat(heartbeat));
+            }
             Effect::Tell { link, message } => self.tell(link, message),
             Effect::Coordinators(all) => {
                 self.shell.known.send_replace(all);

@@ -10,7 +10,7 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{DataShard, RunSpec, Step, Zone};
+use everstep_transport::protocol::{self, DataShard, DeviceName, GpuId, RunSpec, Step, Zone};
 
 use super::model_file::ModelFile;
 use super::rounding::Rounding;
@@ -67,6 +67,7 @@ pub fn build(
         fingerprint: fingerprint(run, &layout, dataset.as_ref()),
         probe: probe(compute.as_mut(), &batch)?,
         zone: place.zone.clone(),
+        device: described(run, compute.as_ref()),
     };
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
@@ -82,6 +83,16 @@ pub fn build(
         overlap: place.overlap,
     };
     Ok((Device::new(parts), built))
+}
+
+/// What the model computes on, for others.
+fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
+    let precision = run.model.precision;
+    let Some(gpu) = compute.gpu() else {
+        return protocol::Device { precision, ..protocol::Device::default() };
+    };
+    let id = GpuId { number: gpu.index as u32, capability: gpu.capability, uuid: gpu.uuid };
+    protocol::Device { name: DeviceName::of(&gpu.name), precision, gpu: Some(id) }
 }
 
 /// The initial parameters, rounded as all later ones will be.

@@ -275,6 +275,7 @@ impl Core {
             unreachable: self.unreachable.iter().copied().collect(),
             held: self.told.0,
             ready: self.told.1,
+            telemetry: None,
         };
         self.tell(Message::Heartbeat(heartbeat));
     }
@@ -394,6 +395,7 @@ fn result(worker: WorkerId, summary: &Summary, refused: u64) -> WorkerResult {
         compute_seconds: summary.compute_seconds,
         exposed_communication_seconds: summary.exposed_seconds,
         optimizer_bytes: summary.optimizer_bytes,
+        flops_per_sample: summary.flops_per_sample,
         evaluations: summary.evaluations.clone(),
         digests: summary.digests.clone(),
         refused,

@@ -452,4 +452,6 @@ pub struct Summary {
     pub exposed_seconds: f64,
     /// Bytes of master weights and moments.
     pub optimizer_bytes: u64,
+    /// Floating-point operations that training on one sample takes at least, if the model says so.
+    pub flops_per_sample: Option<u64>,
 }

@@ -15,8 +15,8 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Cause, Chunk, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
-    codec, exemplars,
+    Cause, Chunk, Device, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term,
+    WorkerId, codec, exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::core::{Core, Identity};
@@ -120,8 +120,9 @@ impl Cluster {
             samples: SAMPLES,
         };
         let address = (Ipv4Addr::LOCALHOST, 1).into();
+        let (zone, device) = (None, Device::default());
         let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 0, zone: None };
+            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device };
         Built { registration, tokens_per_step: 1 }
     }
 

@@ -8,7 +8,7 @@ use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
+    DataShard, Device, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
     exemplars,
 };
 use everstep_transport::time::Time;
@@ -54,8 +54,9 @@ impl Lone {
             shards: 1,
             samples: SAMPLES,
         };
+        let (zone, device) = (None, Device::default());
         let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 0, zone: None };
+            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device };
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
         lone.give(Input::CoordinatorUp { link: LINK, name: centre });
         lone.hear(Message::Welcome { run, term: Term(1) });

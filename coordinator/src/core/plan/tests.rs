@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{Commit, DataShard, Decision, LossScale, NodeName};
+use everstep_transport::protocol::{Commit, DataShard, Decision, Device, LossScale, NodeName};
 use proptest::prelude::*;
 
 use super::super::feeds::{Feeds, Learners};
@@ -45,8 +45,9 @@ impl Cluster {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let (model, data) = ([0; 32], [0; 32]);
         let fingerprint = Fingerprint { model, data, parameters: 9, shards: 1, samples: 9 };
+        let (zone, device) = (None, Device::default());
         let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 1, zone: None };
+            Registration { incarnation: 1, address, fingerprint, probe: 1, zone, device };
         let name = NodeName::parse("worker").expect("a valid name");
         self.workers.insert(worker, Worker { name, registration, standing: Standing::Registered });
         self.silence.heard(NOW, worker);

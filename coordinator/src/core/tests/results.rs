@@ -87,11 +87,13 @@ fn nothing_is_planned_any_more_when_the_last_step_is_committed() {
 }
 
 #[test]
-fn different_probes_make_the_run_not_bitwise() {
+fn different_probes_make_the_run_not_bitwise_and_it_is_said_why() {
     let mut world = World::with_run(run_of(2));
     world.worker("worker-1");
-    assert!(world.watch(0, 0).bitwise);
+    assert_eq!(world.watch(0, 0).divergence, None);
     let link = world.greeted("worker-2");
-    world.say(link, Message::Register(Registration { probe: 8, ..registration(2) }));
-    assert!(!world.watch(0, 0).bitwise);
+    let device = exemplars::device();
+    world.say(link, Message::Register(Registration { probe: 8, device, ..registration(2) }));
+    let why = world.watch(0, 0).divergence.expect("a reason");
+    assert!(why.contains("on NVIDIA H200, ") && why.ends_with(" on cpu"), "{why}");
 }

@@ -66,6 +66,39 @@ fn a_watcher_is_told_of_a_worker_again_only_when_it_has_changed() {
     assert_eq!(told(&mut world), (all, vec![]), "on another link everything is new");
 }
 
+#[test]
+fn what_gpus_tell_is_shown_of_who_is_there_and_never_comes_into_the_log() {
+    let (mut world, links) = World::training(2);
+    let told = exemplars::telemetry();
+    let index = world.core.state().index();
+    for percent in 0..50 {
+        let telemetry = Telemetry { utilization_percent: Some(percent), ..told };
+        let heartbeat = Heartbeat { telemetry: Some(telemetry), ..world.heartbeat(links[1]) };
+        world.say(links[1], Message::Heartbeat(heartbeat));
+    }
+    assert_eq!(world.core.state().index(), index);
+    let shown = |world: &World| -> Vec<Option<u32>> {
+        let views = world.core.cluster_view(world.now).workers;
+        views.iter().map(|view| view.telemetry.and_then(|told| told.utilization_percent)).collect()
+    };
+    assert_eq!(shown(&world), [None, Some(49)]);
+    world.kill(links[1]);
+    assert_eq!(shown(&world), [None, None]);
+    assert!(world.core.telemetry.is_empty(), "nothing is kept of who is gone");
+}
+
+#[test]
+fn a_device_is_shown_as_its_worker_stated_it() {
+    let mut world = World::with_run(run_of(2));
+    world.worker("worker-1");
+    let link = world.greeted("worker-2");
+    let device = exemplars::device();
+    world.say(link, Message::Register(Registration { device, ..registration(2) }));
+    let devices: Vec<Device> = world.seen().iter().map(|view| view.device.clone()).collect();
+    assert_eq!(devices, [Device::default(), exemplars::device()]);
+    assert_eq!(world.watch(0, 0).divergence, None, "the same bits come of both");
+}
+
 /// The first was cancelled while its watcher was away.
 #[test]
 fn who_watches_a_run_is_told_no_lines_of_another() {

@@ -31,8 +31,8 @@ pub struct ClusterView {
     pub waiting: Option<Waiting>,
     /// Pairs of members that cannot reach each other, of which neither can be left out.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
-    /// All probe digests are equal, so the run's bits are those of any other such run.
-    pub bitwise: bool,
+    /// Why the run's bits are not those of any other such run, if they are not.
+    pub divergence: Option<String>,
     /// How the run ended, if it did.
     pub end: Option<End>,
     /// Messages that their sender might not send, or not then.
@@ -68,7 +68,7 @@ impl Core {
             workers: self.views(),
             waiting: self.waiting(),
             unreachable: self.unreachable(now),
-            bitwise: self.state.bitwise(),
+            divergence: self.state.divergence(),
             end: match self.state.outcome() {
                 Outcome::Running => None,
                 Outcome::Complete(_) => Some(End::Complete),
@@ -84,7 +84,8 @@ impl Core {
         if let Some(run) = self.state.run().filter(|_| self.running()) {
             let (state, status) = standing(&self.cluster_view(now));
             let (id, name, step) = (self.state.run_id(), run.name.clone(), self.state.written());
-            runs.push(RunView { id, name, state: state.into(), status, step, hash: None });
+            let (state, divergence) = (state.into(), self.state.divergence());
+            runs.push(RunView { id, name, state, status, step, hash: None, divergence });
         }
         runs
     }
@@ -101,8 +102,9 @@ impl Core {
 }
 
 fn past(run: &PastRun) -> RunView {
-    let PastRun { id, ref name, steps: step, ref failure, hash } = *run;
+    let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence } = *run;
     let end = failure.clone().map_or(End::Complete, End::Failed);
     let (state, status) = ended(&end, step);
-    RunView { id, name: name.clone(), state: state.into(), status, step, hash }
+    let (name, state, divergence) = (name.clone(), state.into(), divergence.clone());
+    RunView { id, name, state, status, step, hash, divergence }
 }

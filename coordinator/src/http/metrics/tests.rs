@@ -27,11 +27,18 @@ fn the_text_keeps_the_rules_whatever_the_figures_are() {
 }
 
 #[test]
-fn labels_name_nobody() {
+fn labels_name_nobody_but_a_worker_with_its_device() {
     let text = text(&overview());
-    let labels = text.lines().filter_map(|line| Some(line.split_once('{')?.1.split_once('=')?.0));
+    let named = |line: &str| line.contains("worker=\"");
+    let labels = text.lines().filter(|line| !named(line));
+    let labels = labels.filter_map(|line| Some(line.split_once('{')?.1.split_once('=')?.0));
     let labels: BTreeSet<&str> = labels.collect();
     assert_eq!(labels, BTreeSet::from(["cause", "le", "role", "state", "version"]));
+    let families = text.lines().filter(|line| named(line)).filter_map(|line| line.split_once('{'));
+    for (family, _) in families {
+        let of_device = family.starts_with("everstep_gpu_");
+        assert!(of_device || family == "everstep_worker_device_info", "{family}");
+    }
 }
 
 #[test]
@@ -125,9 +132,12 @@ fn in_histogram(name: &str, family: &str) -> Option<String> {
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (series, value) = line.rsplit_once(' ')?;
     let (name, labels) = series.split_once('{').unwrap_or((series, "x=\"\"}"));
-    let label = labels.strip_suffix("\"}")?.split_once("=\"")?;
-    let plain = !label.1.contains(['"', '\\', '\n']);
-    (is_word(name) && is_word(label.0) && plain).then_some((series, value.parse().ok()?))
+    let mut labels = labels.strip_suffix("\"}")?.split("\",");
+    let sound = labels.all(|label| {
+        let plain = |value: &str| !value.contains(['"', '\\', '\n']);
+        label.split_once("=\"").is_some_and(|(name, value)| is_word(name) && plain(value))
+    });
+    (is_word(name) && sound).then_some((series, value.parse().ok()?))
 }
 
 fn is_word(word: &str) -> bool {

@@ -20,6 +20,8 @@ pub struct Device {
     pub name: String,
     /// Its compute capability.
     pub architecture: Architecture,
+    /// What it has alone of all GPUs, and keeps.
+    pub uuid: [u8; 16],
     /// Its memory, bytes.
     pub memory_bytes: usize,
     /// How many multiprocessors it has.
@@ -90,6 +92,8 @@ fn describe(index: usize) -> Result<Device, CudaError> {
     let device = result::device::get(index as i32).map_err(|error| failed("cuDeviceGet", error))?;
     let name =
         result::device::get_name(device).map_err(|error| failed("cuDeviceGetName", error))?;
+    let uuid =
+        result::device::get_uuid(device).map_err(|error| failed("cuDeviceGetUuid", error))?;
     // SAFETY: the driver has just given this handle.
     let memory_bytes = unsafe { result::device::total_mem(device) };
     Ok(Device {
@@ -99,6 +103,7 @@ fn describe(index: usize) -> Result<Device, CudaError> {
             major: attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             minor: attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         },
+        uuid: uuid.bytes.map(|byte| byte as u8),
         memory_bytes: memory_bytes.map_err(|error| failed("cuDeviceTotalMem", error))?,
         multiprocessors: attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
     })
