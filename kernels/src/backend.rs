@@ -32,7 +32,7 @@ pub trait Backend: Send {
     /// Copies tokens or targets to the device. `to` is as long as `values`.
     fn write_indices(&mut self, to: Indices, values: &[u32]);
 
-    /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32. Whatever was
+    /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32. What was
     /// asked for has been [fetched](Backend::fetched).
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError>;
 

@@ -2,7 +2,8 @@
 //! of the workspace): what it enqueues is done at the last moment, so whatever is read too early,
 //! or overwritten too early, is wrong.
 //!
-//! Two files of kernels are run here, in bf16. It needs a C++ compiler and NVRTC, and says loudly when one is missing.
+//! Two files of kernels are run here, in bf16. It needs a C++ compiler and NVRTC, and says loudly
+//! when one is missing.
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
