@@ -48,9 +48,10 @@ macro_rules! plant {
     };
 }
 
+/// In f32, where most of them were found first.
 fn simulation(rates: Rates, prepare: Prepare) -> Simulation {
     let cluster = Simulation::new(4, Duration::from_secs(20), rates).expect("without a fault");
-    cluster.prepared(prepare)
+    cluster.prepared(prepare).precise(Precision::F32)
 }
 
 /// Looks for the bug; says after how many seeds it was found.
@@ -319,7 +320,7 @@ fn find_some_in(
     let cluster = |prepare| {
         let span = Duration::from_secs(seconds);
         let cluster = Simulation::new(4, span, Rates::none()).expect("without a fault");
-        cluster.coordinated(coordinators).prepared(prepare)
+        cluster.coordinated(coordinators).prepared(prepare).precise(Precision::F32)
     };
     let (sound, misled) = (cluster(Prepare::default()), cluster(prepare));
     let mut found = Vec::new();
