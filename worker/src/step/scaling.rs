@@ -47,12 +47,15 @@ impl Scaling {
 
     /// The scale of the step after the last one that has committed.
     pub fn after(self, last: Option<&Commit>) -> LossScale {
-        last.map_or_else(|| self.first(), |commit| commit.loss_scale)
+        match (self, last) {
+            (Self::Dynamic { .. }, Some(commit)) => commit.loss_scale,
+            _ => self.first(),
+        }
     }
 
     /// The scale that follows a step's, by the decision on the step.
     pub fn next(self, scale: LossScale, decision: Decision) -> LossScale {
-        let Self::Dynamic { growth } = self else { return scale };
+        let Self::Dynamic { growth } = self else { return self.first() };
         let LossScale { exponent, good } = scale;
         match decision {
             Decision::Skip => LossScale { exponent: exponent.saturating_sub(1), good: 0 },
@@ -101,10 +104,10 @@ mod tests {
     fn of_f32_and_bf16_it_is_one_forever() {
         for precision in [Precision::F32, Precision::Bf16] {
             let scaling = Scaling::of(precision, 1);
-            let one = scaling.first();
+            let (one, said) = (scaling.first(), LossScale { exponent: 24, good: 1 });
             assert_eq!(one.factor(), 1);
             assert_eq!(scaling.next(one, Decision::Skip), one);
-            assert_eq!(scaling.next(one, Decision::Apply), one);
+            assert_eq!(scaling.next(said, Decision::Apply), one, "whatever a peer says");
         }
     }
 
