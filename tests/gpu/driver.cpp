@@ -231,6 +231,8 @@ Result cuMemFree_v2(uint64_t address) {
 }
 
 Result cuMemHostAlloc(void** got, size_t bytes, unsigned) {
+    static size_t pinned = 0;
+    if ((pinned += bytes) > size_t(setting("pinnable_mib", 1L << 30)) << 20) return OUT_OF_MEMORY;
     *got = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return SUCCESS;
 }
