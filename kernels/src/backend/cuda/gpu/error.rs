@@ -65,8 +65,8 @@ pub enum CudaError {
     },
     /// Nothing is free on the GPU.
     #[error(
-        "the GPU has no memory left for {call}: end what else uses it, lower batch.micro_batch, or \
-         set model.recompute = true"
+        "the GPU has no memory left for {call}: end what else uses it, or lower batch.micro_batch \
+         (a GPT also takes less with model.recompute = true)"
     )]
     Full {
         /// What was called.
