@@ -53,8 +53,8 @@ pub struct WorkerFlags {
     /// token is read from there]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
-    /// Where it computes: cpu; cuda or cuda:N, the GPU of that number; auto or auto:N, that one if
-    /// it can be used, else the CPU
+    /// Where it computes: cpu; cuda:N, the GPU of that number; auto:N, that one if it can be used,
+    /// else the CPU. Without a number it is GPU 0, for each worker: name one for each
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
     /// Write when each stage of each step began and how long it took to this file, for Perfetto

@@ -2,7 +2,7 @@
 //!
 //! In: what the launcher knows of its processes, and what the coordinator says. Out: the text of
 //! the file. A worker that joined by hand has no process that is known here, nor has one that has
-//! ended.
+//! ended. What changes every moment, as figures of GPUs do, is not there: ask the API.
 
 use everstep_transport::protocol::CoordinatorId;
 use everstep_transport::protocol::outcome::WorkerView;
@@ -40,6 +40,7 @@ fn registered(view: &WorkerView, workers: &Workers) -> Value {
     let living = workers.living().iter().map(Process::naming).find(|ours| ours.name == view.name);
     let label = workers.namings().find(|naming| naming.name == view.name);
     let mut listed = json!(view);
+    listed.as_object_mut().expect("a view has keys").remove("telemetry");
     listed["pid"] = json!(living.map(|naming| naming.pid));
     listed["label"] = json!(label.map(|naming| &naming.label));
     listed
@@ -50,6 +51,5 @@ fn starting(process: &Process) -> Value {
     json!({
         "id": null, "pid": pid, "address": process.address(), "rank": null,
         "state": "starting", "name": name, "zone": null, "label": label, "device": null,
-        "telemetry": null,
     })
 }

@@ -50,7 +50,8 @@ fn cluster_json_tells_who_takes_part_while_the_run_is_under_way() {
     assert_eq!((&cluster["unreachable"], &cluster["workers"][0]["zone"]), nothing);
     let workers = cluster["workers"].as_array().unwrap();
     for worker in workers {
-        assert_has(worker, &["id", "pid", "address", "rank", "state"]);
+        assert_has(worker, &["id", "pid", "address", "rank", "state", "device"]);
+        assert_eq!(worker.get("telemetry"), None, "what changes every moment is asked of the API");
     }
     let ranks: BTreeSet<_> = workers.iter().map(|worker| worker["rank"].as_u64()).collect();
     assert_eq!(ranks, BTreeSet::from([Some(0), Some(1), Some(2)]));

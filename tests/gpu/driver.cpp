@@ -112,7 +112,8 @@ Result cuDeviceGet(int* device, int ordinal) {
     return ordinal < setting("devices", 1) ? SUCCESS : INVALID_DEVICE;
 }
 
-Result cuDeviceGetName(char* name, int length, int) {
+Result cuDeviceGetName(char* name, int length, int device) {
+    if (device == setting("sick", -1)) return DEVICE_UNAVAILABLE;
     snprintf(name, size_t(length), "%s", words("name", "Emulated GPU").c_str());
     return SUCCESS;
 }
@@ -231,6 +232,8 @@ Result cuMemFree_v2(uint64_t address) {
 }
 
 Result cuMemHostAlloc(void** got, size_t bytes, unsigned) {
+    static size_t pinned = 0;
+    if ((pinned += bytes) > size_t(setting("pinnable_mib", 1L << 30)) << 20) return OUT_OF_MEMORY;
     *got = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return SUCCESS;
 }

@@ -48,6 +48,23 @@ fn the_gpus_are_listed_as_the_driver_describes_them() {
 }
 
 #[test]
+fn a_gpu_that_is_sick_is_listed_with_its_error_and_the_others_are_used() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let machine = machine.having("devices=2,sick=0");
+    let listed = machine.run(&["devices", "--json"]);
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let [sick, sound] = [&listed["gpus"][0], &listed["gpus"][1]];
+    let why = sick["error"].as_str().unwrap_or_default();
+    assert!(why.contains("cuDeviceGetName failed on the GPU"), "{why}");
+    assert_eq!((&sick["usable"], &sound["usable"]), (&false.into(), &true.into()));
+    let text = machine.run(&["devices"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains(why) && text.contains("Emulated GPU"), "{text}");
+    let report = machine.train(&["--device", "cuda", "--workers", "1"]);
+    assert_eq!(report["workers"][0]["device"]["gpu"]["number"], 1);
+}
+
+#[test]
 fn a_run_on_a_gpu_learns_what_it_learns_on_the_cpu() {
     let Some(machine) = Machine::new("f32") else { return };
     let (gpu, cpu) = (machine.train(&["--device", "cuda"]), machine.train(&["--device", "cpu"]));
@@ -124,7 +141,8 @@ fn a_gpu_that_is_taken_or_too_small_ends_the_worker_with_what_to_do() {
             "full=1",
             "the GPU has no memory left for cuDevicePrimaryCtxRetain: end what else uses it",
         ),
-        ("free_mib=0", "0 of 0 are free; lower batch.micro_batch, or set model.recompute = true"),
+        ("pinnable_mib=20", "the host has no 32 MiB of memory to pin for the GPU's copies: give"),
+        ("free_mib=0", "0 of 0 are free; lower batch.micro_batch (a GPT also takes less with"),
     ] {
         let refused = refused(&machine.having(settings).launch(&["--device", "cuda"]), 1);
         assert!(refused.contains(words), "{refused}");

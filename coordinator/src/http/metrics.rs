@@ -117,7 +117,8 @@ fn device_labels(view: &WorkerView) -> String {
     let mut labels = format!("{{worker=\"{}\",device=\"{name}\"", view.worker);
     labels += &format!(",precision=\"{}\"", view.device.precision());
     if let Some(gpu @ GpuId { number, .. }) = gpu {
-        labels += &format!(",number=\"{number}\",capability=\"{}\"", gpu.capability());
+        let (capability, uuid) = (gpu.capability(), gpu.uuid());
+        labels += &format!(",number=\"{number}\",capability=\"{capability}\",uuid=\"{uuid}\"");
     }
     labels + "}"
 }

@@ -23,7 +23,7 @@ pub(super) const PATHS: [(&str, &str); 20] = [
     ("GET /metrics", "figures, as Prometheus reads them"),
     ("GET /api/v1/status", "what is going on; with ?stale=true, as all of these, as known here"),
     ("GET /api/v1/run", "the run, as in run.json"),
-    ("GET /api/v1/workers", "the workers, as in cluster.json"),
+    ("GET /api/v1/workers", "the workers, as in cluster.json, and how their GPUs do"),
     ("GET /api/v1/workers/ID", "one of them"),
     ("GET /api/v1/generations?after=NUMBER", "the generations, as in the report"),
     ("GET /api/v1/events?after=NUMBER", "what happened, as in events.jsonl"),

@@ -21,6 +21,26 @@ pub struct Reading {
     pub temperature_celsius: Option<u32>,
 }
 
+/// Whether a GPU tells its figures, or why not; nothing before it was asked.
+#[cfg(feature = "cuda")]
+#[derive(Default)]
+struct Standing(Option<Result<(), String>>);
+
+#[cfg(feature = "cuda")]
+impl Standing {
+    /// What there is to say, if it is not as it was. That a GPU tells from the first is no news.
+    fn becomes(&mut self, now: Result<(), String>) -> Option<String> {
+        let before = self.0.replace(now.clone());
+        if before.as_ref() == Some(&now) {
+            return None;
+        }
+        match now {
+            Err(why) => Some(format!("no figures of the GPU: {why}")),
+            Ok(()) => before.map(|_| "the GPU tells its figures again".into()),
+        }
+    }
+}
+
 #[cfg(feature = "cuda")]
 pub use nvml::Gauge;
 
@@ -31,13 +51,14 @@ mod nvml {
     use nvml_wrapper::error::NvmlError;
     use tracing::{debug, info};
 
-    use super::Reading;
+    use super::{Reading, Standing};
 
     /// One GPU, as NVML sees it.
     pub struct Gauge {
         nvml: Nvml,
         uuid: String,
-        /// What is missing was said.
+        standing: Standing,
+        /// Which figures are missing was said.
         said: bool,
     }
 
@@ -45,7 +66,10 @@ mod nvml {
         /// Looks for the library. Without it there are no figures, which is said once.
         pub fn open(uuid: [u8; 16]) -> Option<Self> {
             match Nvml::init() {
-                Ok(nvml) => Some(Self { nvml, uuid: text(uuid), said: false }),
+                Ok(nvml) => {
+                    let (uuid, standing) = (text(uuid), Standing::default());
+                    Some(Self { nvml, uuid, standing, said: false })
+                }
                 Err(error) => {
                     info!(%error, "no figures of the GPU: NVML cannot be used");
                     None
@@ -53,37 +77,58 @@ mod nvml {
             }
         }
 
-        /// Reads everything that the GPU tells.
+        /// Reads everything that the GPU tells. Where it ceases to tell anything, or tells again,
+        /// that is said once.
         pub fn read(&mut self) -> Reading {
-            let device = match self.nvml.device_by_uuid(self.uuid.as_str()) {
-                Ok(device) => device,
-                Err(error) => {
-                    if !std::mem::replace(&mut self.said, true) {
-                        info!(%error, uuid = self.uuid, "no figures of the GPU");
-                    }
-                    return Reading::default();
-                }
-            };
-            let said = std::mem::replace(&mut self.said, true);
-            let busy = told("utilization", device.utilization_rates(), said);
-            let memory = told("memory", device.memory_info(), said);
+            let read = self.figures();
+            let standing = read.as_ref().map(|_| ()).map_err(NvmlError::to_string);
+            if let Some(news) = self.standing.becomes(standing) {
+                info!(uuid = self.uuid, "{news}");
+            }
+            read.unwrap_or_default()
+        }
+
+        /// The figures that are told. If none is, why the first of them is not.
+        fn figures(&mut self) -> Result<Reading, NvmlError> {
+            let device = self.nvml.device_by_uuid(self.uuid.as_str())?;
+            let mut refused = Refused { said: self.said, first: None };
+            let busy = refused.told("utilization", device.utilization_rates());
+            let memory = refused.told("memory", device.memory_info());
             let heat = device.temperature(TemperatureSensor::Gpu);
-            Reading {
+            let reading = Reading {
                 utilization_percent: busy.as_ref().map(|busy| busy.gpu),
                 memory_utilization_percent: busy.map(|busy| busy.memory),
                 memory_used_bytes: memory.as_ref().map(|memory| memory.used),
                 memory_total_bytes: memory.map(|memory| memory.total),
-                power_milliwatts: told("power", device.power_usage(), said),
-                temperature_celsius: told("temperature", heat, said),
+                power_milliwatts: refused.told("power", device.power_usage()),
+                temperature_celsius: refused.told("temperature", heat),
+            };
+            self.said = true;
+            match refused.first {
+                Some(error) if reading == Reading::default() => Err(error),
+                _ => Ok(reading),
             }
         }
     }
 
-    fn told<T>(what: &str, read: Result<T, NvmlError>, said: bool) -> Option<T> {
-        if let (Err(error), false) = (&read, said) {
-            debug!(%error, what, "the GPU does not tell this figure");
+    /// What a GPU does not tell.
+    struct Refused {
+        said: bool,
+        first: Option<NvmlError>,
+    }
+
+    impl Refused {
+        fn told<T>(&mut self, what: &str, read: Result<T, NvmlError>) -> Option<T> {
+            let error = match read {
+                Ok(figure) => return Some(figure),
+                Err(error) => error,
+            };
+            if !self.said {
+                debug!(%error, what, "the GPU does not tell this figure");
+            }
+            self.first.get_or_insert(error);
+            None
         }
-        read.ok()
     }
 
     /// A UUID as NVML writes it.
@@ -119,5 +164,29 @@ impl Gauge {
     /// Nothing.
     pub fn read(&mut self) -> Reading {
         Reading::default()
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_change_of_whether_a_gpu_tells_its_figures_is_said_once() {
+        let lost = || Err("the GPU is lost".to_string());
+        let mut standing = Standing::default();
+        for (now, said) in [
+            (Ok(()), None),
+            (lost(), Some("no figures of the GPU: the GPU is lost")),
+            (lost(), None),
+            (Err("not found".into()), Some("no figures of the GPU: not found")),
+            (Ok(()), Some("the GPU tells its figures again")),
+            (Ok(()), None),
+            (lost(), Some("no figures of the GPU: the GPU is lost")),
+        ] {
+            assert_eq!(standing.becomes(now).as_deref(), said);
+        }
+        let first = Standing::default().becomes(lost());
+        assert_eq!(first.as_deref(), Some("no figures of the GPU: the GPU is lost"));
     }
 }

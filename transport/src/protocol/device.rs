@@ -70,7 +70,8 @@ pub struct Device {
 /// Which GPU of all there are.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuId {
-    /// Its number on the worker's machine, from 0.
+    /// Its number, from 0, among the GPUs that the worker's process sees: `CUDA_VISIBLE_DEVICES`
+    /// and containers hide others, so one GPU may have several numbers. Its UUID is the same.
     pub number: u32,
     /// Its compute capability: (9, 0).
     #[serde(serialize_with = "dotted")]
@@ -105,6 +106,11 @@ impl GpuId {
     /// The compute capability as NVIDIA writes it.
     pub fn capability(&self) -> String {
         format!("{}.{}", self.capability.0, self.capability.1)
+    }
+
+    /// The UUID as 32 hexadecimal digits.
+    pub fn uuid(&self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.uuid))
     }
 }
 

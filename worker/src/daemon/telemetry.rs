@@ -1,10 +1,10 @@
 //! How the GPU does that this worker computes on.
 //!
-//! A thread of its own asks, beside the training; the heartbeats carry what it was told last. It
-//! does not know what a step is.
+//! A thread of its own asks, beside the training; the heartbeats carry what it was told last, while
+//! that is news. It does not know what a step is.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use everstep_kernels::device::telemetry::{Gauge, Reading};
 use everstep_transport::protocol::{GpuId, Telemetry};
@@ -12,21 +12,55 @@ use tokio::sync::watch;
 
 /// From one question to the next.
 const PERIOD: Duration = Duration::from_secs(2);
+/// What is older is not told any more: a driver may keep whoever asks for ever.
+const FRESH: Duration = Duration::from_secs(3 * PERIOD.as_secs());
 
-/// Asks this GPU from now on, as long as somebody has the receiver. Where nothing can be asked,
+/// What the thread was told last.
+pub struct Figures(watch::Receiver<Option<Answer>>);
+
+/// What the GPU told, and when it was asked.
+#[derive(Clone, Copy)]
+struct Answer {
+    asked: Instant,
+    told: Option<Telemetry>,
+}
+
+/// Asks this GPU from now on, as long as somebody has the figures. Where nothing can be asked,
 /// there is never an answer.
-pub fn start(gpu: GpuId) -> watch::Receiver<Option<Telemetry>> {
-    let (told, newest) = watch::channel(None);
+pub fn start(gpu: GpuId) -> Figures {
+    let (answers, newest) = watch::channel(None);
     let asking = thread::Builder::new().name("telemetry".into()).spawn(move || {
         let Some(mut gauge) = Gauge::open(gpu.uuid) else { return };
-        while told.send(some(gauge.read())).is_ok() {
-            thread::sleep(PERIOD);
-        }
+        ask(|| gauge.read(), &answers, PERIOD);
     });
     if let Err(error) = asking {
         tracing::info!(%error, "no figures of the GPU: there is no thread to ask for them");
     }
-    newest
+    Figures(newest)
+}
+
+/// Asks until nobody wants the answers.
+fn ask(
+    mut read: impl FnMut() -> Reading,
+    answers: &watch::Sender<Option<Answer>>,
+    period: Duration,
+) {
+    loop {
+        let asked = Instant::now();
+        let told = some(read());
+        if answers.send(Some(Answer { asked, told })).is_err() {
+            return;
+        }
+        thread::sleep(period);
+    }
+}
+
+impl Figures {
+    /// What was told last, unless that is too old by `now`.
+    pub fn at(&self, now: Instant) -> Option<Telemetry> {
+        let Answer { asked, told } = (*self.0.borrow())?;
+        told.filter(|_| now.saturating_duration_since(asked) <= FRESH)
+    }
 }
 
 /// What is worth telling.
@@ -44,6 +78,8 @@ fn some(reading: Reading) -> Option<Telemetry> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -52,5 +88,28 @@ mod tests {
         let reading = Reading { power_milliwatts: Some(612_500), ..Reading::default() };
         let told = Telemetry { power_milliwatts: Some(612_500), ..Telemetry::default() };
         assert_eq!(some(reading), Some(told));
+    }
+    #[test]
+    fn what_a_gpu_told_is_forgotten_three_periods_later_if_it_keeps_whoever_asks() {
+        let (answers, newest) = watch::channel(None);
+        let (hung, hangs) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let mut first = Some(Reading { temperature_celsius: Some(51), ..Reading::default() });
+        let read = move || {
+            first.take().unwrap_or_else(|| {
+                hung.send(()).expect("the test waits for it");
+                let _ = released.recv();
+                Reading::default()
+            })
+        };
+        let asking = thread::spawn(move || ask(read, &answers, Duration::ZERO));
+        hangs.recv().expect("a second question is asked");
+        let figures = Figures(newest);
+        let asked = figures.0.borrow().expect("an answer has come").asked;
+        let told = Telemetry { temperature_celsius: Some(51), ..Telemetry::default() };
+        assert_eq!(figures.at(asked + 3 * PERIOD), Some(told));
+        assert_eq!(figures.at(asked + 3 * PERIOD + Duration::from_nanos(1)), None);
+        drop((figures, release));
+        asking.join().expect("it ends with whoever has the figures");
     }
 }

@@ -7,15 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
+use std::time::Instant;
 
 use actix::Addr;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::protocol::{RunSpec, Telemetry};
-use tokio::sync::watch;
 
 use super::actor::WorkerActor;
 use super::event::{DeviceBuilt, Reported};
-use super::telemetry;
+use super::telemetry::{self, Figures};
 use crate::device::build::{Place, build};
 use crate::device::{Device, thread as device_thread};
 use crate::registry::Registry;
@@ -36,19 +36,19 @@ pub struct Workshop {
     build: u64,
     device: Option<Sender<Job>>,
     /// How the device's GPU does, if it has one.
-    telemetry: Option<watch::Receiver<Option<Telemetry>>>,
+    figures: Option<Figures>,
 }
 
 impl Workshop {
     /// Without a device.
     pub fn new(registry: Arc<Registry>, place: Place, pool: Pool) -> Self {
-        Self { registry, place, pool, build: 0, device: None, telemetry: None }
+        Self { registry, place, pool, build: 0, device: None, figures: None }
     }
 
     /// Drops the device, which ends when it has done the jobs that it was given, and builds another
     /// one; `own` is told when it is done.
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
-        (self.device, self.telemetry) = (None, None);
+        (self.device, self.figures) = (None, None);
         self.build += 1;
         self.place.incarnation = random();
         let (registry, place) = (self.registry.clone(), self.place.clone());
@@ -70,7 +70,7 @@ impl Workshop {
             _ if done.build != self.build => None,
             Ok((device, built)) => {
                 self.run(device, own);
-                self.telemetry = built.registration.device.gpu.map(telemetry::start);
+                self.figures = built.registration.device.gpu.map(telemetry::start);
                 Some(Input::Built(built))
             }
             Err(reason) => Some(Input::BuildFailed(reason)),
@@ -92,7 +92,7 @@ impl Workshop {
 
     /// How the device's GPU did a moment ago, if it has one that tells.
     pub fn telemetry(&self) -> Option<Telemetry> {
-        self.telemetry.as_ref().and_then(|newest| *newest.borrow())
+        self.figures.as_ref()?.at(Instant::now())
     }
 
     /// What a report means to the core: nothing, if an earlier device made it.

@@ -65,12 +65,22 @@ pub enum CudaError {
     },
     /// Nothing is free on the GPU.
     #[error(
-        "the GPU has no memory left for {call}: end what else uses it, lower batch.micro_batch, or \
-         set model.recompute = true"
+        "the GPU has no memory left for {call}: end what else uses it, or lower batch.micro_batch \
+         (a GPT also takes less with model.recompute = true)"
     )]
     Full {
         /// What was called.
         call: &'static str,
+    },
+    /// The host has no memory left that the GPU may copy from and to.
+    #[error(
+        "the host has no {} MiB of memory to pin for the GPU's copies: give the worker more (the \
+         machine's memory, its container's limit, `ulimit -l`), or run fewer workers on this \
+         machine", bytes >> 20
+    )]
+    HostFull {
+        /// What a worker pins in all.
+        bytes: usize,
     },
     /// A library of CUDA is older than those that Everstep knows.
     #[error(
@@ -117,5 +127,15 @@ mod tests {
         let old = CudaError::DriverTooOld { found: 12_040, needed: 13_000 };
         let words = old.to_string();
         assert!(words.contains("CUDA 12.4, and CUDA 13.0 is needed; install"), "{words}");
+    }
+
+    #[test]
+    fn a_host_without_memory_to_pin_is_not_taken_for_a_full_gpu() {
+        let words = CudaError::HostFull { bytes: 32 << 20 }.to_string();
+        assert!(words.starts_with("the host has no 32 MiB of memory to pin"), "{words}");
+        for advice in ["its container's limit", "`ulimit -l`", "run fewer workers"] {
+            assert!(words.contains(advice), "{words}");
+        }
+        assert!(!words.contains("micro_batch"), "{words}");
     }
 }

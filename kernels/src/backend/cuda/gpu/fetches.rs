@@ -55,7 +55,8 @@ impl Fetches {
     /// Makes the stream, and allocates the ring.
     ///
     /// # Errors
-    /// [`CudaError::Failed`]: the system lets no more memory be pinned.
+    /// [`CudaError::HostFull`]: the system lets no more memory be pinned. [`CudaError::Full`],
+    /// [`CudaError::Failed`].
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         let slots: Result<_, _> = (0..SLOTS).map(|_| Slot::new(context)).collect();

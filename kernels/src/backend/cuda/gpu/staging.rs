@@ -9,9 +9,10 @@ use std::slice;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError as Failure};
-use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::sys::{CUevent_flags, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
+use super::super::memory::PINNED_BYTES;
 use super::devices::failed;
 use super::error::CudaError;
 
@@ -40,7 +41,8 @@ impl Staging {
     /// Allocates it.
     ///
     /// # Errors
-    /// [`CudaError::Failed`]: the system lets no more memory be pinned.
+    /// [`CudaError::HostFull`]: the system lets no more memory be pinned. [`CudaError::Full`],
+    /// [`CudaError::Failed`].
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
         let slots: Result<_, _> = (0..SLOTS).map(|_| Slot::new(context)).collect();
         Ok(Self { slots: slots?, next: 0 })
@@ -76,7 +78,10 @@ impl Slot {
         let done = context.new_event(flags).map_err(|error| failed("cuEventCreate", error))?;
         // SAFETY: a context is bound, by what was just created; the memory is freed once.
         let memory = unsafe { result::malloc_host(SLOT_BYTES, 0) };
-        let memory = memory.map_err(|error| failed("cuMemHostAlloc", error))?;
+        let memory = memory.map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::HostFull { bytes: PINNED_BYTES },
+            _ => failed("cuMemHostAlloc", error),
+        })?;
         let memory = NonNull::new(memory.cast()).expect("what was allocated is somewhere");
         // SAFETY: there are as many bytes. Whatever they are, from now on they are zeros.
         unsafe { memory.write_bytes(0, SLOT_BYTES) };
