@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,8 +16,7 @@ use everstep_kernels::backend::cuda::{KERNELS, OPERATIONS, Precision, SOURCES};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long anything may take that a test waits for, far above what it takes.
-const PATIENCE: Duration = Duration::from_secs(300);
+use crate::program::{PATIENCE, Program};
 
 /// What the emulated GPU says that it is.
 const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
@@ -176,21 +175,23 @@ impl Machine {
         let config = self.folder.path().join("run.toml");
         let text = fs::read_to_string(&config).unwrap();
         fs::write(&config, text.replace("steps = 8", "steps = 1000000")).unwrap();
+        let _ = fs::remove_dir_all(self.folder.path().join("run"));
         let train = ["train", "--config", "run.toml", "--dir", "run"];
         let mut launcher = self.spawn(&self.settings, &[&train[..], flags].concat());
         let began = Instant::now();
         let answer = loop {
-            let ended = launcher.try_wait().unwrap();
-            assert!(ended.is_none(), "the launcher has ended: {ended:?}{}", self.log());
+            let ended = launcher.ended();
+            let said = || launcher.said() + &self.log();
+            assert!(ended.is_none(), "the launcher has ended: {ended:?}{}", said());
             if let Some(answer) = ask(self) {
                 break answer;
             }
-            assert!(began.elapsed() < PATIENCE, "no answer{}", self.log());
+            assert!(began.elapsed() < PATIENCE, "no answer: {}", said());
             thread::sleep(Duration::from_millis(100));
         };
         let cancelled = self.run(&["run", "cancel", "--dir", "run"]);
         assert!(cancelled.status.success(), "{}", String::from_utf8_lossy(&cancelled.stderr));
-        launcher.wait().unwrap();
+        launcher.end();
         answer
     }
 
@@ -221,15 +222,14 @@ impl Machine {
         let address = self.coordinator(&mut launcher);
         let worker = ["worker", "--join", "@run/join.token", "--coordinators", &address];
         let joined = self.spawn(settings, &[&worker[..], &["--device", device]].concat());
-        let output = launcher.wait_with_output().unwrap();
-        let ended = joined.wait_with_output().unwrap();
+        let (output, ended) = (launcher.end(), joined.end());
         let said = [&output, &ended].map(|it| String::from_utf8_lossy(&it.stderr));
         assert!(output.status.success(), "{said:?}");
         Joined { report: self.report(), ended }
     }
 
     /// The coordinator's address, as soon as there is one.
-    fn coordinator(&self, launcher: &mut Child) -> String {
+    fn coordinator(&self, launcher: &mut Program) -> String {
         let began = Instant::now();
         loop {
             let view = fs::read(self.folder.path().join("run/cluster.json")).unwrap_or_default();
@@ -237,7 +237,7 @@ impl Machine {
             if let Some(address) = view["coordinators"][0]["address"].as_str() {
                 return address.into();
             }
-            assert!(launcher.try_wait().unwrap().is_none(), "the launcher has ended");
+            assert!(launcher.ended().is_none(), "the launcher has ended: {}", launcher.said());
             assert!(began.elapsed() < PATIENCE, "no coordinator");
             thread::sleep(Duration::from_millis(20));
         }
@@ -247,9 +247,8 @@ impl Machine {
         serde_json::from_slice(&fs::read(self.folder.path().join("report.json")).unwrap()).unwrap()
     }
 
-    fn spawn(&self, settings: &str, arguments: &[&str]) -> Child {
-        let mut command = self.command(settings, arguments);
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    fn spawn(&self, settings: &str, arguments: &[&str]) -> Program {
+        Program::start(self.command(settings, arguments))
     }
 
     fn command(&self, settings: &str, arguments: &[&str]) -> Command {

@@ -9,6 +9,7 @@
 #![cfg(feature = "cuda")]
 
 mod machine;
+mod program;
 mod told;
 
 use std::fs;

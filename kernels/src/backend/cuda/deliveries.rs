@@ -3,8 +3,10 @@
 //!
 //! Parameters come on a stream of their own, so nothing but these waits keeps a product from the
 //! old ones, or a copy from those that a product still reads. Plain bookkeeping of ranges of the
-//! flat parameter vector; it does not know a device.
+//! flat parameter vector; it does not know a device. A large model has thousands of shards, and
+//! each comes by itself: what is done for one takes the time of a search, not of a pass over all.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::driver::Delivered;
@@ -12,65 +14,103 @@ use super::driver::Delivered;
 /// The deliveries that nothing computed has waited for, and the parameters in use.
 #[derive(Debug)]
 pub struct Deliveries {
-    /// The last delivery of each range, without overlaps.
-    coming: Vec<(Range<usize>, Delivered)>,
+    /// The last delivery of each range, where it may be that nobody has waited for it.
+    coming: Ranges<Delivered>,
+    /// The last delivery that was waited for, and so were all before it.
+    waited: Option<Delivered>,
     /// What is read or written by work of which nobody knows that it is done.
-    in_use: Vec<Range<usize>>,
+    in_use: Ranges<()>,
 }
 
 impl Deliveries {
     /// Of so many parameters, which are about to be zeroed.
     pub fn new(parameters: usize) -> Self {
-        let all = 0..parameters;
-        Self { coming: Vec::new(), in_use: vec![all] }
+        let mut in_use = Ranges::default();
+        in_use.set(0..parameters, ());
+        Self { coming: Ranges::default(), waited: None, in_use }
     }
 
     /// Something that reads or writes `range` is about to be enqueued: the delivery that it has to
     /// wait for. Deliveries come in their order, so that is the last of those that concern it.
     pub fn use_of(&mut self, range: Range<usize>) -> Option<Delivered> {
-        let concerns = |(part, _): &&(Range<usize>, Delivered)| overlap(part, &range);
-        let last = self.coming.iter().filter(concerns).map(|(_, delivered)| *delivered).max();
-        self.coming.retain(|(_, delivered)| Some(*delivered) > last);
-        if !self.in_use.contains(&range) {
-            self.in_use.push(range);
-        }
+        let last = self.coming.take(&range).max().filter(|last| Some(*last) > self.waited);
+        self.waited = self.waited.max(last);
+        self.in_use.set(range, ());
         last
     }
 
     /// Something is about to be delivered to `range`: whether it has to wait for all that was
     /// enqueued. Every pass ends with a read, so that in a run it has not.
     pub fn must_wait(&mut self, range: &Range<usize>) -> bool {
-        let waits = self.in_use.iter().any(|part| overlap(part, range));
+        let waits = self.in_use.overlapping(range).next().is_some();
         if waits {
-            self.in_use.clear();
+            self.all_is_done();
         }
         waits
     }
 
     /// Something is on its way to `range`, instead of what was on its way there before.
     pub fn on_its_way(&mut self, range: Range<usize>, delivered: Delivered) {
-        let beside = |(part, delivered): (Range<usize>, Delivered)| {
-            let before = part.start..part.end.min(range.start);
-            let after = part.start.max(range.end)..part.end;
-            [before, after].map(|part| (part, delivered))
-        };
-        let coming = std::mem::take(&mut self.coming).into_iter().flat_map(beside);
-        self.coming = coming.filter(|(part, _)| !part.is_empty()).collect();
-        self.coming.push((range, delivered));
+        self.coming.set(range, delivered);
     }
 
     /// All that was enqueued is done.
     pub fn all_is_done(&mut self) {
-        self.in_use.clear();
+        self.in_use = Ranges::default();
     }
 }
 
-fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
-    one.start.max(other.start) < one.end.min(other.end)
+/// Ranges without overlaps, none of them empty, by their starts: their ends, and what is known.
+#[derive(Debug)]
+struct Ranges<T>(BTreeMap<usize, (usize, T)>);
+
+impl<T> Default for Ranges<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Copy> Ranges<T> {
+    /// The parts that have something in common with `range`, from the last to the first.
+    fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = (Range<usize>, T)> {
+        let (start, before) = (range.start, if range.is_empty() { 0 } else { range.end });
+        let parts =
+            self.0.range(..before).rev().map(|(start, (end, known))| (*start..*end, *known));
+        parts.take_while(move |(part, _)| part.end > start)
+    }
+
+    /// Removes those parts, whole: what is known of them.
+    fn take(&mut self, range: &Range<usize>) -> impl Iterator<Item = T> {
+        let parts: Vec<_> = self.overlapping(range).collect();
+        for (part, _) in &parts {
+            self.0.remove(&part.start);
+        }
+        parts.into_iter().map(|(_, known)| known)
+    }
+
+    /// This is known of `range` from now on, and of what is beside it the same as before.
+    fn set(&mut self, range: Range<usize>, known: T) {
+        let parts: Vec<_> = self.overlapping(&range).collect();
+        for (part, before) in parts {
+            self.0.remove(&part.start);
+            self.insert(part.start..range.start, before);
+            self.insert(range.end..part.end, before);
+        }
+        self.insert(range, known);
+    }
+
+    /// Of what nothing is known of so far.
+    fn insert(&mut self, range: Range<usize>, known: T) {
+        if !range.is_empty() {
+            self.0.insert(range.start, (range.end, known));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -78,6 +118,11 @@ mod tests {
         let waits = deliveries.must_wait(&range);
         deliveries.on_its_way(range, Delivered(number));
         waits
+    }
+
+    /// Where each part starts and ends.
+    fn ends<T>(ranges: &Ranges<T>) -> Vec<(usize, usize)> {
+        ranges.0.iter().map(|(start, (end, _))| (*start, *end)).collect()
     }
 
     #[test]
@@ -106,6 +151,19 @@ mod tests {
         assert!(!deliver(&mut deliveries, 0..5, 5));
     }
 
+    #[test]
+    fn shards_that_come_again_and_again_are_remembered_once() {
+        let mut deliveries = Deliveries::new(100);
+        for number in 1..=100 {
+            let start = (number as usize % 10) * 10;
+            deliver(&mut deliveries, start..start + 10, number);
+            deliveries.use_of(3..4);
+        }
+        assert!(deliveries.coming.0.len() <= 10);
+        assert_eq!(deliveries.in_use.0.len(), 1);
+        assert_eq!(deliveries.use_of(5..5), None, "nothing of nothing");
+    }
+
     proptest! {
         #[test]
         fn each_parameter_is_waited_for_by_its_first_reader_and_remembered_once(
@@ -114,8 +172,10 @@ mod tests {
             const COUNT: usize = 70;
             let mut deliveries = Deliveries::new(COUNT);
             let (mut last, mut waited) = ([0u64; COUNT], 0);
+            let mut bounds = BTreeSet::from([0, COUNT]);
             for (number, (delivers, start, len)) in (1u64..).zip(steps) {
                 let range = start..start + len;
+                bounds.extend([range.start, range.end]);
                 if delivers {
                     deliver(&mut deliveries, range.clone(), number);
                     last[range].fill(number);
@@ -125,8 +185,11 @@ mod tests {
                     prop_assert_eq!(waits, (newest > waited).then_some(newest));
                     waited = waited.max(newest);
                 }
-                let parts: usize = deliveries.coming.iter().map(|(part, _)| part.len()).sum();
-                prop_assert!(parts <= COUNT);
+                for parts in [ends(&deliveries.coming), ends(&deliveries.in_use)] {
+                    prop_assert!(parts.len() < bounds.len());
+                    prop_assert!(parts.iter().all(|(start, end)| start < end));
+                    prop_assert!(parts.is_sorted_by(|one, next| one.1 <= next.0));
+                }
             }
         }
     }
