@@ -48,7 +48,9 @@ fn row((index, gpu): Numbered<'_>) -> [String; 4] {
     let gpu = match gpu {
         Ok(gpu) => gpu,
         // Last, as it may be long.
-        Err(why) => return [device(index), "?".into(), "".into(), format!("cannot be used: {why}")],
+        Err(why) => {
+            return [device(index), "?".into(), "".into(), format!("cannot be used: {why}")];
+        }
     };
     let memory = format!("{} GiB", gpu.memory_bytes >> 30);
     let too_old = if gpu.is_usable { "" } else { ", too old to be used" };
