@@ -345,10 +345,15 @@ fn warm_up(precision: Precision) {
     }
 }
 
-/// Says so past the capture of the tests' output, which nobody sees of a test that passes.
+/// Nothing can be run here.
 fn skipped(why: &str) -> Option<PathBuf> {
-    let _ = writeln!(std::io::stderr(), "SKIPPED, nothing ran on an emulated GPU: {why}");
+    say_skipped(&format!("nothing ran on an emulated GPU: {why}"));
     None
+}
+
+/// Says so past the capture of the tests' output, which nobody sees of a test that passes.
+pub fn say_skipped(what: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED, {what}");
 }
 
 fn include(header: &str) -> String {

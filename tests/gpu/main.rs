@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use everstep_kernels::backend::cuda::{OPERATIONS, Precision, Source};
-use machine::Machine;
+use machine::{Machine, say_skipped};
 use serde_json::Value;
 
 /// Libraries of CUDA 12.4, as far as they are asked for their version.
@@ -204,7 +204,8 @@ fn libraries_that_are_missing_or_too_old_are_named_and_the_choice_falls_on_the_c
     ] {
         let output = machine.launch(&["--device", "cuda"]);
         if output.status.success() {
-            continue; // the system has one of its own
+            say_skipped(&format!("the system has a library of its own, else: {words}"));
+            continue;
         }
         let said = refused(&output, 2);
         assert!(said.contains(words), "{said}");
@@ -248,7 +249,7 @@ fn without_a_driver_the_choice_is_the_cpu_and_a_gpu_is_refused() {
     let listed = machine.run(&["devices", "--json"]);
     let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
     if !listed["no_gpus"].as_str().is_some_and(|why| why.contains("no NVIDIA driver")) {
-        return; // this machine has one of its own
+        return say_skipped("nothing ran without a driver: this machine has one of its own");
     }
     let refused = refused(&machine.run(&["train", "--device", "cuda"]), 2);
     assert!(refused.contains("no libcuda.so.1"), "{refused}");
