@@ -70,11 +70,12 @@ pub enum OpenError {
 /// The numbers of the GPUs that can be used.
 pub fn usable_gpus() -> Vec<usize> {
     let gpus = gpus().unwrap_or_default();
-    gpus.into_iter().filter(|gpu| gpu.is_usable).map(|gpu| gpu.index).collect()
+    gpus.into_iter().flatten().filter(|gpu| gpu.is_usable).map(|gpu| gpu.index).collect()
 }
 
-/// All GPUs, or why there are none, in words for the user.
-pub fn gpus() -> Result<Vec<Gpu>, String> {
+/// All GPUs in the order of their numbers, or why there are none; of one that is sick, what is
+/// wrong with it. In words for the user.
+pub fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
     cuda::gpus()
 }
 
@@ -84,7 +85,11 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
 /// [`OpenError`], as far as can be told without opening a GPU.
 pub fn check(choice: DeviceChoice, precision: Precision) -> Result<(), OpenError> {
     match choice {
-        DeviceChoice::Cuda(index) => cuda::check(index.unwrap_or(0)),
+        DeviceChoice::Cuda(index) => {
+            // Without a number, whichever can be used: workers are handed those.
+            let first = index.or_else(|| usable_gpus().first().copied());
+            cuda::check(first.unwrap_or(0))
+        }
         DeviceChoice::Auto(_) if !cuda::is_absent() => Ok(()),
         DeviceChoice::Auto(_) | DeviceChoice::Cpu => on_cpu_in(precision),
     }
@@ -141,9 +146,10 @@ mod cuda {
     use crate::backend::cuda::gpu::{self, CudaError, devices};
     use crate::backend::cuda::{Cuda, OPERATIONS};
 
-    pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
-        let found = devices::all().map_err(|error| error.to_string())?;
-        Ok(found.into_iter().map(described).collect())
+    pub(super) fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
+        let found = devices::all().map_err(|error| error.to_string())?.into_iter();
+        let found = found.map(|device| device.map_err(|error| error.to_string()));
+        Ok(found.map(|device| device.map(described)).collect())
     }
 
     fn described(device: gpu::Device) -> Gpu {
@@ -195,7 +201,7 @@ mod cuda {
 
     const ABSENT: &str = "this program was built without CUDA (the feature `cuda`): use the CPU";
 
-    pub(super) fn gpus() -> Result<Vec<Gpu>, String> {
+    pub(super) fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
         Err(ABSENT.into())
     }
 

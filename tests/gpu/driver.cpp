@@ -112,7 +112,8 @@ Result cuDeviceGet(int* device, int ordinal) {
     return ordinal < setting("devices", 1) ? SUCCESS : INVALID_DEVICE;
 }
 
-Result cuDeviceGetName(char* name, int length, int) {
+Result cuDeviceGetName(char* name, int length, int device) {
+    if (device == setting("sick", -1)) return DEVICE_UNAVAILABLE;
     snprintf(name, size_t(length), "%s", words("name", "Emulated GPU").c_str());
     return SUCCESS;
 }

@@ -48,6 +48,23 @@ fn the_gpus_are_listed_as_the_driver_describes_them() {
 }
 
 #[test]
+fn a_gpu_that_is_sick_is_listed_with_its_error_and_the_others_are_used() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let machine = machine.having("devices=2,sick=0");
+    let listed = machine.run(&["devices", "--json"]);
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let [sick, sound] = [&listed["gpus"][0], &listed["gpus"][1]];
+    let why = sick["error"].as_str().unwrap_or_default();
+    assert!(why.contains("cuDeviceGetName failed on the GPU"), "{why}");
+    assert_eq!((&sick["usable"], &sound["usable"]), (&false.into(), &true.into()));
+    let text = machine.run(&["devices"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains(why) && text.contains("Emulated GPU"), "{text}");
+    let report = machine.train(&["--device", "cuda", "--workers", "1"]);
+    assert_eq!(report["workers"][0]["device"]["gpu"]["number"], 1);
+}
+
+#[test]
 fn a_run_on_a_gpu_learns_what_it_learns_on_the_cpu() {
     let Some(machine) = Machine::new("f32") else { return };
     let (gpu, cpu) = (machine.train(&["--device", "cuda"]), machine.train(&["--device", "cpu"]));

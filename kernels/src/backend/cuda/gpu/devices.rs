@@ -28,12 +28,13 @@ pub struct Device {
     pub multiprocessors: u32,
 }
 
-/// All GPUs, the usable ones and the others.
+/// All GPUs in the order of their numbers, the usable ones and the others; of one that cannot even
+/// be described, why.
 ///
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`], [`CudaError::NoDevice`].
-pub fn all() -> Result<Vec<Device>, CudaError> {
-    (0..count()?).map(describe).collect()
+pub fn all() -> Result<Vec<Result<Device, CudaError>>, CudaError> {
+    Ok((0..count()?).map(describe).collect())
 }
 
 fn count() -> Result<usize, CudaError> {
