@@ -47,9 +47,9 @@ fn described((index, gpu): Numbered<'_>) -> serde_json::Value {
 fn row((index, gpu): Numbered<'_>) -> [String; 4] {
     let gpu = match gpu {
         Ok(gpu) => gpu,
-        // Last, as it may be long.
         Err(why) => {
-            return [device(index), "?".into(), "".into(), format!("cannot be used: {why}")];
+            let last = format!("cannot be used: {why}"); // it may be long
+            return [device(index), "?".into(), "".into(), last];
         }
     };
     let memory = format!("{} GiB", gpu.memory_bytes >> 30);

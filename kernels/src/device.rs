@@ -73,8 +73,8 @@ pub fn usable_gpus() -> Vec<usize> {
     gpus.into_iter().flatten().filter(|gpu| gpu.is_usable).map(|gpu| gpu.index).collect()
 }
 
-/// All GPUs in the order of their numbers, or why there are none; of one that is sick, why it cannot
-/// be described. In words for the user.
+/// All GPUs in the order of their numbers, or why there are none; of one that is sick, what is
+/// wrong with it. In words for the user.
 pub fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
     cuda::gpus()
 }
