@@ -51,8 +51,10 @@ fn a_worker_needs_the_memory_that_a_dry_run_says() {
         let dry_run = world.launch(&["--workers", &flag, "--dry-run"]).program.end();
         let total = number(&dry_run, "together, about");
         let one_copy = 4e-6 * number(&dry_run, "parameters") / f64::from(workers);
-        let backed_up = if workers > 1 { one_copy } else { 0.0 };
-        let waiting = number(&dry_run, "reduced shards") - backed_up;
+        let waiting = match workers {
+            1 => 0.0,
+            _ => number(&dry_run, "reduced shards") - one_copy, // of the other owner's shards
+        };
         let peaks = world.train(&["--workers", &flag]).of_workers("peak_rss_bytes");
         let peak = peaks.into_iter().max().expect("a worker") as f64 / 1e6;
         let fits = ((total - waiting) * 0.9..=total * 1.1).contains(&peak);
