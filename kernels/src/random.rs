@@ -77,7 +77,8 @@ fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// The bijection of the paper's section 5, ten rounds. Inlined, so that loops over indices vectorise.
+/// The bijection of the paper's section 5, ten rounds. Inlined, so that loops over indices
+/// vectorise.
 #[inline(always)]
 fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut a, mut b, mut c, mut d] = counter;

@@ -289,8 +289,8 @@ impl RunSpec {
             return refuse("wire.all_gather", "is bytes; it must be f32 or bf16".into());
         }
         if self.rounding == Rounding::Stochastic && self.all_gather == Encoding::F32 {
-            let problem = "is stochastic, and wire.all_gather is f32, which rounds nothing; it must \
-                           be nearest, or wire.all_gather bf16";
+            let problem = "is stochastic, and wire.all_gather is f32, which rounds nothing; it \
+                           must be nearest, or wire.all_gather bf16";
             return refuse("wire.rounding", problem.into());
         }
         if batch.samples() > MAX_SAMPLES {
