@@ -34,8 +34,8 @@ static __device__ u32 philox(u64 key, u64 stream, u64 index) {
 }
 
 // To one of the two neighbours in bf16, the nearer one more often. `first` is the index of x[0] in
-// the flat parameter vector, so that the bits do not depend on the cut into shards; the value stands
-// for the stream's step.
+// the flat parameter vector, so that the bits do not depend on the cut into shards; the value
+// stands for the stream's step.
 extern "C" __global__ void cast_stochastic(const float* __restrict__ x, u16* __restrict__ y,
                                            u64 count, u64 key, u64 stream, u64 first) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
