@@ -47,7 +47,7 @@ fn ask(
 ) {
     loop {
         let asked = Instant::now();
-        let told = some(read());
+        let told = telling(read());
         if answers.send(Some(Answer { asked, told })).is_err() {
             return;
         }
@@ -63,8 +63,8 @@ impl Figures {
     }
 }
 
-/// What is worth telling.
-fn some(reading: Reading) -> Option<Telemetry> {
+/// What others are told of a reading; nothing where it has no figure.
+fn telling(reading: Reading) -> Option<Telemetry> {
     let told = Telemetry {
         utilization_percent: reading.utilization_percent,
         memory_utilization_percent: reading.memory_utilization_percent,
@@ -84,11 +84,30 @@ mod tests {
 
     #[test]
     fn a_gpu_that_tells_nothing_is_not_told_of() {
-        assert_eq!(some(Reading::default()), None);
-        let reading = Reading { power_milliwatts: Some(612_500), ..Reading::default() };
-        let told = Telemetry { power_milliwatts: Some(612_500), ..Telemetry::default() };
-        assert_eq!(some(reading), Some(told));
+        assert_eq!(telling(Reading::default()), None);
     }
+
+    #[test]
+    fn each_figure_is_told_as_what_it_is() {
+        let reading = Reading {
+            utilization_percent: Some(1),
+            memory_utilization_percent: Some(2),
+            memory_used_bytes: Some(3),
+            memory_total_bytes: Some(4),
+            power_milliwatts: Some(5),
+            temperature_celsius: Some(6),
+        };
+        let told = Telemetry {
+            utilization_percent: Some(1),
+            memory_utilization_percent: Some(2),
+            memory_used_bytes: Some(3),
+            memory_total_bytes: Some(4),
+            power_milliwatts: Some(5),
+            temperature_celsius: Some(6),
+        };
+        assert_eq!(telling(reading), Some(told));
+    }
+
     #[test]
     fn what_a_gpu_told_is_forgotten_three_periods_later_if_it_keeps_whoever_asks() {
         let (answers, newest) = watch::channel(None);
