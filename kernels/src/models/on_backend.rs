@@ -47,6 +47,7 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
     }
 
     /// The same, and its backend is this GPU.
+    #[cfg(feature = "cuda")]
     pub(crate) fn on(self, gpu: Gpu) -> Self {
         Self { gpu: Some(gpu), ..self }
     }
