@@ -1,15 +1,24 @@
-//! The driver of a real GPU, above a CUDA of our own whose GPU is the CPU (`tests/gpu/driver.cpp`
-//! of the workspace): what it enqueues is done at the last moment, so whatever is read too early,
-//! or overwritten too early, is wrong.
+//! The driver of a real GPU, above a CUDA and a cuBLASLt of our own whose GPU is the CPU
+//! (`tests/gpu/driver.cpp` and `cublaslt.cpp` of the workspace): what it enqueues is done at the
+//! last moment, so whatever is read too early, or overwritten too early, is wrong.
 //!
-//! Two files of kernels are run here, in bf16. It needs a C++ compiler and NVRTC, and says loudly
-//! when one is missing.
+//! Some files of kernels are run here, in every precision. It needs a C++ compiler and NVRTC, and
+//! says loudly when one is missing.
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
+
+#[path = "operations"]
+mod operations {
+    pub mod check;
+    #[expect(dead_code, unused_macros, reason = "most checks need kernels that are not run here")]
+    pub mod checks;
+    pub mod precisions;
+}
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -19,75 +28,106 @@ use everstep_kernels::backend::cuda::{
 };
 use everstep_kernels::backend::{Arena, Backend, Sizes, View};
 use libloading::Library;
+use operations::check::Subject;
+use operations::{checks, precisions};
 
 /// More than the whole ring holds, one number, a slot to the byte, a little more, and a little.
 const COUNTS: [usize; 5] = [9 << 20, 1, 1 << 20, (1 << 20) + 3, 77];
 
-/// The kernels that are run.
+/// The kernels that are run. There is none for products: they are the library's, or fail.
 const FILES: [&str; 2] = ["add.cu", "cast.cu"];
+
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Fp16];
 
 /// A GPU without kernels.
 fn gpu() -> Option<(Gpu, MutexGuard<'static, ()>)> {
-    gpu_with(Precision::F32, &[])
+    let alone = alone(Precision::F32)?;
+    Some((open(Precision::F32, &[]), alone))
 }
 
-/// A GPU; one at a time, since that CUDA knows no threads.
-fn gpu_with(
-    precision: Precision,
-    sources: &[&'static Source],
-) -> Option<(Gpu, MutexGuard<'static, ()>)> {
+fn open(precision: Precision, sources: &[&'static Source]) -> Gpu {
+    Gpu::open(0, precision, sources).expect("an emulated GPU")
+}
+
+/// That CUDA, whose kernels compute in this precision: for one test at a time, since it knows no
+/// threads.
+fn alone(precision: Precision) -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    LIBRARY.get_or_init(library).as_ref()?;
-    let gpu = Gpu::open(0, precision, sources).expect("an emulated GPU");
-    Some((gpu, alone))
+    static LIBRARIES: OnceLock<Option<[Library; 2]>> = OnceLock::new();
+    let [driver, _] = LIBRARIES.get_or_init(libraries).as_ref()?;
+    // SAFETY: `program` defines a function of this type.
+    let choose = unsafe { driver.get::<unsafe extern "C" fn(i32)>(b"choose") };
+    // SAFETY: nobody else calls that CUDA meanwhile.
+    unsafe { choose.expect("it was compiled")(precision as i32) };
+    Some(alone)
 }
 
-/// Compiles and loads that CUDA. Whoever looks for `libcuda.so` then finds it by its name.
-fn library() -> Option<Library> {
+/// Compiles and loads that CUDA and that cuBLASLt. Whoever looks for them then finds them by their
+/// names.
+fn libraries() -> Option<[Library; 2]> {
     if let Err(error) = nvrtc::version() {
         return skipped(&error.to_string());
     }
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect(name);
     write("emulation.h", include_str!("cuda/emulation.h"));
+    write("real.cuh", include_str!("../src/backend/cuda/kernels/real.cuh"));
     write("kernel.h", include_str!("../../tests/gpu/kernel.h"));
     write("driver.cpp", include_str!("../../tests/gpu/driver.cpp"));
+    write("cublaslt.cpp", include_str!("../../tests/gpu/cublaslt.cpp"));
     write("all.cpp", &program());
+    let driver = library(folder.path(), "libcuda.so", "all.cpp")?;
+    Some([driver, library(folder.path(), "libcublasLt.so", "cublaslt.cpp")?])
+}
+
+fn library(folder: &Path, name: &str, source: &str) -> Option<Library> {
     let compiler = std::env::var("CXX").unwrap_or("c++".into());
     let output = Command::new(&compiler)
-        .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcuda.so"])
-        .args([Precision::Bf16.definition(), "-Wno-unknown-pragmas", "-o", "libcuda.so", "all.cpp"])
-        .current_dir(&folder)
+        .args(["-std=c++17", "-O2", "-shared", "-fPIC", &format!("-Wl,-soname,{name}")])
+        .args([Precision::F32.definition(), "-Wno-unknown-pragmas", "-o", name, source, "-ldl"])
+        .current_dir(folder)
         .output();
     let Ok(output) = output else { return skipped(&format!("no C++ compiler `{compiler}`")) };
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "the driver does not compile:\n{errors}");
+    assert!(output.status.success(), "{source} does not compile:\n{errors}");
     // SAFETY: it was just compiled, and its initialisers do nothing but make empty collections.
-    Some(unsafe { Library::new(folder.path().join("libcuda.so")) }.expect("just compiled"))
+    Some(unsafe { Library::new(folder.join(name)) }.expect("just compiled"))
 }
 
 fn files() -> Vec<&'static Source> {
     SOURCES.iter().copied().filter(|source| FILES.contains(&source.name)).collect()
 }
 
+/// The kernels in every precision, of which one is chosen at a time, and the driver.
 fn program() -> String {
-    let (mut spaces, mut table) = (String::new(), String::new());
-    for source in files() {
-        let space = source.name.replace('.', "_");
-        spaces += &format!("namespace {space} {{\n{}\n}}\n", source.compiled());
-        for Kernel { name, .. } in KERNELS.iter().filter(|kernel| kernel.source == source) {
-            table += &format!("{{\"{name}\", bind<{space}::{name}>}},");
+    let (mut spaces, mut tables) = (String::new(), String::new());
+    for precision in PRECISIONS {
+        spaces += &format!("#undef REAL\n#define REAL {}\n", precision as i32);
+        tables += "{";
+        for source in files() {
+            let space = format!("{precision}_{}", source.name.replace('.', "_"));
+            // Functions of C are the same in every namespace.
+            let text = source.compiled().replace("extern \"C\"", "");
+            spaces += &format!("namespace {space} {{\n{text}\n}}\n");
+            for Kernel { name, .. } in KERNELS.iter().filter(|kernel| kernel.source == source) {
+                tables += &format!("{{\"{name}\", bind<{space}::{name}>}},");
+            }
         }
+        tables += "},";
     }
-    let kernels = format!("static const Kernel KERNELS[] = {{{table}}};\n");
+    let count = KERNELS.iter().filter(|kernel| FILES.contains(&kernel.source.name)).count();
+    let kernels = format!(
+        "static const Kernel TABLES[][{count}] = {{{tables}}};\nstatic int chosen = 0;\n\
+         extern \"C\" void choose(int precision) {{ chosen = precision; }}\n\
+         #define KERNELS TABLES[chosen]\n"
+    );
     let include = |name: &str| format!("#include \"{name}\"\n");
     let headers = ["emulation.h", "kernel.h"].map(include).concat();
     headers + &spaces + &kernels + &include("driver.cpp")
 }
 
-fn skipped(why: &str) -> Option<Library> {
+fn skipped<T>(why: &str) -> Option<T> {
     // Past the capture of the tests' output, which nobody sees of a test that passes.
     let _ = writeln!(io::stderr(), "SKIPPED, nothing ran above an emulated CUDA: {why}");
     None
@@ -234,9 +274,9 @@ fn what_waits_for_a_delivery_waits_for_no_later_one() {
 /// In bf16, where parameters are cast after the copy, by way of memory that deliveries share.
 #[test]
 fn parameters_are_those_that_were_written_last_before_they_are_used_however_late_they_come() {
-    let Some((gpu, _alone)) = gpu_with(Precision::Bf16, &files()) else { return };
+    let Some(_alone) = alone(Precision::Bf16) else { return };
     let sizes = Sizes { parameters: MANY, activations: MANY, ..Sizes::default() };
-    let mut device = Cuda::new(gpu, sizes).expect("memory");
+    let mut device = device(Precision::Bf16, sizes);
     let [parameters, sums] =
         [Arena::Parameters, Arena::Activations].map(|arena| View::row(arena, 0..MANY));
     let values = |round: usize| -> Vec<f32> {
@@ -253,4 +293,22 @@ fn parameters_are_those_that_were_written_last_before_they_are_used_however_late
     let last = View::row(Arena::Parameters, MANY - 1..MANY);
     device.write(last, &[77.0]);
     assert_eq!(*device.read_back(last).expect("nothing fails"), [77.0]);
+}
+
+fn device(precision: Precision, sizes: Sizes) -> Cuda<Gpu> {
+    Cuda::new(open(precision, &files()), sizes).expect("memory")
+}
+
+fn subject(precision: Precision) -> Subject {
+    precisions::subject(precision, Box::new(move |sizes| Box::new(device(precision, sizes)) as _))
+}
+
+/// Of every form and size, most of them at addresses that are aligned to an element alone.
+#[test]
+fn products_of_the_library_are_right_in_every_precision() {
+    for precision in PRECISIONS {
+        let Some(_alone) = alone(precision) else { return };
+        checks::products_of_all_forms(&subject(precision));
+        checks::products_into_a_gradient(&subject(precision));
+    }
 }

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 
 typedef int Result;
@@ -45,6 +46,7 @@ static std::string words(const char* name, const char* otherwise) {
 static long total_bytes() { return setting("free_mib", 1024) << 20; }
 
 static size_t allocated = 0;
+static std::map<uint64_t, size_t> allocations;
 static long launches = 0;
 static bool broken = false;
 
@@ -222,11 +224,14 @@ Result cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     void* got = aligned_alloc(256, (bytes + 255) / 256 * 256);
     memset(got, 0xff, bytes);
     *address = reinterpret_cast<uint64_t>(got);
+    allocations[*address] = bytes;
     return SUCCESS;
 }
 
 Result cuMemFree_v2(uint64_t address) {
     Result outcome = finish();
+    allocated -= allocations[address];
+    allocations.erase(address);
     free(memory(address));
     return outcome;
 }
@@ -280,5 +285,10 @@ Result cuLaunchKernel(const Kernel* kernel, unsigned grid_x, unsigned grid_y, un
         broken = ++launches > setting("fails_after", 1L << 40);
         if (!broken) bound(shape.data());
     });
+}
+
+// By which other libraries enqueue their work.
+Result cuLaunchHostFunc(Stream* stream, void (*function)(void*), void* data) {
+    return enqueue(stream, [=] { function(data); });
 }
 }

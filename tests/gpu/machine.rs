@@ -32,6 +32,9 @@ pub struct Machine {
     /// Where NVML is, if there is one, and what `nvml.cpp` reads.
     nvml: Option<&'static Path>,
     nvml_settings: &'static str,
+    /// Where cuBLASLt is, if there is one, and what `cublaslt.cpp` reads.
+    cublaslt: Option<&'static Path>,
+    cublaslt_settings: &'static str,
     /// Where other libraries of CUDA are found, first of all.
     path: Vec<PathBuf>,
 }
@@ -64,11 +67,18 @@ impl Machine {
         fs::write(folder.path().join("run.toml"), config).unwrap();
         // Kernels of one source and precision are the same in every test.
         let cache = place("cache");
-        let (settings, nvml_settings) = (String::new(), "");
-        let (library, nvml) = (Some(library), Some(nvml()));
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        let path = std::env::split_paths(&path).collect();
-        Some(Self { folder, library, cache, settings, nvml, nvml_settings, path })
+        Some(Self {
+            folder,
+            library: Some(library),
+            cache,
+            settings: String::new(),
+            nvml: Some(nvml()),
+            nvml_settings: "",
+            cublaslt: None,
+            cublaslt_settings: "",
+            path: std::env::split_paths(&path).collect(),
+        })
     }
 
     /// The same with other settings of the driver.
@@ -77,9 +87,8 @@ impl Machine {
         for name in ["text.txt", "run.toml"] {
             fs::copy(self.folder.path().join(name), folder.path().join(name)).unwrap();
         }
-        let Self { library, nvml, nvml_settings, .. } = *self;
         let (cache, path) = (self.cache.clone(), self.path.clone());
-        Self { folder, library, cache, settings: settings.into(), nvml, nvml_settings, path }
+        Self { folder, cache, settings: settings.into(), path, ..*self }
     }
 
     /// The same with another run.
@@ -122,6 +131,11 @@ impl Machine {
     /// The same with other settings of NVML.
     pub fn with_nvml(self, nvml_settings: &'static str) -> Self {
         Self { nvml_settings, ..self }
+    }
+
+    /// The same with cuBLASLt, and these settings of it.
+    pub fn with_cublaslt(&self, cublaslt_settings: &'static str) -> Self {
+        Self { cublaslt: Some(cublaslt()), cublaslt_settings, ..self.having(&self.settings) }
     }
 
     /// The same, with nothing compiled yet.
@@ -258,11 +272,13 @@ impl Machine {
                 command.env_remove(name);
             }
         }
-        let own = [self.library, self.nvml].into_iter().flatten().map(PathBuf::from);
+        let own = [self.library, self.nvml, self.cublaslt];
+        let own = own.into_iter().flatten().map(PathBuf::from);
         let path = own.chain(self.path.iter().cloned());
         let path = std::env::join_paths(path).unwrap();
         command.env("LD_LIBRARY_PATH", path).env("XDG_CACHE_HOME", &self.cache);
         command.env("EMULATED_CUDA", settings).env("EMULATED_NVML", self.nvml_settings);
+        command.env("EMULATED_CUBLASLT", self.cublaslt_settings);
         command.args(arguments).current_dir(&self.folder).stdin(Stdio::null());
         command
     }
@@ -288,19 +304,37 @@ fn library(precision: Precision) -> Option<&'static Path> {
 /// The folder of NVML.
 fn nvml() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let sources = tempfile::tempdir().unwrap();
-        fs::write(sources.path().join("nvml.cpp"), include_str!("nvml.cpp")).unwrap();
-        let compiler = std::env::var("CXX").unwrap_or("c++".into());
-        let output = Command::new(&compiler)
-            .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.cpp"])
-            .current_dir(&sources)
-            .output()
-            .expect("the compiler has just compiled the driver");
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "NVML does not compile:\n{errors}");
-        install(&sources.path().join("libnvidia-ml.so.1"), place("nvml"))
-    })
+    let sources = [("nvml.cpp", include_str!("nvml.cpp"))];
+    FOLDER.get_or_init(|| compiled("nvml", "libnvidia-ml.so.1", &sources))
+}
+
+/// The folder of cuBLASLt.
+fn cublaslt() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let sources = [
+        ("cublaslt.cpp", include_str!("cublaslt.cpp")),
+        ("emulation.h", include_str!("../../kernels/tests/cuda/emulation.h")),
+        ("real.cuh", include_str!("../../kernels/src/backend/cuda/kernels/real.cuh")),
+    ];
+    FOLDER.get_or_init(|| compiled("cublaslt", "libcublasLt.so", &sources))
+}
+
+/// The folder of a library that stands beside the driver; the first source is the one to compile.
+fn compiled(place_of: &str, name: &str, sources: &[(&str, &str)]) -> PathBuf {
+    let folder = tempfile::tempdir().unwrap();
+    for (source, text) in sources {
+        fs::write(folder.path().join(source), text).unwrap();
+    }
+    let compiler = std::env::var("CXX").unwrap_or("c++".into());
+    let output = Command::new(compiler)
+        .args(["-std=c++17", "-O2", "-shared", "-fPIC", Precision::F32.definition()])
+        .args(["-Wno-unknown-pragmas", "-o", name, sources[0].0, "-ldl"])
+        .current_dir(&folder)
+        .output()
+        .expect("the compiler has just compiled the driver");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} does not compile:\n{errors}");
+    install(&folder.path().join(name), place(place_of))
 }
 
 /// Whole, or the one of before: tests of another process may be using that.

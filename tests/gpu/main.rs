@@ -1,7 +1,7 @@
 //! Runs on a GPU that is emulated: everything of Everstep is the real thing, from the command line
 //! to the calls of the driver, and so is the compiler of the kernels. The driver is one of our own,
 //! whose GPU is the CPU (`driver.cpp`), and the kernels that it runs are the sources that were
-//! compiled.
+//! compiled. So is the library of products (`cublaslt.cpp`), where a run has one.
 //!
 //! It needs a C++ compiler and NVRTC (`tests/cuda/install-nvrtc.sh`), and says loudly when one of
 //! them is missing. On a GPU none of this has ever run.
@@ -20,10 +20,9 @@ use everstep_kernels::backend::cuda::{OPERATIONS, Precision, Source};
 use machine::{Machine, say_skipped};
 use serde_json::Value;
 
-/// Libraries of CUDA 12.4, as far as they are asked for their version.
+/// NVRTC of CUDA 12.4, as far as it is asked for its version.
 const OLD_COMPILER: &str = "extern \"C\" int nvrtcVersion(int* major, int* minor) {\
     *major = 12; *minor = 4; return 0; }";
-const OLD_PRODUCTS: &str = "extern \"C\" unsigned long cublasLtGetVersion() { return 120400; }";
 
 /// A program's stderr, where it has failed with this exit code.
 fn refused(output: &Output, code: i32) -> String {
@@ -222,9 +221,55 @@ fn products_that_are_too_old_are_a_warning() {
     let without = machine.train(&flags);
     let missing = "libcublasLt.so.13 is not found: products take Everstep's own";
     assert!(machine.log().contains(missing), "{}", machine.log());
-    let machine = machine.with_library("libcublasLt.so", OLD_PRODUCTS);
+    let machine = machine.with_cublaslt("version=120400");
     assert_eq!(machine.train(&flags)["state_hash"], without["state_hash"]);
     assert!(machine.log().contains("cuBLASLt is older than 13.0"), "{}", machine.log());
+}
+
+#[test]
+fn products_of_the_library_learn_what_the_cpu_learns_with_the_same_bits_for_any_workers() {
+    for precision in ["f32", "bf16"] {
+        let Some(machine) = Machine::new(precision) else { return };
+        let train = |workers| {
+            let machine = machine.with_cublaslt("");
+            let report = machine.train(&["--device", "cuda", "--workers", workers]);
+            assert!(!machine.log().contains("Everstep's own"), "{}", machine.log());
+            report
+        };
+        let [one, two] = ["1", "2"].map(train);
+        assert_eq!(one["state_hash"], two["state_hash"], "{precision}");
+        let own = machine.train(&["--device", "cuda", "--workers", "1"]);
+        assert_ne!(one["state_hash"], own["state_hash"], "{precision}: nothing is its");
+        if precision == "f32" {
+            let cpu = machine.train(&["--device", "cpu", "--workers", "1"]);
+            for (gpu, cpu) in losses(&one).into_iter().zip(losses(&cpu)) {
+                assert!((gpu - cpu).abs() < 1e-4 * cpu, "{gpu} on the GPU, {cpu} on the CPU");
+            }
+        }
+    }
+}
+
+/// The head's products are those with as many rows as there are tokens, as the library counts.
+#[test]
+fn a_shape_that_the_library_has_no_algorithm_for_takes_the_kernel_in_every_worker() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let train = |settings, workers| {
+        machine.with_cublaslt(settings).train(&["--device", "cuda", "--workers", workers])
+    };
+    let [one, two] = ["1", "2"].map(|workers| train("refuses_rows=256", workers));
+    assert_eq!(one["state_hash"], two["state_hash"]);
+    assert_ne!(one["state_hash"], train("", "1")["state_hash"], "nothing was refused");
+}
+
+#[test]
+fn a_product_that_fails_ends_the_worker_and_is_not_computed_in_another_way() {
+    let Some(machine) = Machine::new("f32") else { return };
+    let machine = machine.with_cublaslt("fails_after=99");
+    let output = machine.launch(&["--device", "cuda", "--workers", "1"]);
+    assert!(!output.status.success());
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stderr), machine.log());
+    let words = "cublasLtMatmul failed on the GPU: CublasError(CUBLAS_STATUS_EXECUTION_FAILED)";
+    assert!(said.contains(words), "{said}");
 }
 
 #[test]
