@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use everstep_kernels::backend::DeviceError;
 use everstep_kernels::backend::cuda::gpu::Gpu;
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Kernel, Launch, OPERATIONS,
-    Precision, Product,
+    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Epilogue, Kernel, Launch,
+    OPERATIONS, Precision, Product,
 };
 use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
@@ -144,8 +144,12 @@ impl Driver for Timed {
     }
 
     fn matmul(&mut self, product: &Product) -> bool {
-        // The kernel that is launched instead is timed by itself.
-        self.timed("products", |gpu| gpu.matmul(product))
+        let kind = match product.epilogue {
+            Epilogue::None => "products",
+            _ => "products, bias, GELU",
+        };
+        // Kernels that are launched instead are timed by themselves.
+        self.timed(kind, |gpu| gpu.matmul(product))
     }
 }
 

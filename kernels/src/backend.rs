@@ -8,8 +8,9 @@
 //! So whatever fails on the device shows at those three, and once it has shown, it shows at each of
 //! them: nothing computed after a failure is ever seen.
 //!
-//! Every operation computes the same bits from the same inputs on every call. Nothing here knows
-//! of layers, models or batches. Sizes are in elements, matrices row-major.
+//! Every operation computes the same bits from the same inputs on every call. Some are composed of
+//! others: a device that can do such a one at once need not round in between. Nothing here knows of
+//! layers, models or batches. Sizes are in elements, matrices row-major.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -58,6 +59,26 @@ pub trait Backend: Send {
 
     /// Adds: `c += a b`. Any of `a` and `b` may be [transposed](View::t).
     fn matmul_add(&mut self, a: View, b: View, c: View);
+
+    /// Writes `y = x weight + bias`, the single row `bias` to every row of `y`: a linear layer.
+    fn linear(&mut self, x: View, weight: View, bias: View, y: View) {
+        self.matmul(x, weight, y);
+        self.add_bias(bias, y);
+    }
+
+    /// The same, and writes the [GELU](Backend::gelu) of `y` into `activated`.
+    fn linear_gelu(&mut self, x: View, weight: View, bias: View, [y, activated]: [View; 2]) {
+        self.linear(x, weight, bias, y);
+        self.gelu(y, activated);
+    }
+
+    /// Writes `c = a b`, multiplied by the derivative of [`Backend::gelu`] at `x`: the way back
+    /// through a linear layer and the GELU before it. Any of `a` and `b` may be
+    /// [transposed](View::t).
+    fn matmul_gelu_backward(&mut self, a: View, b: View, x: View, c: View) {
+        self.matmul(a, b, c);
+        self.gelu_backward(x, c);
+    }
 
     /// Adds `x` to `y`, elementwise: a residual connection.
     fn add(&mut self, x: View, y: View);

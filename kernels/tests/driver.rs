@@ -35,7 +35,7 @@ use operations::{checks, precisions};
 const COUNTS: [usize; 5] = [9 << 20, 1, 1 << 20, (1 << 20) + 3, 77];
 
 /// The kernels that are run. There is none for products: they are the library's, or fail.
-const FILES: [&str; 2] = ["add.cu", "cast.cu"];
+const FILES: [&str; 4] = ["add.cu", "bias.cu", "cast.cu", "gelu.cu"];
 
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Fp16];
 
@@ -95,8 +95,8 @@ fn library(folder: &Path, name: &str, source: &str) -> Option<Library> {
     Some(unsafe { Library::new(folder.join(name)) }.expect("just compiled"))
 }
 
-fn files() -> Vec<&'static Source> {
-    SOURCES.iter().copied().filter(|source| FILES.contains(&source.name)).collect()
+fn files(names: &[&str]) -> Vec<&'static Source> {
+    SOURCES.iter().copied().filter(|source| names.contains(&source.name)).collect()
 }
 
 /// The kernels in every precision, of which one is chosen at a time, and the driver.
@@ -105,7 +105,7 @@ fn program() -> String {
     for precision in PRECISIONS {
         spaces += &format!("#undef REAL\n#define REAL {}\n", precision as i32);
         tables += "{";
-        for source in files() {
+        for source in files(&FILES) {
             let space = format!("{precision}_{}", source.name.replace('.', "_"));
             // Functions of C are the same in every namespace.
             let text = source.compiled().replace("extern \"C\"", "");
@@ -296,11 +296,16 @@ fn parameters_are_those_that_were_written_last_before_they_are_used_however_late
 }
 
 fn device(precision: Precision, sizes: Sizes) -> Cuda<Gpu> {
-    Cuda::new(open(precision, &files()), sizes).expect("memory")
+    Cuda::new(open(precision, &files(&FILES)), sizes).expect("memory")
 }
 
-fn subject(precision: Precision) -> Subject {
-    precisions::subject(precision, Box::new(move |sizes| Box::new(device(precision, sizes)) as _))
+/// With these kernels.
+fn subject(precision: Precision, names: &'static [&str]) -> Subject {
+    let open = move |sizes| {
+        let cuda = Cuda::new(open(precision, &files(names)), sizes).expect("memory");
+        Box::new(cuda) as Box<dyn Backend>
+    };
+    precisions::subject(precision, Box::new(open))
 }
 
 /// Of every form and size, most of them at addresses that are aligned to an element alone.
@@ -308,7 +313,78 @@ fn subject(precision: Precision) -> Subject {
 fn products_of_the_library_are_right_in_every_precision() {
     for precision in PRECISIONS {
         let Some(_alone) = alone(precision) else { return };
-        checks::products_of_all_forms(&subject(precision));
-        checks::products_into_a_gradient(&subject(precision));
+        let subject = subject(precision, &FILES);
+        checks::products_of_all_forms(&subject);
+        checks::products_into_a_gradient(&subject);
     }
+}
+
+#[test]
+fn a_bias_and_gelu_are_right_whether_the_library_computes_them_or_kernels_do() {
+    for precision in PRECISIONS {
+        let Some(_alone) = alone(precision) else { return };
+        let subject = subject(precision, &FILES);
+        checks::linear_layers_of_all_forms(&subject);
+        checks::a_gelu_between_linear_layers(&subject);
+    }
+}
+
+/// There are no kernels for them.
+#[test]
+fn a_bias_and_gelu_are_computed_with_their_product_where_the_library_can() {
+    for precision in PRECISIONS {
+        let Some(_alone) = alone(precision) else { return };
+        let subject = subject(precision, &["cast.cu"]);
+        for shape in [[33, 17, 64], [64, 30, 24], [7, 16, 40], [1, 1, 8]] {
+            checks::linear_layer(&subject, shape);
+            checks::gelu_after_and_before(&subject, shape);
+        }
+    }
+}
+
+/// A weight of 8 x 8 of ones, its bias, and many parameters behind them.
+const WEIGHT: usize = 64;
+const BIAS: usize = 8;
+
+/// `x` of ones, GELU's input and its output, and a device where nothing of it is late.
+fn linear_layer() -> (Cuda<Gpu>, [View; 3]) {
+    let sizes = Sizes { parameters: WEIGHT + BIAS + MANY, activations: 96, ..Sizes::default() };
+    let mut device = device(Precision::F32, sizes);
+    let views = [0, 32, 64].map(|at| View::new(Arena::Activations, at, 1, 8));
+    device.write(views[0], &[1.0; 8]);
+    device.write(View::row(Arena::Parameters, 0..WEIGHT), &[1.0; WEIGHT]);
+    device.read_back(View::row(Arena::Parameters, 0..WEIGHT)).expect("nothing fails");
+    (device, views)
+}
+
+#[test]
+fn a_linear_layer_waits_for_its_bias_and_a_new_bias_for_the_layer() {
+    let Some(_alone) = alone(Precision::F32) else { return };
+    let weight = View::new(Arena::Parameters, 0, 8, 8);
+    let bias = View::row(Arena::Parameters, WEIGHT..WEIGHT + BIAS);
+    // So much that it goes to the GPU before anything waits for it.
+    let behind = View::row(Arena::Parameters, WEIGHT..WEIGHT + BIAS + MANY);
+    for with_gelu in [false, true] {
+        let (mut device, [x, y, activated]) = linear_layer();
+        for late in [3.0, 5.0] {
+            device.write(bias, &[late; BIAS]);
+            match with_gelu {
+                false => device.linear(x, weight, bias, y),
+                true => device.linear_gelu(x, weight, bias, [y, activated]),
+            }
+            device.write(behind, &vec![100.0; BIAS + MANY]);
+            assert_eq!(*device.read_back(y).expect("nothing fails"), [8.0 + late; 8]);
+        }
+    }
+}
+
+#[test]
+fn the_way_back_through_a_linear_layer_waits_for_its_weight() {
+    let Some(_alone) = alone(Precision::F32) else { return };
+    let (mut device, [dy, input, d_input]) = linear_layer();
+    device.write(input, &[50.0; 8]); // all of it passes
+    device.write(View::row(Arena::Parameters, 0..WEIGHT), &[2.0; WEIGHT]);
+    let weight = View::new(Arena::Parameters, 0, 8, 8);
+    device.matmul_gelu_backward(dy, weight.t(), input, d_input);
+    assert_eq!(*device.read_back(d_input).expect("nothing fails"), [16.0; 8]);
 }

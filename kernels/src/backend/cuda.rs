@@ -28,13 +28,14 @@ pub mod gpu;
 mod kernels;
 mod launch;
 pub mod memory;
+mod products;
 mod segments;
 pub mod update;
 
 pub use attention::AttentionKernels;
 pub use driver::{
-    Address, Argument, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Matrix, Precision,
-    Product, Source,
+    Address, Argument, Delivered, Delivery, Driver, DriverError, Epilogue, Kernel, Launch, Matrix,
+    Precision, Product, Source,
 };
 pub use kernels::{KERNELS, OPERATIONS, SOURCES};
 
@@ -129,37 +130,6 @@ impl<D: Driver> Cuda<D> {
         let float = matches!(view.arena, Arena::Gradients | Arena::Statistics);
         assert!(float, "{view:?} is not made of gradients or statistics");
         self.at(view)
-    }
-
-    fn matrix(&self, view: View) -> Matrix {
-        Matrix {
-            address: self.arenas.address(view),
-            element: self.arenas.element(view.arena),
-            rows: view.rows(),
-            columns: view.columns(),
-            transposed: view.transposed,
-        }
-    }
-
-    fn product(&mut self, a: View, b: View, c: View, accumulate: bool) {
-        assert_eq!((a.rows(), b.columns()), (c.rows(), c.columns()), "shape of the product");
-        assert_eq!(a.columns(), b.rows(), "inner size of the product");
-        let upright = |view: View| View { transposed: false, ..view };
-        let operands = [self.real(upright(a)), self.real(upright(b)), self.at(c)];
-        let [left, right, sums] = [a, b, c].map(|view| self.matrix(view));
-        let product = Product { a: left, b: right, c: sums, accumulate };
-        if c.is_empty() || self.driver.matmul(&product) {
-            return;
-        }
-        let kernel = match c.arena {
-            Arena::Parameters | Arena::Activations => &kernels::MATMUL,
-            Arena::Gradients | Arena::Statistics => &kernels::MATMUL_F32,
-        };
-        let [m, n, k] = [c.rows(), c.columns(), a.columns()].map(long);
-        let [a, b, accumulate] = [a.transposed, b.transposed, accumulate].map(choice);
-        let [left, right, sums] = operands;
-        let arguments = [left, right, sums, m, n, k, a, b, accumulate];
-        self.launch(kernel, launch::tiles(c.rows(), c.columns()), &arguments);
     }
 
     /// Launches a kernel of two views of one length, and that length.
@@ -264,11 +234,23 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
     }
 
     fn matmul(&mut self, a: View, b: View, c: View) {
-        self.product(a, b, c, false);
+        products::product(self, [a, b, c], false);
     }
 
     fn matmul_add(&mut self, a: View, b: View, c: View) {
-        self.product(a, b, c, true);
+        products::product(self, [a, b, c], true);
+    }
+
+    fn linear(&mut self, x: View, weight: View, bias: View, y: View) {
+        products::linear(self, [x, weight, y], bias);
+    }
+
+    fn linear_gelu(&mut self, x: View, weight: View, bias: View, outputs: [View; 2]) {
+        products::linear_gelu(self, [x, weight], bias, outputs);
+    }
+
+    fn matmul_gelu_backward(&mut self, a: View, b: View, x: View, c: View) {
+        products::gelu_backward(self, [a, b, c], x);
     }
 
     fn add(&mut self, x: View, y: View) {

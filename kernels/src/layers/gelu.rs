@@ -1,6 +1,6 @@
-//! GELU, tanh form.
+//! GELU, tanh form, between two linear layers: a device may compute it with their products.
 
-use super::Plan;
+use super::{Linear, Plan};
 use crate::backend::{Backend, View};
 
 /// `[rows, width]` to the same shape, elementwise.
@@ -20,15 +20,16 @@ impl Gelu {
         self.y.top(rows)
     }
 
-    /// `x` is `[rows, width]`.
-    pub fn forward(&self, device: &mut dyn Backend, x: View) -> View {
+    /// Of the output of `before`, the layer that reads `x`.
+    pub fn forward(&self, device: &mut dyn Backend, before: &Linear, x: View) -> View {
         let y = self.y(x.rows());
-        device.gelu(x, y);
+        before.forward_gelu(device, x, y);
         y
     }
 
-    /// Turns `dy` into the gradient of `x`, in place. Does not read the output.
-    pub fn backward(&self, device: &mut dyn Backend, x: View, dy: View) {
-        device.gelu_backward(x, dy);
+    /// Through `after`, the layer that read this one's output and whose own has the gradient `dy`,
+    /// then through this one, which read `x`: writes `dx`.
+    pub fn backward(&self, device: &mut dyn Backend, after: &Linear, x: View, dy: View, dx: View) {
+        after.backward_gelu(device, [x, self.y(x.rows())], dy, dx);
     }
 }

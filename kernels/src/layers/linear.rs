@@ -37,15 +37,37 @@ impl Linear {
     /// `x` is `[rows, inputs]`; returns `[rows, outputs]`.
     pub fn forward(&self, device: &mut dyn Backend, x: View) -> View {
         let y = self.y(x.rows());
-        device.matmul(x, self.weight, y);
-        device.add_bias(self.bias, y);
+        device.linear(x, self.weight, self.bias, y);
         y
+    }
+
+    /// The same, and writes the GELU of the output into `activated`.
+    pub(super) fn forward_gelu(&self, device: &mut dyn Backend, x: View, activated: View) {
+        let y = self.y(x.rows());
+        device.linear_gelu(x, self.weight, self.bias, [y, activated]);
     }
 
     /// Writes `dx`. Does not read the output.
     pub fn backward(&self, device: &mut dyn Backend, x: View, dy: View, dx: View) {
+        self.learn(device, x, dy);
+        device.matmul(dy, self.weight.t(), dx);
+    }
+
+    /// The same where `x` is the GELU of `input`: writes the gradient of that.
+    pub(super) fn backward_gelu(
+        &self,
+        device: &mut dyn Backend,
+        [input, x]: [View; 2],
+        dy: View,
+        d_input: View,
+    ) {
+        self.learn(device, x, dy);
+        device.matmul_gelu_backward(dy, self.weight.t(), input, d_input);
+    }
+
+    /// Adds to the gradients of the parameters.
+    fn learn(&self, device: &mut dyn Backend, x: View, dy: View) {
         device.matmul_add(x.t(), dy, self.weight.gradient());
         device.bias_backward(dy, self.bias.gradient());
-        device.matmul(dy, self.weight.t(), dx);
     }
 }

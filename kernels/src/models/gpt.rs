@@ -253,8 +253,7 @@ impl Block {
     fn backward(&self, device: &mut dyn Backend, sequence: usize, x: View, d: Gradients) {
         let rows = x.rows();
         let Inner { ln_1, c_attn, attention, attn_c_proj, ln_2, c_fc, gelu } = &self.inner;
-        self.c_proj.backward(device, gelu.y(rows), d.stream, d.wide);
-        gelu.backward(device, c_fc.y(rows), d.wide);
+        gelu.backward(device, &self.c_proj, c_fc.y(rows), d.stream, d.wide);
         c_fc.backward(device, ln_2.y(rows), d.wide, d.branch);
         ln_2.backward(device, attn_c_proj.y(rows), d.branch, d.stream);
         attn_c_proj.backward(device, attention.y(rows), d.stream, d.branch);
@@ -290,7 +289,6 @@ impl Inner {
         let middle = self.attn_c_proj.forward(device, y);
         device.add(x, middle);
         let y = self.ln_2.forward(device, middle);
-        let y = self.c_fc.forward(device, y);
-        [middle, self.gelu.forward(device, y)]
+        [middle, self.gelu.forward(device, &self.c_fc, y)]
     }
 }

@@ -78,8 +78,7 @@ impl Model for Mlp {
         let mut x = self.x(0, input.tokens.len / input.length);
         for hidden in &self.hidden {
             need(device, hidden.parameters.clone());
-            let y = hidden.linear.forward(device, x);
-            x = hidden.gelu.forward(device, y);
+            x = hidden.gelu.forward(device, &hidden.linear, x);
         }
         need(device, self.last.clone());
         self.head.forward(device, x)
@@ -93,19 +92,20 @@ impl Model for Mlp {
         ready: &mut Boundary<'_>,
     ) {
         let rows = d_logits.rows();
-        let [mut dy, mut dx] = self.gradients;
-        let x = self.x(self.hidden.len(), rows);
-        self.head.backward(device, x, d_logits, dy.shaped(rows, x.columns()));
-        ready(device, self.last.clone());
-        for (layer, hidden) in self.hidden.iter().enumerate().rev() {
-            let (x, y) = (self.x(layer, rows), hidden.linear.y(rows));
-            let d_hidden = dy.shaped(rows, y.columns());
-            hidden.gelu.backward(device, y, d_hidden);
-            hidden.linear.backward(device, x, d_hidden, dx.shaped(rows, x.columns()));
-            (dy, dx) = (dx, dy);
-            ready(device, hidden.parameters.clone());
+        let [mut next, mut free] = self.gradients;
+        let (mut layer, mut parameters, mut dy) = (&self.head, &self.last, d_logits);
+        for hidden in self.hidden.iter().rev() {
+            let x = hidden.linear.y(rows);
+            let dx = next.shaped(rows, x.columns());
+            hidden.gelu.backward(device, layer, x, dy, dx);
+            ready(device, parameters.clone());
+            (layer, parameters, dy) = (&hidden.linear, &hidden.parameters, dx);
+            (next, free) = (free, next);
         }
-        self.embedding.backward(device, input.tokens, dy.shaped(input.tokens.len, EMBEDDING));
+        let x = self.x(0, rows);
+        layer.backward(device, x, dy, next.shaped(rows, x.columns()));
+        ready(device, parameters.clone());
+        self.embedding.backward(device, input.tokens, next.shaped(input.tokens.len, EMBEDDING));
         ready(device, self.first.clone());
     }
 

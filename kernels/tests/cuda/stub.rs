@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
-    Product, memory,
+    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Epilogue, Kernel, Launch,
+    Precision, Product, memory,
 };
 use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
 use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Pass};
@@ -15,8 +15,9 @@ use everstep_kernels::models::{ConfigError, Mlp, MlpConfig, OnBackend};
 #[derive(Clone, Default)]
 struct Stub {
     free_bytes: usize,
-    /// Whether it has a library of products.
+    /// Whether it has a library of products, and that has epilogues.
     library: bool,
+    epilogues: bool,
     broken: bool,
     products: Arc<Mutex<Vec<Product>>>,
     launched: Arc<Mutex<Vec<&'static str>>>,
@@ -59,7 +60,7 @@ impl Driver for Stub {
 
     fn matmul(&mut self, product: &Product) -> bool {
         self.products.lock().unwrap().push(*product);
-        self.library
+        self.library && (self.epilogues || product.epilogue == Epilogue::None)
     }
 }
 
@@ -128,5 +129,25 @@ fn products_go_to_the_library_where_there_is_one() {
         assert_eq!(product.b.address, Address(4096 + 14));
         let expected: &[&str] = if library { &[] } else { &["matmul_f32"] };
         assert_eq!(*stub.launched.lock().unwrap(), expected);
+    }
+}
+
+#[test]
+fn what_the_library_has_no_epilogue_for_is_its_product_and_kernels() {
+    let sizes = Sizes { parameters: 100, activations: 100, ..Sizes::default() };
+    let [x, y, g] = [0, 16, 32].map(|at| View::new(Arena::Activations, at, 2, 8));
+    let (weight, bias) =
+        (View::new(Arena::Parameters, 0, 8, 8), View::row(Arena::Parameters, 64..72));
+    for (library, epilogues, products, kernels) in [
+        (true, true, 2, &[][..]),
+        (true, false, 5, &["add_bias", "gelu", "gelu_backward"]),
+        (false, false, 5, &["matmul", "add_bias", "gelu", "matmul", "gelu_backward"]),
+    ] {
+        let stub = Stub { free_bytes: PLENTY, library, epilogues, ..Stub::default() };
+        let mut device = Cuda::new(stub.clone(), sizes).expect("it fits");
+        device.linear_gelu(x, weight, bias, [y, g]);
+        device.matmul_gelu_backward(y, weight.t(), x, g);
+        assert_eq!(stub.products.lock().unwrap().len(), products, "asked for");
+        assert_eq!(*stub.launched.lock().unwrap(), kernels);
     }
 }

@@ -12,6 +12,8 @@ macro_rules! test_every_operation {
             products_into_a_gradient
             a_residual_connection
             a_bias_forward_and_backward
+            linear_layers_of_all_forms
+            a_gelu_between_linear_layers
             an_embedding_forward_and_backward
             layer_norm_forward_and_backward
             layer_norm_of_rows_far_from_zero
@@ -126,6 +128,43 @@ pub fn a_bias_forward_and_backward(subject: &Subject) {
             device.bias_backward(dy, bias.gradient());
         });
     }
+}
+
+/// Rows, inputs and outputs. A library of products may do what comes after them, too, where rows
+/// are of a multiple of 8 numbers and a bias begins at one of 16 bytes: so it is in some.
+const LINEAR: [[usize; 3]; 6] =
+    [[1, 2, 17], [3, 5, 7], [33, 17, 64], [64, 30, 24], [7, 16, 40], [70, 9, 130]];
+
+pub fn linear_layers_of_all_forms(subject: &Subject) {
+    LINEAR.into_iter().for_each(|shape| linear_layer(subject, shape));
+}
+
+pub fn linear_layer(subject: &Subject, [rows, inputs, outputs]: [usize; 3]) {
+    let mut check = Check::of(subject);
+    let weight = check.parameter(inputs, outputs);
+    let bias = check.parameter(1, outputs);
+    let (x, y) = (check.input(rows, inputs), check.written(rows, outputs));
+    check.run(|device| device.linear(x, weight, bias, y));
+}
+
+pub fn a_gelu_between_linear_layers(subject: &Subject) {
+    LINEAR.into_iter().for_each(|shape| gelu_after_and_before(subject, shape));
+}
+
+pub fn gelu_after_and_before(subject: &Subject, [rows, inputs, outputs]: [usize; 3]) {
+    let mut check = Check::of(subject);
+    let weight = check.parameter(inputs, outputs);
+    let bias = check.parameter(1, outputs);
+    // Models begin every matrix at a cache line; here the first does.
+    let (y, activated) = (check.written(rows, outputs), check.written(rows, outputs));
+    let x = check.input(rows, inputs);
+    check.run(|device| device.linear_gelu(x, weight, bias, [y, activated]));
+
+    let mut check = Check::of(subject);
+    let weight = check.parameter(outputs, inputs);
+    let (input, d_input) = (check.input(rows, outputs), check.written(rows, outputs));
+    let dy = check.input(rows, inputs);
+    check.run(|device| device.matmul_gelu_backward(dy, weight.t(), input, d_input));
 }
 
 pub fn an_embedding_forward_and_backward(subject: &Subject) {

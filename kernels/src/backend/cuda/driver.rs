@@ -85,7 +85,7 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// `c = a b`, or `c += a b`, added up in f32.
+/// `c = a b`, or `c += a b`, added up in f32; or what an epilogue makes of `a b`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The left operand, of the driver's precision.
@@ -96,6 +96,33 @@ pub struct Product {
     pub c: Matrix,
     /// Whether the old `c` stays in the sum.
     pub accumulate: bool,
+    /// What the sums become before they are written; nothing else where they are f32 or added.
+    pub epilogue: Epilogue,
+}
+
+/// What the sums of a product become. Numbers are of the driver's precision: those of a bias one
+/// for each column of `c`, those of GELU's input as many as `c` has, and in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Epilogue {
+    /// `c` is the sums.
+    None,
+    /// `c` is the sums and the bias.
+    Bias {
+        /// Where the bias begins.
+        bias: Address,
+    },
+    /// `input` is the sums and the bias, and `c` is GELU of that.
+    Gelu {
+        /// Where the bias begins.
+        bias: Address,
+        /// Where GELU's input is written.
+        input: Address,
+    },
+    /// `c` is the sums, multiplied by the derivative of GELU at `input`.
+    GeluBackward {
+        /// Where GELU's input begins.
+        input: Address,
+    },
 }
 
 /// Parameters that go to the device beside what is computed, after every delivery before.
@@ -153,8 +180,8 @@ pub trait Driver: Send {
     /// Launches `kernel`. The arguments are those of its signature, in order.
     fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]);
 
-    /// Computes a product by the device's library. False where there is none: the backend then
-    /// launches its own kernel.
+    /// Computes a product by the device's library. False where it has no way to compute such a one,
+    /// which is so every time: the backend then launches its own kernels.
     fn matmul(&mut self, product: &Product) -> bool;
 }
 
@@ -219,6 +246,18 @@ impl fmt::Display for Precision {
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
         })
+    }
+}
+
+impl Epilogue {
+    /// Where the bias and GELU's input begin, of those that there are.
+    pub fn addresses(self) -> [Option<Address>; 2] {
+        match self {
+            Self::None => [None; 2],
+            Self::Bias { bias } => [Some(bias), None],
+            Self::Gelu { bias, input } => [Some(bias), Some(input)],
+            Self::GeluBackward { input } => [None, Some(input)],
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //! blocks are left out: each sum is added up by one of them, in one order.
 //!
 //! The library stores matrices column by column. A matrix that lies row by row is its transpose
-//! there, so it is asked for `c' = b' a'`.
+//! there, so it is asked for `c' = b' a'`. A bias, one number for each of our columns, is then one
+//! for each of its rows, as it wants it; and GELU's input, which it calls auxiliary, is `c'` alike.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,15 +15,15 @@ use std::ptr;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
-    cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t,
-    cublasStatus_t, cudaDataType,
+    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType,
 };
 use cudarc::driver::CudaStream;
 use cudarc::driver::result as driver;
 use tracing::{debug, warn};
 
-use super::super::driver::{Matrix, Precision, Product};
+use super::super::driver::{Address, Epilogue, Matrix, Precision, Product};
 use super::super::memory::WORKSPACE_BYTES;
 use super::devices;
 use super::error::CudaError;
@@ -31,6 +32,11 @@ use super::error::CudaError;
 const OLDEST: usize = 130_000;
 /// No algorithm asks for a stricter alignment.
 const WIDEST: u64 = 256;
+/// What the vectors of an epilogue are aligned to, bytes, and what the rows of GELU's input are a
+/// multiple of, elements. The documentation asks for the latter; the former is what a thread reads
+/// at once. With less, the product is the library's, and the rest is ours.
+const EPILOGUE_BYTES: u32 = 16;
+const INPUT_COLUMNS: usize = 8;
 
 /// The library, and the plans made so far.
 pub struct Products {
@@ -49,6 +55,9 @@ struct Shape {
     right: Operand,
     result: Operand,
     accumulate: bool,
+    epilogue: cublasLtEpilogue_t,
+    /// The alignment of the bias and of GELU's input, of those that there are.
+    vectors: [Option<u32>; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,9 +135,9 @@ fn failed(call: &'static str, error: CublasError) -> CudaError {
 
 impl Plan {
     fn new(handle: cublasLtHandle_t, shape: &Shape) -> Result<Self, CublasError> {
-        use cublasLtMatmulDescAttributes_t::{
-            CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB,
-        };
+        if !shape.is_taken() {
+            return Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
+        }
         let float = cudaDataType::CUDA_R_32F;
         // Exact products of f32, with no shorter format on the way.
         let product = result::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, float)?;
@@ -138,21 +147,35 @@ impl Plan {
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
         };
         let operands = [shape.right, shape.left, shape.result]; // c' = b' a'
-        let transposed = [
-            (CUBLASLT_MATMUL_DESC_TRANSA, shape.right.transposed),
-            (CUBLASLT_MATMUL_DESC_TRANSB, shape.left.transposed),
-        ];
-        for (attribute, is_transposed) in transposed {
-            let operation = i32::from(is_transposed); // CUBLAS_OP_N and CUBLAS_OP_T
-            let (value, size) = (ptr::from_ref(&operation).cast(), size_of_val(&operation));
-            // SAFETY: the value is of the attribute's type, and copied.
-            unsafe { result::set_matmul_desc_attribute(plan.product, attribute, value, size)? };
+        // CUBLAS_OP_N and CUBLAS_OP_T
+        let [first, second] = [shape.right, shape.left].map(|it| i32::from(it.transposed));
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &first)?;
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &second)?;
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(shape.epilogue as u32))?;
+        if let [_, Some(_)] = shape.vectors {
+            let columns = shape.result.columns as i64;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &columns)?;
         }
+        // Of these addresses an algorithm depends on the alignment alone, and so has no other.
+        plan.set_vectors(shape.vectors.map(|alignment| alignment.map(u64::from)))?;
         for (layout, operand) in plan.layouts.iter_mut().zip(operands) {
             *layout = operand.layout()?;
         }
         plan.algorithm = plan.choose(handle, operands)?;
         Ok(plan)
+    }
+
+    fn set<T>(&self, attribute: Attribute, value: &T) -> Result<(), CublasError> {
+        let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: the value is of the attribute's type, and copied.
+        unsafe { result::set_matmul_desc_attribute(self.product, attribute, value, size) }
+    }
+
+    /// Where the bias and GELU's input are.
+    fn set_vectors(&self, [bias, input]: [Option<u64>; 2]) -> Result<(), CublasError> {
+        let bias = bias.map(|at| (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, at));
+        let input = input.map(|at| (Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at));
+        bias.into_iter().chain(input).try_for_each(|(attribute, at)| self.set(attribute, &at))
     }
 
     /// The algorithm that the library thinks the fastest of those with one order of addition.
@@ -186,6 +209,7 @@ impl Plan {
         workspace: u64,
         stream: &CudaStream,
     ) -> Result<(), CublasError> {
+        self.set_vectors(product.epilogue.addresses().map(|at| at.map(|Address(at)| at)))?;
         let at = |matrix: &Matrix| matrix.address.0 as *mut c_void;
         let (one, old) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let [a, b, c] = self.layouts;
@@ -231,17 +255,35 @@ impl Preference {
 
 impl Shape {
     fn of(product: &Product) -> Self {
-        let Product { a, b, c, accumulate } = product;
-        let [left, right, result] = [a, b, c].map(Operand::of);
-        Self { left, right, result, accumulate: *accumulate }
+        let Product { a, b, c, accumulate, epilogue } = *product;
+        let [left, right, result] = [a, b, c].map(|matrix| Operand::of(&matrix));
+        let vectors = epilogue.addresses().map(|address| address.map(alignment));
+        let epilogue = match epilogue {
+            Epilogue::None => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::Gelu { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Epilogue::GeluBackward { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
+        };
+        Self { left, right, result, accumulate, epilogue, vectors }
     }
+
+    /// Whether the library is asked for an algorithm at all.
+    fn is_taken(&self) -> bool {
+        let [_, input] = self.vectors;
+        let aligned = self.vectors.iter().flatten().all(|bytes| *bytes >= EPILOGUE_BYTES);
+        aligned && (input.is_none() || self.result.columns.is_multiple_of(INPUT_COLUMNS))
+    }
+}
+
+/// The largest power of two, up to [`WIDEST`], that an address is a multiple of.
+fn alignment(Address(address): Address) -> u32 {
+    1 << (address | WIDEST).trailing_zeros()
 }
 
 impl Operand {
     fn of(matrix: &Matrix) -> Self {
         let Matrix { address, element, rows, columns, transposed } = *matrix;
-        let alignment = 1 << (address.0 | WIDEST).trailing_zeros();
-        Self { element, rows, columns, transposed, alignment }
+        Self { element, rows, columns, transposed, alignment: alignment(address) }
     }
 
     /// The matrix as it lies in memory, read column by column: as many rows as a row is long.
@@ -311,6 +353,7 @@ mod tests {
             b: matrix(1 << 20, 3, 5, true),
             c: matrix(1 << 21, 2, 5, false),
             accumulate: false,
+            epilogue: Epilogue::None,
         };
         let shape = |at| Shape::of(&product(at));
         assert_eq!(shape(512), shape(1 << 30));
@@ -318,6 +361,30 @@ mod tests {
         assert_ne!(shape(2 + 512), shape(512));
         let adds = Product { accumulate: true, ..product(512) };
         assert_ne!(Shape::of(&adds), shape(512));
+        let with_bias = |at| {
+            let epilogue = Epilogue::Bias { bias: Address(at) };
+            Shape::of(&Product { epilogue, ..product(512) })
+        };
+        assert_eq!(with_bias(512), with_bias(1 << 30));
+        assert_ne!(with_bias(512), shape(512));
+        assert_ne!(with_bias(512), with_bias(512 + 16));
+    }
+
+    #[test]
+    fn an_epilogue_whose_vectors_are_not_aligned_or_too_narrow_is_not_the_librarys() {
+        let (bias, input) = (Address(1 << 20), Address(1 << 21));
+        let is_taken = |columns, epilogue| {
+            let [a, b] = [matrix(2, 3, 7, false), matrix(4, 7, columns, false)];
+            let c = matrix(6, 3, columns, false);
+            Shape::of(&Product { a, b, c, accumulate: false, epilogue }).is_taken()
+        };
+        assert!(is_taken(5, Epilogue::None) && is_taken(5, Epilogue::Bias { bias }));
+        assert!(!is_taken(5, Epilogue::Bias { bias: bias.plus(8) }));
+        for (columns, taken) in [(8, true), (12, false)] {
+            assert_eq!(is_taken(columns, Epilogue::Gelu { bias, input }), taken);
+            assert_eq!(is_taken(columns, Epilogue::GeluBackward { input }), taken);
+        }
+        assert!(!is_taken(8, Epilogue::GeluBackward { input: input.plus(2) }));
     }
 
     #[test]

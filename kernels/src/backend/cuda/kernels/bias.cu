@@ -5,7 +5,7 @@
 // 1. one thread an element: a division of 64 bits for each;
 // 2. one thread a column, or 16 bytes of columns where rows are aligned, the biases in registers,
 //    going down the rows: this;
-// 3. in the epilogue of the product before it: the library's, where the driver has one.
+// 3. in the epilogue of the product before it: the library's, where it can (gpu/cublaslt.rs).
 // Backward:
 // 1. one thread a column: too few threads for a narrow matrix of many rows;
 // 2. blocks of 32 columns over chunks of rows, whose sums a second kernel (partials.cu) adds in

@@ -5,7 +5,7 @@
 // 1. one thread an element: too few bytes on their way at once to keep the memory busy;
 // 2. 16 bytes a thread at a time where both vectors are aligned: this; the forward pass does not
 //    use the old output, so it is not read;
-// 3. in the epilogue of the product before it: the library's work.
+// 3. in the epilogue of the product before it: the library's, where it can (gpu/cublaslt.rs).
 // Never run on a GPU; run on the CPU under emulation.
 
 // 2 sqrt(2 / pi).
