@@ -70,7 +70,9 @@ impl Timed {
 fn kind(file: &str) -> &'static str {
     match file {
         "matmul.cu" => "products",
-        "attention.cu" | "flash_attention.cu" | "tensor_attention.cu" => "attention",
+        "attention.cu" | "expected.cu" | "flash_attention.cu" | "tensor_attention.cu" => {
+            "attention"
+        }
         "layer_norm.cu" => "norms",
         "cross_entropy.cu" => "loss",
         "embedding.cu" => "embedding",

@@ -126,13 +126,13 @@ fn attention(criterion: &mut Criterion, gpt: &Gpt) {
     let mut plan = Plan::default();
     let layer = CausalAttention::new(&mut plan, heads, width, context, rows);
     let [qkv, d_qkv] = [(); 2].map(|()| plan.activation(rows, 3 * width));
-    let dy = plan.activation(rows, width);
+    let (dy, scratch) = (plan.activation(rows, width), plan.statistics(rows, heads));
     let seen = MICRO_BATCH * context * (context + 1) / 2;
     let product = 2 * seen * width;
     let passes = [
         Pass::new("forward", 2 * product, |device| _ = layer.forward(device, context, qkv)),
         Pass::new("backward", 5 * product, |device| {
-            device.attention_backward(layer.of(context, qkv), dy, d_qkv);
+            device.attention_backward(layer.of(context, qkv), dy, d_qkv, scratch);
         }),
     ];
     measure(criterion, ("attention", gpt), &plan, &passes);

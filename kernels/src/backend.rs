@@ -105,8 +105,9 @@ pub trait Backend: Send {
     /// Writes `attention.y` and `attention.statistics`.
     fn attention(&mut self, attention: Attention);
 
-    /// Writes `d_qkv`; reads all of `attention`.
-    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View);
+    /// Writes `d_qkv`; reads all of `attention`. `scratch`, `[rows, heads]` statistics, is the
+    /// operation's own memory: what is in it before or after means nothing.
+    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, scratch: View);
 
     /// Writes `y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as GPT-2 does (Hendrycks and
     /// Gimpel, "Gaussian Error Linear Units").

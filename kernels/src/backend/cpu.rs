@@ -147,7 +147,7 @@ impl Backend for Cpu {
         attention::forward(heads, qkv, y, statistics, scratch);
     }
 
-    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View) {
+    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, _scratch: View) {
         let heads = attention::Heads::of(attention);
         let [qkv, y, statistics, dy, d_qkv] =
             self.memory.split([attention.qkv, attention.y, attention.statistics, dy, d_qkv]);

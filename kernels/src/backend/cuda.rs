@@ -362,8 +362,8 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
         attention::forward(self, attention);
     }
 
-    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View) {
-        attention::backward(self, attention, dy, d_qkv);
+    fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, scratch: View) {
+        attention::backward(self, attention, dy, d_qkv, scratch);
     }
 
     fn gelu(&mut self, x: View, y: View) {

@@ -74,6 +74,7 @@ impl Model for Gpt {
             stream: plan.activation(rows, width),
             branch: plan.activation(rows, width),
             wide: plan.activation(rows, 4 * width),
+            scratch: plan.statistics(rows, config.heads),
         };
         Ok(Self { config, wte, wpe, blocks, ln_f, head, gradients, first, last })
     }
@@ -189,6 +190,8 @@ struct Gradients {
     branch: View,
     /// Of what is wide inside a branch.
     wide: View,
+    /// Of attention's own.
+    scratch: View,
 }
 
 impl Gradients {
@@ -197,6 +200,7 @@ impl Gradients {
             stream: self.stream.top(rows),
             branch: self.branch.top(rows),
             wide: self.wide.top(rows),
+            scratch: self.scratch.top(rows),
         }
     }
 }
@@ -259,7 +263,7 @@ impl Block {
         attn_c_proj.backward(device, attention.y(rows), d.stream, d.branch);
         let qkv = c_attn.y(rows);
         let d_qkv = d.wide.shaped(rows, qkv.columns());
-        device.attention_backward(attention.of(sequence, qkv), d.branch, d_qkv);
+        device.attention_backward(attention.of(sequence, qkv), d.branch, d_qkv, d.scratch);
         c_attn.backward(device, ln_1.y(rows), d_qkv, d.branch);
         ln_1.backward(device, x, d.branch, d.stream);
     }

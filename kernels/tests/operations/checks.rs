@@ -226,9 +226,10 @@ pub fn causal_attention_forward_and_backward(subject: &Subject) {
         let statistics = check.statistics(rows, heads);
         let attention = Attention { heads, sequence, qkv, y, statistics };
         let (dy, d_qkv) = (check.input(rows, width), check.written(rows, 3 * width));
+        let scratch = check.statistics(rows, heads);
         check.run(|device| {
             device.attention(attention);
-            device.attention_backward(attention, dy, d_qkv);
+            device.attention_backward(attention, dy, d_qkv, scratch);
         });
     }
 }

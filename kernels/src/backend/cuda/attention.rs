@@ -37,22 +37,26 @@ pub fn forward<D: Driver + 'static>(cuda: &mut Cuda<D>, attention: Attention) {
     cuda.launch(plan.forward, plan.launch, &arguments);
 }
 
-/// Writes `d_qkv`.
+/// Writes `d_qkv`, and into `scratch` what both of its passes need of each row and head.
 pub fn backward<D: Driver + 'static>(
     cuda: &mut Cuda<D>,
     attention: Attention,
     dy: View,
     d_qkv: View,
+    scratch: View,
 ) {
     let Attention { qkv, y, statistics, .. } = attention;
     assert_eq!((dy.len(), d_qkv.len()), (y.len(), qkv.len()), "gradients of the same shapes");
+    assert_eq!(scratch.len(), statistics.len(), "a number for each row and head");
     let Some(plan) = plan(attention, kernels_for(cuda, attention, &[qkv, dy, d_qkv])) else {
         return;
     };
     let [sequence, heads, size] = sizes(attention);
     let [qkv, y, dy, d_qkv] = [qkv, y, dy, d_qkv].map(|view| cuda.real(view));
-    let statistics = cuda.float(statistics);
-    let arguments = [qkv, y, statistics, dy, d_qkv, sequence, heads, size];
+    let [statistics, expected] = [statistics, scratch].map(|view| cuda.float(view));
+    let arguments = [y, dy, expected, long(scratch.len()), size];
+    cuda.launch(&kernels::ATTENTION_EXPECTED, launch::warps(scratch.len()), &arguments);
+    let arguments = [qkv, statistics, expected, dy, d_qkv, sequence, heads, size];
     for kernel in plan.backward {
         cuda.launch(kernel, plan.launch, &arguments);
     }

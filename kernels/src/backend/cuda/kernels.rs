@@ -41,6 +41,7 @@ kernels! {
     EMBEDDING_SOURCE, "embedding.cu", ANY:
         EMBEDDING = "embedding",
         EMBEDDING_BACKWARD = "embedding_backward";
+    EXPECTED_SOURCE, "expected.cu", ANY: ATTENTION_EXPECTED = "attention_expected";
     FLASH_SOURCE, "flash_attention.cu", ANY:
         FLASH_64 = "flash_attention_64",
         FLASH_128 = "flash_attention_128",
@@ -76,6 +77,7 @@ pub static OPERATIONS: &[&Source] = &[
     &CAST_SOURCE,
     &CROSS_ENTROPY_SOURCE,
     &EMBEDDING_SOURCE,
+    &EXPECTED_SOURCE,
     &FLASH_SOURCE,
     &GELU_SOURCE,
     &LAYER_NORM_SOURCE,

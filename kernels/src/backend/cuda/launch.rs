@@ -9,7 +9,7 @@ use super::driver::Launch;
 const THREADS: usize = 256;
 /// Enough blocks to fill any device several times; a thread takes more elements beyond.
 const MOST_BLOCKS: usize = 1 << 14;
-/// Warps of a block whose warps take a row each (`layer_norm.cu`).
+/// Warps of a block whose warps take a row each (`expected.cu`, `layer_norm.cu`).
 const WARPS: usize = 4;
 /// Columns and lanes of a block that sums rows (`bias.cu`, `layer_norm.cu`).
 const COLUMNS: usize = 32;

@@ -10,7 +10,8 @@
 // Never run on a GPU; run on the CPU under emulation.
 //
 // q, k, v: query, key and value of a row and head, side by side in the rows of qkv. i: a query.
-// j: a key. s: score. p: probability. d_...: gradients. expected: the sum over keys of p dp.
+// j: a key. s: score. p: probability. d_...: gradients. expected, mean: the sum over keys of p dp
+// (expected.cu).
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / 32;
@@ -63,13 +64,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // One block a query.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_query(const real* qkv, const real* y, const float* statistics,
+    attention_backward_query(const real* qkv, const float* statistics, const float* expected,
                              const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     __shared__ float d_scores[THREADS];
     Head at = {sequence, heads, size, blockIdx.x % heads};
     u64 i = blockIdx.x / heads;
     const real *q = qkv + at.query(i), *d_out = dy + at.output(i);
-    float base = statistics[i * heads + at.head], expected = dot(y + at.output(i), d_out, size);
+    float base = statistics[i * heads + at.head], mean = expected[i * heads + at.head];
     for (u64 slab = 0; slab < size; slab += THREADS) {
         u64 d = slab + threadIdx.x;
         float dq = 0;
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             float ds = 0;
             if (j <= i) {
                 float p = expf(dot(q, qkv + at.key(j), size) * at.scale() - base);
-                ds = p * (dot(d_out, qkv + at.value(j), size) - expected) * at.scale();
+                ds = p * (dot(d_out, qkv + at.value(j), size) - mean) * at.scale();
             }
             __syncthreads();
             d_scores[threadIdx.x] = ds;
@@ -92,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // One block a key, which the queries from its own row to the end of the sequence attend to.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_key(const real* qkv, const real* y, const float* statistics,
+    attention_backward_key(const real* qkv, const float* statistics, const float* expected,
                            const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     __shared__ float weights[THREADS], d_scores[THREADS];
     Head at = {sequence, heads, size, blockIdx.x % heads};
@@ -106,10 +107,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             float p = 0, ds = 0;
             if (i < end) {
                 const real* d_out = dy + at.output(i);
-                float base = statistics[i * heads + at.head];
-                p = expf(dot(qkv + at.query(i), k, size) * at.scale() - base);
-                float expected = dot(y + at.output(i), d_out, size);
-                ds = p * (dot(d_out, v, size) - expected) * at.scale();
+                u64 statistic = i * heads + at.head;
+                p = expf(dot(qkv + at.query(i), k, size) * at.scale() - statistics[statistic]);
+                ds = p * (dot(d_out, v, size) - expected[statistic]) * at.scale();
             }
             __syncthreads();
             weights[threadIdx.x] = p;

@@ -12,7 +12,8 @@
 //
 // q, k, v: queries, keys, values. r: a thread's row of its tile. c: its lane among those of the
 // row, which takes the keys (or queries) and columns c, c + LANES, ... s: score. p: probability.
-// d_...: gradients. base: logarithm of the sum of exponentials. expected: sum over keys of p dp.
+// d_...: gradients. base: logarithm of the sum of exponentials. expected, mean: sum over keys of
+// p dp (expected.cu).
 
 constexpr int LANES = 8;
 
@@ -112,21 +113,10 @@ static __device__ void forward(const real* qkv, real* y, float* statistics, u64 
     if (c == 0) statistics[head.statistic(i)] = peak + logf(sum);
 }
 
-// The sum of y dy of a row; every lane of the row gets it.
-static __device__ float expected_of(const real* y, const real* dy, const Head& head, u64 i, int c) {
-    float sum = 0;
-    if (i < head.sequence)
-        for (u64 d = c; d < head.size; d += LANES) {
-            u64 at = head.output(i) + d;
-            sum = fmaf(load(&y[at]), load(&dy[at]), sum);
-        }
-    return group_sum(sum, LANES);
-}
-
 template <int WIDTH, int TILE>
-static __device__ void backward_query(const real* qkv, const real* y, const float* statistics,
-                                      const real* dy, real* d_qkv, u64 sequence, u64 heads,
-                                      u64 size) {
+static __device__ void backward_query(const real* qkv, const float* statistics,
+                                      const float* expected, const real* dy, real* d_qkv,
+                                      u64 sequence, u64 heads, u64 size) {
     __shared__ float q[TILE][WIDTH + 1], k[TILE][WIDTH + 1], v[TILE][WIDTH + 1];
     __shared__ float d_out[TILE][WIDTH + 1], ds[TILE][TILE + 1];
     u64 own;
@@ -136,7 +126,7 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
     u64 stride = 3 * head.part(), i = own * TILE + r;
     float scale = head.scale(), dq[WIDTH / LANES] = {};
     float base = i < sequence ? statistics[head.statistic(i)] : 0.0f;
-    float expected = expected_of(y, dy, head, i, c);
+    float mean = i < sequence ? expected[head.statistic(i)] : 0.0f;
     fetch<WIDTH, TILE>(q, from, stride, own * TILE, head);
     fetch<WIDTH, TILE>(d_out, dy + head.output(0), head.part(), own * TILE, head);
     for (u64 start = 0; start <= own * TILE; start += TILE) {
@@ -147,7 +137,7 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
         for (int j = c; j < TILE; j += LANES) {
             bool seen = start + j <= i && i < sequence;
             float p = seen ? expf(dot<WIDTH>(q[r], k[j]) * scale - base) : 0.0f;
-            ds[r][j] = seen ? p * (dot<WIDTH>(d_out[r], v[j]) - expected) * scale : 0.0f;
+            ds[r][j] = seen ? p * (dot<WIDTH>(d_out[r], v[j]) - mean) * scale : 0.0f;
         }
         __syncwarp();
         for (int j = 0; j < TILE; j++)
@@ -159,12 +149,12 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
 }
 
 template <int WIDTH, int TILE>
-static __device__ void backward_key(const real* qkv, const real* y, const float* statistics,
-                                    const real* dy, real* d_qkv, u64 sequence, u64 heads,
-                                    u64 size) {
+static __device__ void backward_key(const real* qkv, const float* statistics,
+                                    const float* expected, const real* dy, real* d_qkv,
+                                    u64 sequence, u64 heads, u64 size) {
     __shared__ float q[TILE][WIDTH + 1], k[TILE][WIDTH + 1], v[TILE][WIDTH + 1];
     __shared__ float d_out[TILE][WIDTH + 1], p[TILE][TILE + 1], ds[TILE][TILE + 1];
-    __shared__ float bases[TILE], expected[TILE];
+    __shared__ float bases[TILE], means[TILE];
     u64 own;
     Head head = head_of_block(sequence, heads, size, TILE, true, &own);
     int r = threadIdx.x / LANES, c = threadIdx.x % LANES;
@@ -177,16 +167,16 @@ static __device__ void backward_key(const real* qkv, const real* y, const float*
         __syncthreads();
         fetch<WIDTH, TILE>(q, from, stride, start, head);
         fetch<WIDTH, TILE>(d_out, dy + head.output(0), head.part(), start, head);
-        float own_expected = expected_of(y, dy, head, start + r, c);
-        if (c == 0) {
-            expected[r] = own_expected;
-            bases[r] = start + r < sequence ? statistics[head.statistic(start + r)] : 0.0f;
+        if (threadIdx.x < TILE && start + threadIdx.x < sequence) {
+            u64 statistic = head.statistic(start + threadIdx.x);
+            bases[threadIdx.x] = statistics[statistic];
+            means[threadIdx.x] = expected[statistic];
         }
         __syncthreads();
         for (int i = c; i < TILE; i += LANES) {
             bool seen = j <= start + i && start + i < sequence;
             float weight = seen ? expf(dot<WIDTH>(q[i], k[r]) * scale - bases[i]) : 0.0f;
-            float d_weight = seen ? dot<WIDTH>(d_out[i], v[r]) - expected[i] : 0.0f;
+            float d_weight = seen ? dot<WIDTH>(d_out[i], v[r]) - means[i] : 0.0f;
             p[r][i] = weight;
             ds[r][i] = weight * d_weight * scale;
         }
@@ -218,25 +208,25 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    flash_backward_query_64(const real* qkv, const real* y, const float* statistics,
+    flash_backward_query_64(const real* qkv, const float* statistics, const float* expected,
                             const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    backward_query<64, 32>(qkv, y, statistics, dy, d_qkv, sequence, heads, size);
+    backward_query<64, 32>(qkv, statistics, expected, dy, d_qkv, sequence, heads, size);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    flash_backward_query_128(const real* qkv, const real* y, const float* statistics,
+    flash_backward_query_128(const real* qkv, const float* statistics, const float* expected,
                              const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    backward_query<128, 16>(qkv, y, statistics, dy, d_qkv, sequence, heads, size);
+    backward_query<128, 16>(qkv, statistics, expected, dy, d_qkv, sequence, heads, size);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    flash_backward_key_64(const real* qkv, const real* y, const float* statistics, const real* dy,
-                          real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    backward_key<64, 32>(qkv, y, statistics, dy, d_qkv, sequence, heads, size);
+    flash_backward_key_64(const real* qkv, const float* statistics, const float* expected,
+                          const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
+    backward_key<64, 32>(qkv, statistics, expected, dy, d_qkv, sequence, heads, size);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    flash_backward_key_128(const real* qkv, const real* y, const float* statistics, const real* dy,
-                           real* d_qkv, u64 sequence, u64 heads, u64 size) {
-    backward_key<128, 16>(qkv, y, statistics, dy, d_qkv, sequence, heads, size);
+    flash_backward_key_128(const real* qkv, const float* statistics, const float* expected,
+                           const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
+    backward_key<128, 16>(qkv, statistics, expected, dy, d_qkv, sequence, heads, size);
 }

@@ -17,7 +17,7 @@
 // 2 t and 2 t + 1 with t = lane % 4; elements 2 and 3 eight rows below. n: fragments along columns.
 // e: element. h: upper or lower half, e / 2. q, k, v: queries, keys, values. s: scores, then
 // probabilities. dp: their gradients, then those of the scores. base: logarithm of the sum of
-// exponentials. expected: the sum over keys of p dp.
+// exponentials. expected, mean: the sum over keys of p dp (expected.cu).
 
 constexpr int THREADS = 128;
 constexpr int ROWS = 64;  // of a block: 16 for each of four warps
@@ -188,17 +188,6 @@ static __device__ void keep(real* to, u64 stride, const float (&c)[WIDTH / 8][4]
         }
 }
 
-// The sum of y dy of a row, whose four lanes all get it.
-static __device__ float expected_of(const real* y, const real* dy, const Head& head, u64 i) {
-    float sum = 0;
-    if (i < head.sequence)
-        for (u64 d = lane() % 4; d < head.size; d += 4) {
-            u64 at = head.output(i) + d;
-            sum = fmaf(load(&y[at]), load(&dy[at]), sum);
-        }
-    return group_sum(sum, 4);
-}
-
 // ---- The three passes ---------------------------------------------------------------------------
 
 template <int WIDTH, int KEYS>
@@ -256,11 +245,12 @@ static __device__ void forward(const real* qkv, real* y, float* statistics, cons
 }
 
 template <int WIDTH, int KEYS>
-static __device__ void backward_query(const real* qkv, const real* y, const float* statistics,
-                                      const real* dy, real* d_qkv, const Head& head) {
+static __device__ void backward_query(const real* qkv, const float* statistics,
+                                      const float* expected, const real* dy, real* d_qkv,
+                                      const Head& head) {
     __shared__ Tile<WIDTH> k, v;
     const real* from = qkv + head.query(0);
-    float scale = head.scale(), base[2], expected[2], dq[WIDTH / 8][4] = {};
+    float scale = head.scale(), base[2], mean[2], dq[WIDTH / 8][4] = {};
     u32 q[WIDTH / 16][4], d_out[WIDTH / 16][4];
     fetch(k, ROWS, from, head.stride(), head.own, head);
     fetch(v, ROWS, dy + head.output(0), head.part(), head.own, head);
@@ -270,7 +260,7 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
     for (int h = 0; h < 2; h++) {
         u64 i = head.own + own_row() + h * 8;
         base[h] = i < head.sequence ? statistics[head.statistic(i)] : 0.0f;
-        expected[h] = expected_of(y, dy, head, i);
+        mean[h] = i < head.sequence ? expected[head.statistic(i)] : 0.0f;
     }
     for (u64 start = 0; start < head.own + ROWS && start < head.sequence; start += KEYS) {
         fetch(k, KEYS, from + head.part(), head.stride(), start, head);
@@ -286,7 +276,7 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
                 u64 i = head.own + own_row() + e / 2 * 8;
                 bool seen = start + column(n, e) <= i && i < head.sequence;
                 float p = expf(s[n][e] * scale - base[e / 2]);
-                dp[n][e] = seen ? p * (dp[n][e] - expected[e / 2]) * scale : 0.0f;
+                dp[n][e] = seen ? p * (dp[n][e] - mean[e / 2]) * scale : 0.0f;
             }
         mix<WIDTH>(dq, dp, k);
         __syncthreads();
@@ -296,10 +286,11 @@ static __device__ void backward_query(const real* qkv, const real* y, const floa
 
 // The rows of a block are keys here, and the columns of its scores are queries.
 template <int WIDTH, int QUERIES>
-static __device__ void backward_key(const real* qkv, const real* y, const float* statistics,
-                                    const real* dy, real* d_qkv, const Head& head) {
+static __device__ void backward_key(const real* qkv, const float* statistics,
+                                    const float* expected, const real* dy, real* d_qkv,
+                                    const Head& head) {
     __shared__ Tile<WIDTH> q, d_out;
-    __shared__ float bases[QUERIES], expected[QUERIES];
+    __shared__ float bases[QUERIES], means[QUERIES];
     const real* from = qkv + head.query(0);
     float scale = head.scale(), dk[WIDTH / 8][4] = {}, dv[WIDTH / 8][4] = {};
     u32 k[WIDTH / 16][4], v[WIDTH / 16][4];
@@ -308,14 +299,16 @@ static __device__ void backward_key(const real* qkv, const real* y, const float*
     take(k, q);
     take(v, d_out);
     for (u64 start = head.own; start < head.sequence; start += QUERIES) {
+        // Half of the threads take the bases, the others the means: before the tiles, which take
+        // registers.
+        bool takes_base = threadIdx.x < ROWS;
+        int row = threadIdx.x % ROWS;
+        if (row < QUERIES && start + row < head.sequence) {
+            const float* of_rows = takes_base ? statistics : expected;
+            (takes_base ? bases : means)[row] = of_rows[head.statistic(start + row)];
+        }
         fetch(q, QUERIES, from, head.stride(), start, head);
         fetch(d_out, QUERIES, dy + head.output(0), head.part(), start, head);
-        for (int row = threadIdx.x / 4; row < QUERIES; row += THREADS / 4) {
-            float sum = expected_of(y, dy, head, start + row);
-            bool inside = start + row < head.sequence;
-            expected[row] = sum;
-            bases[row] = inside ? statistics[head.statistic(start + row)] : 0.0f;
-        }
         __syncthreads();
         float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {};
         scores<WIDTH>(s, k, q);
@@ -328,7 +321,7 @@ static __device__ void backward_key(const real* qkv, const real* y, const float*
                 u64 j = head.own + own_row() + e / 2 * 8;
                 bool seen = j <= start + i && start + i < head.sequence;
                 s[n][e] = seen ? expf(s[n][e] * scale - bases[i]) : 0.0f;
-                dp[n][e] = seen ? s[n][e] * (dp[n][e] - expected[i]) * scale : 0.0f;
+                dp[n][e] = seen ? s[n][e] * (dp[n][e] - means[i]) * scale : 0.0f;
             }
         mix<WIDTH>(dv, s, d_out);
         mix<WIDTH>(dk, dp, q);
@@ -352,29 +345,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tensor_backward_query_64(const real* qkv, const real* y, const float* statistics,
+    tensor_backward_query_64(const real* qkv, const float* statistics, const float* expected,
                              const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     Head head = head_of_block(sequence, heads, size, false);
-    backward_query<64, 64>(qkv, y, statistics, dy, d_qkv, head);
+    backward_query<64, 64>(qkv, statistics, expected, dy, d_qkv, head);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tensor_backward_query_128(const real* qkv, const real* y, const float* statistics,
+    tensor_backward_query_128(const real* qkv, const float* statistics, const float* expected,
                               const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     Head head = head_of_block(sequence, heads, size, false);
-    backward_query<128, 32>(qkv, y, statistics, dy, d_qkv, head);
+    backward_query<128, 32>(qkv, statistics, expected, dy, d_qkv, head);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tensor_backward_key_64(const real* qkv, const real* y, const float* statistics, const real* dy,
-                           real* d_qkv, u64 sequence, u64 heads, u64 size) {
+    tensor_backward_key_64(const real* qkv, const float* statistics, const float* expected,
+                           const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     Head head = head_of_block(sequence, heads, size, true);
-    backward_key<64, 64>(qkv, y, statistics, dy, d_qkv, head);
+    backward_key<64, 64>(qkv, statistics, expected, dy, d_qkv, head);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tensor_backward_key_128(const real* qkv, const real* y, const float* statistics,
+    tensor_backward_key_128(const real* qkv, const float* statistics, const float* expected,
                             const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     Head head = head_of_block(sequence, heads, size, true);
-    backward_key<128, 16>(qkv, y, statistics, dy, d_qkv, head);
+    backward_key<128, 16>(qkv, statistics, expected, dy, d_qkv, head);
 }
