@@ -2,10 +2,10 @@
 //!
 //! The plan is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix
 //! Multiplication"): both factors are copied into panels, in the order in which the innermost loop
-//! reads them; a panel of `b` stays in the first cache while all of a block of `a` passes by from
+//! reads them; a panel of `b` stays in the first cache while all of a part of `a` passes by from
 //! the second. What is added in which order is that of `matrixmultiply`, to the bit: inner products
 //! in order of the inner index, fused, in blocks of [`BLOCK`], and the blocks' sums one after the
-//! other.
+//! other. Two blocks are packed at once, so that the second finds the sums of the first near.
 //!
 //! *Lanes* are the rows of `a` and the columns of `b`: what a panel holds side by side.
 
@@ -20,9 +20,11 @@ const BLOCK: usize = 256;
 const TALL: usize = 14;
 /// Columns of a tile.
 const WIDE: usize = 32;
-/// Rows of a block of `a`: packed, a quarter of the second cache of a server's core.
-const ROWS: usize = 37 * TALL;
-/// Columns of a block of `b`: packed, 1.5 MiB.
+/// Inner indices that are packed at once.
+const DEPTH: usize = 2 * BLOCK;
+/// Rows of a part of `a`: packed, a quarter of the second cache of a server's core.
+const ROWS: usize = 15 * TALL;
+/// Columns of a part of `b`: packed, 3 MiB.
 const COLUMNS: usize = 48 * WIDE;
 /// Numbers in a register, and in a cache line.
 const LINE: usize = 16;
@@ -44,8 +46,8 @@ impl Panels {
     pub fn new() -> Option<Self> {
         let zeroed = |lines| vec![Line([0.0; LINE]); lines];
         is_x86_feature_detected!("avx512f").then(|| Self {
-            left: zeroed(ROWS / TALL * BLOCK),
-            right: zeroed(COLUMNS / LINE * BLOCK),
+            left: zeroed(ROWS / TALL * DEPTH),
+            right: zeroed(COLUMNS / LINE * DEPTH),
         })
     }
 
@@ -74,7 +76,7 @@ impl Panels {
             let columns = Lanes::new(b.add(b_grid.offset), b_grid.column_stride, b_grid.row_stride);
             let sums = Sums { start: c.add(c_grid.offset), row_stride: c_grid.row_stride };
             let shape = [a_grid.rows, a_grid.columns, b_grid.columns];
-            self.blocks(shape, rows, columns, sums, accumulate);
+            self.parts(shape, rows, columns, sums, accumulate);
         }
     }
 
@@ -82,7 +84,7 @@ impl Panels {
     ///
     /// As of [`Self::multiply`], and AVX-512.
     #[target_feature(enable = "avx512f")]
-    unsafe fn blocks(
+    unsafe fn parts(
         &mut self,
         [rows, depth, columns]: [usize; 3],
         a: Lanes,
@@ -91,7 +93,7 @@ impl Panels {
         accumulate: bool,
     ) {
         for columns in pieces(columns, COLUMNS) {
-            for inner in pieces(depth, BLOCK) {
+            for inner in pieces(depth, DEPTH) {
                 let accumulate = accumulate || inner.start > 0;
                 // SAFETY: all ranges lie within the shape of the product.
                 unsafe {
@@ -113,22 +115,27 @@ impl Panels {
     /// AVX-512; the panels are packed; `c` has as many rows and columns.
     #[target_feature(enable = "avx512f")]
     unsafe fn tiles(&self, [rows, depth, columns]: [usize; 3], c: Sums, accumulate: bool) {
-        let right = self.right.chunks_exact(depth * (WIDE / LINE));
-        for (columns, right) in pieces(columns, WIDE).zip(right) {
-            for (rows, left) in pieces(rows, TALL).zip(self.left.chunks_exact(depth)) {
-                // SAFETY: as the caller says.
-                unsafe {
-                    let c = c.part(rows.start, columns.start);
-                    let tile = Tile { left, right, c, columns: columns.len(), accumulate };
-                    macro_rules! of_rows {
-                        ($($rows:literal)*) => {
-                            match rows.len() {
-                                $($rows => tile.add::<$rows>(),)*
-                                _ => unreachable!("a tile has 1 to {TALL} rows"),
-                            }
-                        };
+        for (panel, columns) in pieces(columns, WIDE).enumerate() {
+            for inner in pieces(depth, BLOCK) {
+                let accumulate = accumulate || inner.start > 0;
+                let right = &self.right[(panel * depth + inner.start) * (WIDE / LINE)..];
+                let right = &right[..inner.len() * (WIDE / LINE)];
+                for (rows, left) in pieces(rows, TALL).zip(self.left.chunks_exact(depth)) {
+                    // SAFETY: as the caller says.
+                    unsafe {
+                        let c = c.part(rows.start, columns.start);
+                        let (left, columns) = (&left[inner.clone()], columns.len());
+                        let tile = Tile { left, right, c, columns, accumulate };
+                        macro_rules! of_rows {
+                            ($($rows:literal)*) => {
+                                match rows.len() {
+                                    $($rows => tile.add::<$rows>(),)*
+                                    _ => unreachable!("a tile has 1 to {TALL} rows"),
+                                }
+                            };
+                        }
+                        of_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
                     }
-                    of_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
                 }
             }
         }
