@@ -62,7 +62,7 @@ impl Display {
     pub(crate) fn show(&mut self, progress: &Progress) {
         for event in &progress.events[self.events..] {
             tracing::debug!(?event, "event");
-            if let Some(sentence) = sentence(&event.kind) {
+            if let Some(sentence) = sentence(event) {
                 self.tell(&sentence);
             }
         }

@@ -95,7 +95,7 @@ impl<'a> Show<'a> {
     fn tell_news(&mut self) {
         let progress = self.cluster.progress();
         let events = progress.events[self.told..].iter();
-        let mut news: Vec<String> = events.filter_map(|event| sentence(&event.kind)).collect();
+        let mut news: Vec<String> = events.filter_map(sentence).collect();
         self.told = progress.events.len();
         // The view says by itself that a run waits.
         if matches!(self.screen, Screen::Plain { .. }) {

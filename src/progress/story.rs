@@ -1,13 +1,13 @@
 //! What happens to a cluster, in plain sentences: one for each event that a user should hear of.
 
-use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{Term, WorkerId};
+use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::outcome::{Event, EventKind};
 
 use crate::cluster::Progress;
 
 /// The sentence for an event; none for what every run has.
-pub(crate) fn sentence(event: &EventKind) -> Option<String> {
-    Some(match event {
+pub(crate) fn sentence(event: &Event) -> Option<String> {
+    Some(match &event.kind {
         EventKind::Lost { worker, reason, .. } => format!("lost worker {worker}: {reason}"),
         EventKind::Joined { worker } => format!("worker {worker} has joined"),
         EventKind::Draining { worker } => format!("worker {worker} drains"),
@@ -21,7 +21,8 @@ pub(crate) fn sentence(event: &EventKind) -> Option<String> {
         EventKind::Rollback { from, to, reason } => {
             format!("went back from step {from} to step {to}: {reason}")
         }
-        EventKind::Leading { term } if *term > Term(1) => {
+        // The first event is that somebody leads, in whatever term the first votes were enough.
+        EventKind::Leading { term } if event.number > 1 => {
             format!("a coordinator leads anew, in term {term}")
         }
         EventKind::Submitted { .. }
@@ -50,32 +51,43 @@ pub(crate) fn lacking(progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::Step;
+    use everstep_transport::protocol::{Step, Term};
 
     use super::*;
+
+    /// What is said of the event with this number.
+    fn said(number: u64, kind: EventKind) -> Option<String> {
+        sentence(&Event { number, unix_ms: 0, kind })
+    }
 
     #[test]
     fn a_rollback_is_said_with_both_steps() {
         let reason = "shard 3 has no owner left".to_string();
         let rollback = EventKind::Rollback { from: Step(57), to: Step(0), reason };
-        let said = "went back from step 57 to step 0: shard 3 has no owner left";
-        assert_eq!(sentence(&rollback).as_deref(), Some(said));
+        let expected = "went back from step 57 to step 0: shard 3 has no owner left";
+        assert_eq!(said(9, rollback).as_deref(), Some(expected));
     }
 
     #[test]
     fn a_pair_that_stops_the_run_is_told_with_what_to_do() {
         let kind = EventKind::Unreachable { workers: (WorkerId(3), WorkerId(5)) };
-        let said = "workers 3 and 5 cannot reach each other, and neither can be left out without \
+        let words = "workers 3 and 5 cannot reach each other, and neither can be left out without \
                     losing optimizer state: mend the network between them; the run then goes on by \
                     itself (with copies = 2 it goes on without one of them)";
-        assert_eq!(sentence(&kind).as_deref(), Some(said));
+        assert_eq!(said(9, kind).as_deref(), Some(words));
     }
 
     #[test]
     fn what_every_run_has_is_not_said() {
-        assert_eq!(sentence(&EventKind::Complete { step: Step(3) }), None);
-        assert_eq!(sentence(&EventKind::Leading { term: Term(1) }), None);
-        let left = sentence(&EventKind::Left { worker: WorkerId(7) });
+        assert_eq!(said(9, EventKind::Complete { step: Step(3) }), None);
+        let left = said(9, EventKind::Left { worker: WorkerId(7) });
         assert_eq!(left.as_deref(), Some("worker 7 has left"));
+    }
+
+    #[test]
+    fn the_first_leader_is_not_said_to_lead_anew() {
+        let leading = |term| EventKind::Leading { term: Term(term) };
+        assert_eq!(said(1, leading(2)), None);
+        assert_eq!(said(7, leading(2)).as_deref(), Some("a coordinator leads anew, in term 2"));
     }
 }

@@ -9,7 +9,8 @@
 //
 // EMULATED_CUBLASLT, as in "refuses_epilogue=164,fails_after=9", makes it another one:
 //   version=N           as the library counts      refuses_epilogue=N   has no algorithm for it
-//   refuses_rows=N      of the result, likewise    fails_after=N        products
+//   refuses_rows=N      of the result, likewise    disputes_epilogue=N  says that it is no value
+//   fails_after=N       products
 
 #include "emulation.h"
 #include "real.cuh"
@@ -33,6 +34,17 @@ struct Layout {
     int64_t leading;
 
     size_t bytes() const { return type == R_32F ? 4 : 2; }
+    size_t extent() const { return leading * columns * bytes(); }
+};
+
+// A piece of memory.
+struct Extent {
+    const char* start;
+    size_t bytes;
+
+    bool meets(Extent other) const {
+        return start < other.start + other.bytes && other.start < start + bytes;
+    }
 };
 
 struct Operation {
@@ -301,6 +313,7 @@ Status cublasLtMatmulAlgoGetHeuristic(char* handle, const Operation* operation, 
     if (!handle || asked < 1) return refuse("nothing is asked");
     Product product{*operation, *a, *b, *c, *d};
     if (Status status = product.check()) return status;
+    if (setting("disputes_epilogue", 0) == long(operation->epilogue)) return refuse("the epilogue");
     bool refused = setting("refuses_epilogue", 0) == long(operation->epilogue) ||
                    setting("refuses_rows", 0) == long(d->rows);
     if (refused) return NOT_SUPPORTED;
@@ -338,6 +351,13 @@ Status cublasLtMatmul(char* handle, const Operation* operation, const float* alp
             return refuse("an address that is less aligned than was said");
     if (workspace_bytes < algorithm->workspace_bytes || alignment(workspace) < WIDEST)
         return refuse("a workspace that is too small or not aligned");
+    Extent result{d, d_layout->extent()}, auxiliary{operation->auxiliary, d_layout->extent()};
+    bool writes = operation->epilogue & GELU;
+    for (Extent factor : {Extent{a, a_layout->extent()}, Extent{b, b_layout->extent()}})
+        if (result.meets(factor) || (writes && auxiliary.meets(factor)))
+            return refuse("a result that overlaps a factor");
+    if (operation->auxiliary && result.meets(auxiliary))
+        return refuse("a result that overlaps the auxiliary matrix");
     uint64_t first = algorithm->splits ? uint64_t(products) : 0;
     return enqueue(stream, {product, a, b, c, d, workspace, algorithm->workspace_bytes, *alpha,
                             *beta, first});

@@ -249,8 +249,8 @@ fn products_of_the_library_learn_what_the_cpu_learns_with_the_same_bits_for_any_
     }
 }
 
-/// The head's products, which have as many rows as there are tokens, as the library counts; a bias
-/// with GELU; and the way back through GELU.
+/// The head's product on the way forward, whose rows are the vocabulary, as the library counts; a
+/// bias with GELU; and the way back through GELU.
 #[test]
 fn what_the_library_has_no_algorithm_for_takes_kernels_in_every_worker() {
     let Some(machine) = Machine::new("f32") else { return };
@@ -258,7 +258,13 @@ fn what_the_library_has_no_algorithm_for_takes_kernels_in_every_worker() {
         machine.with_cublaslt(settings).train(&["--device", "cuda", "--workers", workers])
     };
     let all = train("", "1");
-    for settings in ["refuses_rows=256", "refuses_epilogue=164", "refuses_epilogue=192"] {
+    let refusals = [
+        "refuses_rows=256",
+        "refuses_epilogue=164",
+        "refuses_epilogue=192",
+        "disputes_epilogue=164",
+    ];
+    for settings in refusals {
         let [one, two] = ["1", "2"].map(|workers| train(settings, workers));
         assert_eq!(one["state_hash"], two["state_hash"], "{settings}");
         assert_ne!(one["state_hash"], all["state_hash"], "{settings}: nothing was refused");

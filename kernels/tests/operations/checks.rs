@@ -155,7 +155,7 @@ pub fn gelu_after_and_before(subject: &Subject, [rows, inputs, outputs]: [usize;
     let mut check = Check::of(subject);
     let weight = check.parameter(inputs, outputs);
     let bias = check.parameter(1, outputs);
-    // Models begin every matrix at a cache line; here the first does.
+    // Models begin every activation at a multiple of 16 elements; here the first does.
     let (y, activated) = (check.written(rows, outputs), check.written(rows, outputs));
     let x = check.input(rows, inputs);
     check.run(|device| device.linear_gelu(x, weight, bias, [y, activated]));

@@ -96,7 +96,8 @@ pub struct Product {
     pub c: Matrix,
     /// Whether the old `c` stays in the sum.
     pub accumulate: bool,
-    /// What the sums become before they are written; nothing else where they are f32 or added.
+    /// What the sums become before they are written; none where they are added, or written to
+    /// gradients or statistics.
     pub epilogue: Epilogue,
 }
 
@@ -181,7 +182,7 @@ pub trait Driver: Send {
     fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]);
 
     /// Computes a product by the device's library. False where it has no way to compute such a one,
-    /// which is so every time: the backend then launches its own kernels.
+    /// which is so every time: the backend then does it in smaller steps, or by its own kernels.
     fn matmul(&mut self, product: &Product) -> bool;
 }
 

@@ -1,5 +1,6 @@
 //! Products, and what is done to their sums on the way: by the device's library where it has a way,
-//! else by kernels of our own. Which of them it is depends on shapes and alignment alone.
+//! else by kernels of our own. Which of them it is depends on shapes and alignment alone, on one
+//! kind of GPU with one version of the library.
 
 use super::driver::{Address, Argument, Driver, Epilogue, Matrix, Product};
 use super::{Cuda, choice, kernels, launch, long};
@@ -75,8 +76,7 @@ fn place<D: Driver>(cuda: &mut Cuda<D>, view: View) -> Address {
 /// False where the library does not do this: nothing is computed then.
 fn with_epilogue<D: Driver>(cuda: &mut Cuda<D>, views: [View; 3], epilogue: Epilogue) -> bool {
     operands(cuda, views);
-    let element = cuda.arenas.element(views[2].arena);
-    assert_eq!(element, cuda.driver.precision(), "sums that are kept in f32 have no epilogue");
+    cuda.real(views[2]); // sums that are kept in f32 have no epilogue
     by_library(cuda, views, false, epilogue)
 }
 
@@ -94,6 +94,7 @@ fn by_library<D: Driver>(
     accumulate: bool,
     epilogue: Epilogue,
 ) -> bool {
+    assert!(!accumulate || epilogue == Epilogue::None, "what is added has no epilogue");
     let [a, b, c] = views.map(|view| matrix(cuda, view));
     views[2].is_empty() || cuda.driver.matmul(&Product { a, b, c, accumulate, epilogue })
 }

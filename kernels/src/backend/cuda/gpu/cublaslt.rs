@@ -114,6 +114,10 @@ impl Products {
         let shape = Shape::of(product);
         let plan = match self.plans.entry(shape) {
             Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) if !shape.is_taken() => {
+                debug!(?shape, "cuBLASLt is not asked for this product");
+                place.insert(None)
+            }
             Entry::Vacant(place) => place.insert(match Plan::new(self.handle, &shape) {
                 Ok(plan) => Some(plan),
                 Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
@@ -135,9 +139,6 @@ fn failed(call: &'static str, error: CublasError) -> CudaError {
 
 impl Plan {
     fn new(handle: cublasLtHandle_t, shape: &Shape) -> Result<Self, CublasError> {
-        if !shape.is_taken() {
-            return Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
-        }
         let float = cudaDataType::CUDA_R_32F;
         // Exact products of f32, with no shorter format on the way.
         let product = result::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, float)?;
@@ -161,7 +162,15 @@ impl Plan {
         for (layout, operand) in plan.layouts.iter_mut().zip(operands) {
             *layout = operand.layout()?;
         }
-        plan.algorithm = plan.choose(handle, operands)?;
+        let invalid = CublasError(cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
+        plan.algorithm = plan.choose(handle, operands).map_err(|error| {
+            // What types it takes with an epilogue is said nowhere in full.
+            let may_be_invalid = shape.epilogue != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
+            if may_be_invalid && error == invalid {
+                return CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+            }
+            error
+        })?;
         Ok(plan)
     }
 
