@@ -15,6 +15,7 @@ mod cluster;
 mod coordinator;
 mod demo;
 mod http;
+mod operator;
 mod run;
 mod token;
 mod worker;
@@ -25,13 +26,18 @@ pub use bench::{
 };
 pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
 pub use coordinator::{
-    AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RemoveFlags, TransferFlags,
+    AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RecoverFlags, RemoveFlags,
+    TransferFlags,
 };
+pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
-pub use run::{RunTask, SubmitFlags};
+pub use operator::{OperatorTask, RevokeOperatorFlags};
+pub use run::{RollbackFlags, RunTask, SubmitFlags};
 pub use token::{CreateFlags, RevokeFlags, TokenTask};
-pub use worker::{DrainFlags, WorkerFlags, WorkerTask, WorkerVerb};
+pub use worker::{
+    DrainFlags, RevokeWorkerFlags, WorkerAddFlags, WorkerFlags, WorkerTask, WorkerVerb,
+};
 
 /// Trains models on machines that come and go, and never loses a step.
 ///
@@ -82,6 +88,9 @@ pub enum Verb {
     /// Make and revoke the tokens with which nodes join a cluster
     #[command(subcommand)]
     Token(TokenTask),
+    /// List and revoke the operators of a cluster
+    #[command(subcommand)]
+    Operator(OperatorTask),
     /// Continue a text with a model that was trained
     Generate(GenerateFlags),
     /// Measure this machine

@@ -8,6 +8,7 @@
 //!
 //! Nothing here takes part in training: this process learns what it tells from the coordinators.
 
+mod conclusion;
 mod coordinators;
 mod directory;
 mod error;
@@ -16,6 +17,7 @@ mod naming;
 mod process;
 mod progress;
 mod report;
+mod signals;
 mod view;
 mod workers;
 
@@ -27,6 +29,7 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
+pub(crate) use conclusion::{add_bigram, ended};
 pub use directory::Directory;
 pub use error::ClusterError;
 pub(crate) use naming::Naming;
@@ -34,9 +37,11 @@ pub use progress::Progress;
 pub(crate) use report::generations;
 pub use report::{LapseReport, Losses, Report, RollbackReport, WorkerReport};
 
+use conclusion::Ending;
 use coordinators::Coordinators;
 use process::{Daemons, Process};
 use progress::Lines;
+use signals::interrupted;
 use workers::Workers;
 
 /// How a cluster is started.
@@ -95,12 +100,18 @@ pub struct Cluster {
     submitted: Option<RunSpec>,
     /// Since when the run has waited for workers, if it does.
     waits_since: Option<Instant>,
+    /// When the leader was last told again which processes have ended.
+    reminded_at: Option<Instant>,
+    /// The end of the run is on record.
+    is_concluded: bool,
 }
 
 /// How often the coordinators are asked what is new.
 const POLL: Duration = Duration::from_millis(50);
 /// How long dismissed workers may take to end.
 const DISMISSAL: Duration = Duration::from_secs(5);
+/// The leader is told this often which processes have ended.
+const REMIND: Duration = Duration::from_secs(1);
 /// How long the coordinators may take to say why a worker has ended.
 const LAST_WORD: Duration = Duration::from_millis(300);
 
@@ -163,6 +174,8 @@ impl Cluster {
             wait: options.wait,
             submitted: None,
             waits_since: None,
+            reminded_at: None,
+            is_concluded: false,
         };
         cluster.write_view()?;
         Ok(cluster)
@@ -248,6 +261,16 @@ impl Cluster {
     /// # Errors
     /// When the run cannot go on, or has waited for workers too long.
     pub async fn advance(&mut self) -> Result<bool, ClusterError> {
+        let advanced = self.go_on().await;
+        match &advanced {
+            Ok(false) => {}
+            Ok(true) => self.conclude(&Ending::Complete),
+            Err(error) => self.conclude(&Ending::Failed(error.to_string())),
+        }
+        advanced
+    }
+
+    async fn go_on(&mut self) -> Result<bool, ClusterError> {
         tokio::time::sleep(POLL).await;
         let mut failures = self.attend();
         match self.poll().await? {
@@ -283,6 +306,23 @@ impl Cluster {
         self.coordinators.dismiss().await;
     }
 
+    /// Puts the end of the run on record, once: in `report.json`, `cluster.json` and
+    /// `events.jsonl`. The run has ended whether or not the disk takes that.
+    fn conclude(&mut self, ending: &Ending) {
+        let Some(run) = self.submitted.clone().filter(|_| !self.is_concluded) else { return };
+        self.is_concluded = true;
+        let report = self.report(&run);
+        let text = conclusion::text(&self.directory, &run, &self.progress, &report, ending);
+        let told: Vec<_> = ending.event(&self.progress).into_iter().collect();
+        let Self { coordinators, workers, progress, .. } = &*self;
+        let view = view::of_ended(coordinators, workers, progress, ending.state());
+        let written = self.directory.append("events.jsonl", &told);
+        let written = written.and(self.directory.write("cluster.json", view.as_bytes()));
+        if let Err(error) = written.and(self.directory.write(conclusion::REPORT, text.as_bytes())) {
+            tracing::warn!(%error, "the end of the run is not on record");
+        }
+    }
+
     /// Looks after the workers' processes; returns the ends that nobody asked for.
     fn attend(&mut self) -> Vec<ClusterError> {
         let known = self.workers.gone().len();
@@ -316,8 +356,11 @@ impl Cluster {
     fn take(&mut self, update: Update) -> Result<(), ClusterError> {
         self.directory.append("events.jsonl", &update.events)?;
         for event in &update.events {
-            if let EventKind::Registered { worker, name } = &event.kind {
+            if let EventKind::Registered { worker, name, number } = &event.kind {
                 self.workers.registered(name, *worker);
+                let ours = self.workers.namings().find(|naming| naming.name == *name);
+                let called = ours.map_or(format!("worker {number}"), |ours| ours.label.clone());
+                self.progress.names.insert(*worker, called);
             }
         }
         let wanted = self.submitted.as_ref().map_or(1, |run| run.min_workers);
@@ -330,12 +373,16 @@ impl Cluster {
         }
     }
 
-    /// Tells one that leads since lately what the one before it may have missed.
+    /// Tells the leader again which processes have ended, as long as it has not recorded that: it
+    /// may lead since lately, or the link may have been lost. A coordinator that was never told
+    /// would wait for their return.
     fn remind(&mut self) {
         self.progress.coordinator_restarts = self.coordinators.restarts();
-        if !self.coordinators.has_changed() {
+        let is_due = self.reminded_at.is_none_or(|at| at.elapsed() >= REMIND);
+        if !self.coordinators.has_changed() && !is_due {
             return;
         }
+        self.reminded_at = Some(Instant::now());
         for gone in self.workers.gone() {
             let over = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
             let mut views = self.progress.workers.iter();
@@ -419,15 +466,10 @@ impl Cluster {
     }
 }
 
-/// Waits for SIGINT or SIGTERM.
-async fn interrupted() -> ClusterError {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => ClusterError::Interrupted,
-        _ = terminate.recv() => ClusterError::Terminated,
+/// An end that nobody has told of: an interruption, or an error of the program around.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.conclude(&Ending::Interrupted);
     }
 }
 

@@ -26,7 +26,7 @@ pub use daemon::complete;
 use error::Places;
 pub use error::{ConfigError, Place};
 use keys::Keys;
-use value::Clip;
+use value::{Clip, Patience, Span};
 
 /// A valid run, and what the launcher needs beside it.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +97,8 @@ pub fn resolve(
         all_gather: keys.read("wire.all_gather")?.unwrap_or(Encoding::F32),
         rounding: keys.read("wire.rounding")?.unwrap_or_default(),
         copies: keys.read_or_flag("redundancy.copies", "--copies", flags.copies)?.unwrap_or(2),
+        give_up_after_ms: keys.read::<Patience>("redundancy.give_up_after")?.and_then(|it| it.0),
+        hang_after_ms: keys.read::<Span>("redundancy.hang_after")?.unwrap_or_default().0,
         data: data(&mut keys, flags)?,
     };
     let checkpoints = checkpoints(&mut keys)?;
@@ -160,6 +162,7 @@ fn optimizer(keys: &mut Keys<'_>) -> Result<OptimizerSpec, ConfigError> {
         learning_rate: keys.read("optimizer.learning_rate")?.unwrap_or(1e-3),
         warmup_steps: keys.read("optimizer.warmup_steps")?.unwrap_or(20),
         schedule: keys.read("optimizer.schedule")?.unwrap_or(ScheduleKind::Cosine),
+        floor: keys.read("optimizer.floor")?.unwrap_or(OptimizerSpec::FLOOR),
         weight_decay: keys.read("optimizer.weight_decay")?.unwrap_or(0.1),
         clip_norm,
     })

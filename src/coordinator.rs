@@ -5,6 +5,7 @@
 //! ended, it goes on with the run.
 
 mod add;
+mod recover;
 mod remove;
 mod status;
 mod transfer;
@@ -17,7 +18,7 @@ use everstep_coordinator::http::HttpError;
 use everstep_coordinator::log::{LogError, StoreError};
 
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
-use crate::failure::{Exit, Failure, disk_advice};
+use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
 
 /// What to do about files that hold what has happened.
@@ -27,7 +28,7 @@ const HISTORY: &str = "a damaged file cannot be mended: if most of the coordinat
 
 /// What to do about an API that everyone could read.
 const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every request has to show: \
-                     `openssl rand -hex 32 > FILE; chmod 600 FILE`, and pass --http-token FILE; \
+                     `(umask 077; openssl rand -hex 32 > FILE)`, and pass --http-token FILE; \
                      nothing is encrypted, so put what speaks TLS in front of it";
 
 pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
@@ -35,6 +36,7 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     if flags.daemon.supervised {
         supervision::start()?;
     }
+    supervision::allow_open_files();
     let start = start(&flags)?;
     let CoordinatorFlags { dir, listen, http, .. } = flags;
     let files = dir.display().to_string();
@@ -59,6 +61,7 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
         Err(error) => {
             let (exit, next) = advice(&error);
             let next = disk_advice(&error).filter(|_| is_of_a_file(&error)).unwrap_or(next);
+            let next = shortage_advice(&error).unwrap_or(next);
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
@@ -87,6 +90,7 @@ pub(crate) fn operate(task: &CoordinatorTask) -> Result<(), Failure> {
         CoordinatorTask::TransferLeader(flags) => transfer::run(flags),
         CoordinatorTask::Add(flags) => add::run(flags),
         CoordinatorTask::Remove(flags) => remove::run(flags),
+        CoordinatorTask::Recover(flags) => recover::run(flags),
     }
 }
 
@@ -100,8 +104,7 @@ fn start(flags: &CoordinatorFlags) -> Result<Start, Failure> {
         });
     };
     let token = worker::token(join, "coordinator.token")?;
-    let coordinators: Result<_, _> =
-        coordinators.iter().map(|name| worker::address(name)).collect();
+    let coordinators: Result<_, _> = coordinators.iter().map(|name| worker::place(name)).collect();
     Ok(Start::Join { token, coordinators: coordinators? })
 }
 
@@ -129,7 +132,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::NotJoined(_) => {
             (Exit::Usage, "start it with --join and --coordinators, as the first time")
         }
-        CoordinatorError::Unspecified(_) => {
+        CoordinatorError::Unspecified(_) | CoordinatorError::Loopback { .. } => {
             (Exit::Usage, "pass --listen with an address of this machine that the others reach")
         }
         CoordinatorError::JoinToken(_) => {
@@ -144,7 +147,8 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::File { .. } => {
             (Exit::Usage, "name a directory that this user may read and write with --dir")
         }
-        CoordinatorError::Log(LogError::Store { source: StoreError::InUse, .. }) => {
+        CoordinatorError::InUse(_)
+        | CoordinatorError::Log(LogError::Store { source: StoreError::InUse, .. }) => {
             (Exit::Usage, "end the other coordinator, or name another directory")
         }
         CoordinatorError::Log(_)
@@ -155,6 +159,13 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         | CoordinatorError::Seat(_) => (Exit::Failed, HISTORY),
         CoordinatorError::Http(HttpError::Bind { .. }) => {
             (Exit::Failed, "pass another --http; port 0 is always free, and `none` is no API")
+        }
+        CoordinatorError::Http(HttpError::Public(_)) => (
+            Exit::Usage,
+            "`chmod o= FILE`, and draw another token if another user may have read it",
+        ),
+        CoordinatorError::Http(HttpError::Same) => {
+            (Exit::Usage, "draw another token for reading: `openssl rand -hex 32`")
         }
         CoordinatorError::Http(_) => (Exit::Usage, TOKEN),
         CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),

@@ -44,6 +44,7 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         ..flags.overrides.clone()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    train::idle(&resolved).into_iter().for_each(|note| output::say(format_args!("note: {note}")));
     let text = RunText::find(&resolved)?;
     train::beforehand(&resolved, &text, |resolved| train::check(resolved, registry))?;
     if let Some(duration) = flags.duration {
@@ -52,8 +53,11 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
     let train = TrainFlags { dir: flags.dir.clone(), ..TrainFlags::default() };
     let (directory, _) = train::prepare(&train, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
-    let mut report = perform(flags, &resolved, directory)?;
+    let steps = resolved.run.steps;
+    let mut report = perform(flags, &resolved, directory)
+        .map_err(|failure| train::interrupted(failure, &home, steps))?;
     report.loss.bigram = text.bigram(&resolved.run)?;
+    cluster::add_bigram(&home, report.loss.bigram);
     output::print(progress::summary(&resolved.run, &report, &home))?;
     let undisturbed = undisturbed(&resolved, &home)?;
     compare(&report, &undisturbed)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{Step, Wish, WorkerId};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::DrainFlags;
 use crate::cluster::block_on;
@@ -41,10 +41,10 @@ pub(crate) fn run(flags: &DrainFlags) -> Result<(), Failure> {
 
 /// Asks that the worker may leave, and waits for it to be gone; returns how it stands at last.
 async fn drain(place: &Place, flags: &DrainFlags) -> Result<WorkerView, Failure> {
-    let worker = WorkerId(flags.worker);
     let mut operator = place.operator()?;
     let ask = |error: OperatorError| place.failure(error);
     let update = operator.watch(Step(NEWEST), NEWEST).await.map_err(ask)?;
+    let worker = meant(&flags.worker, &place.dir, &update)?;
     let member = member(place, worker, &update)?;
     match operator.wish(Wish::Drain(worker)).await {
         Err(OperatorError::Refused(reason)) => return Err(refused(worker, &reason)),
@@ -67,6 +67,30 @@ async fn drain(place: &Place, flags: &DrainFlags) -> Result<WorkerView, Failure>
             Err(_) => {}
         }
     }
+}
+
+/// The worker that a user means by an id, by a name, or by a label in the run's `cluster.json`. Of
+/// a node that has registered more than once it is the newest.
+fn meant(word: &str, dir: &Path, update: &Update) -> Result<WorkerId, Failure> {
+    if let Ok(id) = word.parse() {
+        return Ok(WorkerId(id));
+    }
+    let named = update.workers.iter().rfind(|view| view.name.as_str() == word);
+    let known = named.map(|view| view.worker).or_else(|| labelled(word, dir));
+    known.ok_or_else(|| {
+        let names: Vec<_> = update.workers.iter().map(|view| view.name.to_string()).collect();
+        Failure::new(Exit::Usage, format!("there is no worker \"{word}\"")).at(dir.display()).next(
+            format!("pass the id or the name of a worker that takes part: {}", names.join(", ")),
+        )
+    })
+}
+
+/// The newest worker with this label, where the launcher has started one so.
+fn labelled(label: &str, dir: &Path) -> Option<WorkerId> {
+    let text = std::fs::read_to_string(dir.join("cluster.json")).ok()?;
+    let cluster: Value = serde_json::from_str(&text).ok()?;
+    let ours = cluster["workers"].as_array()?.iter().rfind(|worker| worker["label"] == label)?;
+    Some(WorkerId(ours["id"].as_u64()?))
 }
 
 /// The worker, if it is one that can leave.

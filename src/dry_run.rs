@@ -26,6 +26,9 @@ pub(crate) fn run(
     };
     let compute = registry.build_model_on_host(run).map_err(|error| failed(&error))?;
     let dataset = registry.build_dataset(run).map_err(|error| failed(&error))?;
+    if dataset.is_empty() {
+        return Err(failed(&"the data set is empty"));
+    }
     let parameters = compute.layout().count();
     let tensors = compute.layout().tensors().len();
     let memory = Memory::of_worker(run, compute.as_ref(), resolved.workers)

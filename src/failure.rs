@@ -4,7 +4,10 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::{fmt, io};
 
+use rustix::io::Errno;
+
 use crate::config::ConfigError;
+use crate::output;
 
 /// The exit codes of every verb, beside 0 for complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +61,11 @@ impl Failure {
         self
     }
 
+    /// Whether the user, or the system, has ended the verb.
+    pub(crate) fn is_interruption(&self) -> bool {
+        matches!(self.exit, Exit::Interrupted | Exit::Terminated)
+    }
+
     /// Adds what to do next.
     pub fn next(mut self, next: impl Into<String>) -> Self {
         self.next = Some(next.into());
@@ -70,7 +78,8 @@ impl fmt::Display for Failure {
         write!(f, "error: {}", self.what)?;
         for (name, part) in [("where", &self.place), ("  why", &self.why), (" next", &self.next)] {
             if let Some(part) = part {
-                write!(f, "\n  {name}: {}", part.replace('\n', "\n         "))?;
+                let lines: Vec<_> = part.lines().map(output::plain).collect();
+                write!(f, "\n  {name}: {}", lines.join("\n         "))?;
             }
         }
         Ok(())
@@ -104,4 +113,15 @@ pub(crate) fn disk_advice(error: &(dyn Error + 'static)) -> Option<&'static str>
         ),
         _ => None,
     }
+}
+
+/// What to do about a process that may open no more files, if that is at the bottom of the error.
+pub(crate) fn shortage_advice(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let Some(cause) = error.downcast_ref::<io::Error>() else {
+        return shortage_advice(error.source()?);
+    };
+    matches!(Errno::from_io_error(cause), Some(Errno::MFILE | Errno::NFILE)).then_some(
+        "raise the limit of open files (`ulimit -n`, or LimitNOFILE= of its unit) and start it \
+         again: its files are as they were",
+    )
 }

@@ -83,7 +83,14 @@ pub(crate) fn run(flags: &GenerateFlags, registry: &Registry) -> Result<(), Fail
             .next("use a model of the kind gpt or mlp that was trained on text")
     })?;
     let whole = [flags.prompt.as_bytes(), &text].concat();
-    output::print(String::from_utf8_lossy(&whole))
+    output::print(visible(&whole))
+}
+
+/// Text as a terminal may have it. A young model's control characters, which could change the
+/// terminal's state, are shown as dots.
+pub(crate) fn visible(bytes: &[u8]) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' && c != '\t' { '.' } else { c };
+    String::from_utf8_lossy(bytes).chars().map(shown).collect()
 }
 
 /// The bytes with which the model continues `prompt`; `None` if the model does not predict bytes.
@@ -196,5 +203,16 @@ fn sample(logits: &[f32], temperature: f64, unit: f32) -> usize {
 impl GenerateFlags {
     fn options(&self) -> Options {
         Options { bytes: self.bytes, temperature: self.temperature, seed: self.seed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_control_character_of_a_model_reaches_a_terminal() {
+        let told = visible(b"fn \x1b[2J\x07\x00\x7f\xc2\x9bx\r\n\ty\xff");
+        assert_eq!(told, "fn .[2J....x.\n\ty\u{fffd}");
     }
 }

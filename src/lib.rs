@@ -19,6 +19,7 @@ mod bench;
 mod chaos;
 pub mod cli;
 pub mod cluster;
+mod conceal;
 pub mod config;
 mod coordinator;
 mod demo;
@@ -31,6 +32,7 @@ mod logging;
 mod operator;
 mod output;
 mod progress;
+mod revoke;
 mod run;
 mod scratch;
 mod supervision;
@@ -58,7 +60,8 @@ pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
 /// Every process of a cluster must run the same program. Prints data to stdout, everything else to
 /// stderr, and returns the exit code that [`Exit`] names, or 0.
 pub fn program(registry: Registry) -> ExitCode {
-    let arguments = std::env::args_os().collect();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    conceal::token(&arguments);
     let arguments = match config::complete(arguments, |name| std::env::var_os(name)) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -91,10 +94,13 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Coordinator(CoordinatorVerb::Task(task)) => coordinator::operate(&task),
         Verb::Worker(WorkerVerb::Run(flags)) => worker::run(flags, registry),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Drain(flags))) => drain::run(&flags),
+        Verb::Worker(WorkerVerb::Task(WorkerTask::Add(flags))) => worker::add(&flags),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Ls(flags))) => worker::list(&flags),
+        Verb::Worker(WorkerVerb::Task(WorkerTask::Revoke(flags))) => revoke::worker(&flags),
         Verb::Devices(flags) => devices::run(&flags),
         Verb::Run(task) => run::run(&task, &registry),
         Verb::Token(task) => token::run(&task),
+        Verb::Operator(task) => revoke::run(&task),
         Verb::Generate(flags) => generate::run(&flags, &registry),
         Verb::Bench(bench) => bench::run(&bench, &registry),
         Verb::Chaos(chaos) => chaos::run(&chaos),

@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, JoinToken, Terms};
 use everstep_transport::protocol::outcome::Update;
-use everstep_transport::protocol::question::{CoordinatorStanding, RunView, TokenView};
+use everstep_transport::protocol::question::{
+    CoordinatorStanding, RevokedView, RunView, TokenView,
+};
 use everstep_transport::protocol::{
     CoordinatorId, CoordinatorView, Message, NodeName, Question, Reply, RequestId, RunId, RunSpec,
     Step, Term, Wish,
@@ -165,6 +167,15 @@ impl Operator {
         .await
     }
 
+    /// The revoked workers and operators.
+    pub(crate) async fn revoked(&mut self) -> Result<Vec<RevokedView>, OperatorError> {
+        self.ask(Message::Ask(Question::Revoked), |said| match said {
+            Message::Told(Reply::Revoked(revoked)) => Some(revoked),
+            _ => None,
+        })
+        .await
+    }
+
     /// Has a new token accepted, and returns it: whoever has it can join.
     pub(crate) async fn create_token(&mut self, terms: Terms) -> Result<JoinToken, OperatorError> {
         let token = JoinToken::for_cluster_of(&self.endpoint.credentials());
@@ -212,8 +223,13 @@ impl Operator {
     }
 
     /// Hangs up in good order.
-    pub(crate) async fn close(self) {
-        drop(self.circle);
+    pub(crate) async fn close(mut self) {
+        self.hang_up().await;
+    }
+
+    /// The same for an operator that stays in place and is asked no more.
+    pub(crate) async fn hang_up(&mut self) {
+        self.circle.hang_up();
         self.endpoint.close("the operator has no more questions").await;
     }
 

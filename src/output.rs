@@ -25,8 +25,19 @@ pub(crate) fn say(commentary: impl Display) {
     let _ = writeln!(std::io::stderr(), "{commentary}");
 }
 
+/// Text of others, without what would steer a terminal: control characters are shown escaped.
+pub(crate) fn plain(text: &str) -> String {
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 /// Rows in columns, each as wide as it takes, for people.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let rows: Vec<[String; N]> =
+        rows.iter().map(|row| std::array::from_fn(|at| plain(&row[at]))).collect();
     let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
     let line = |row: &[String; N]| {
@@ -39,6 +50,13 @@ pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_steer_a_terminal_is_shown_escaped() {
+        assert_eq!(plain("a\u{1b}]0;x\u{7}\nrun 9"), r"a\u{1b}]0;x\u{7}\nrun 9");
+        assert_eq!(plain("\u{9b}31m é"), r"\u{9b}31m é");
+        assert_eq!(table(&[["a\nb".to_string()]]), r"a\nb");
+    }
 
     #[test]
     fn columns_are_as_wide_as_what_is_in_them() {

@@ -25,6 +25,8 @@ pub(crate) struct Display {
     shown: u64,
     shown_at: Instant,
     events: usize,
+    /// The user was told how others join.
+    told_join: bool,
 }
 
 /// How often a plain line is printed, at most.
@@ -55,14 +57,17 @@ impl Display {
             bar
         });
         let (waiting, shown_at) = (Waiting::new(run, workers), Instant::now() - PACE);
-        Self { bar, waiting, steps: run.steps, shown: 0, shown_at, events: 0 }
+        Self { bar, waiting, steps: run.steps, shown: 0, shown_at, events: 0, told_join: false }
     }
 
     /// Shows what is new.
     pub(crate) fn show(&mut self, progress: &Progress) {
+        if !std::mem::replace(&mut self.told_join, true) {
+            self.tell(&format!("another worker joins with: {}", progress.join));
+        }
         for event in &progress.events[self.events..] {
             tracing::debug!(?event, "event");
-            if let Some(sentence) = sentence(event) {
+            if let Some(sentence) = sentence(event, progress) {
                 self.tell(&sentence);
             }
         }

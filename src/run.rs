@@ -1,16 +1,19 @@
 //! `everstep run`: what an operator does with runs. One file a verb.
 
 mod cancel;
+mod ended;
 mod list;
+mod rollback;
 mod status;
 mod submit;
+mod watch;
 
 use everstep_transport::protocol::question::RunView;
 use everstep_worker::registry::Registry;
 
 use crate::cli::RunTask;
 use crate::failure::Failure;
-use crate::logging;
+use crate::{logging, output};
 
 pub(crate) fn run(task: &RunTask, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
@@ -18,11 +21,13 @@ pub(crate) fn run(task: &RunTask, registry: &Registry) -> Result<(), Failure> {
         RunTask::Submit(flags) => submit::run(flags, registry),
         RunTask::Ls(flags) => list::run(flags),
         RunTask::Status(flags) => status::run(flags),
+        RunTask::Watch(flags) => watch::run(flags),
         RunTask::Cancel(flags) => cancel::run(flags),
+        RunTask::Rollback(flags) => rollback::run(flags),
     }
 }
 
 /// How a run stands, in a sentence.
 fn sentence(run: &RunView) -> String {
-    format!("run {} \"{}\": {}", run.id, run.name, run.status)
+    output::plain(&format!("run {} \"{}\": {}", run.id, run.name, run.status))
 }

@@ -23,6 +23,21 @@ pub(crate) fn start() -> Result<(), Failure> {
     Ok(())
 }
 
+/// Lets the process open as many files as the system allows it: a link costs none, but a daemon has
+/// connections of HTTP, files of its data, and libraries. Less is no error.
+pub(crate) fn allow_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => tracing::debug!(?current, ?maximum, "the limit of open files is raised"),
+        Err(error) => tracing::warn!(?current, ?maximum, %error, "the limit of open files stays"),
+    }
+}
+
 /// Becomes the program of `flags`, which ends when the parent process does, and need not know.
 #[cfg(target_os = "linux")]
 pub(crate) fn leash(flags: &LeashFlags) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use crate::cli::TrainFlags;
 use crate::cluster::{self, Directory, Options, Report};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
-use crate::generate::{self, continue_text, read_model};
+use crate::generate::{self, continue_text, read_model, visible};
 use crate::text::RunText;
 use crate::{dry_run, logging, output, progress, scratch};
 
@@ -25,11 +25,13 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
     }
+    idle(&resolved).into_iter().for_each(|note| output::say(format_args!("note: {note}")));
     if !flags.dry_run {
         check_device(flags.device, &resolved)?;
     }
     let text = RunText::find(&resolved)?;
     if flags.dry_run {
+        check_dry(flags, &resolved)?;
         let look = |resolved: &Resolved| dry_run::run(resolved, flags.device, registry);
         return beforehand(&resolved, &text, look);
     }
@@ -61,6 +63,26 @@ fn check_coordinators(count: u32) -> Result<(), Failure> {
         .at("--coordinators")
         .because("it must be 1, 3 or 5: three go on without one, five without two")
         .next("pass --coordinators 3"))
+}
+
+/// Workers that have nothing to compute.
+pub(crate) fn idle(resolved: &Resolved) -> Option<String> {
+    let (workers, data_shards) = (resolved.workers, resolved.run.batch.data_shards);
+    let idle = workers.checked_sub(data_shards).filter(|idle| *idle > 0)?;
+    let plural = if data_shards == 1 { "" } else { "s" };
+    Some(format!(
+        "{idle} of {workers} workers compute nothing: every batch has {data_shards} data \
+         shard{plural} (batch.data_shards), and each is computed by one worker"
+    ))
+}
+
+/// Refuses what a run would be refused for, as far as that does not depend on the machine: a GPU
+/// may be asked about where there is none.
+fn check_dry(flags: &TrainFlags, resolved: &Resolved) -> Result<(), Failure> {
+    if flags.device == DeviceChoice::Cpu {
+        check_device(flags.device, resolved)?;
+    }
+    flags.dir.as_deref().map_or(Ok(()), |dir| Ok(Directory::check(dir)?))
 }
 
 /// What every worker would find out only when it builds its model.
@@ -135,11 +157,28 @@ fn train(
     let wait = Duration::from_secs(flags.wait.into());
     let TrainFlags { respawn, coordinators, traces: trace, device, .. } = *flags;
     let options = Options { wait, respawn, coordinators, trace, device, ..Options::new(*workers) };
+    let home = directory.path().to_path_buf();
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
-    let mut report = report?;
+    let mut report = report.map_err(|error| interrupted(error.into(), &home, run.steps))?;
     report.loss.bigram = text.bigram(run)?;
+    cluster::add_bigram(&home, report.loss.bigram);
     Ok(report)
+}
+
+/// What is kept of a run that was interrupted, and what is not.
+pub(crate) fn interrupted(failure: Failure, home: &Path, steps: u64) -> Failure {
+    if !failure.is_interruption() {
+        return failure;
+    }
+    let step = cluster::ended(home).and_then(|ended| ended["step"].as_u64()).unwrap_or_default();
+    failure
+        .at(home.display())
+        .because(format!(
+            "the run stopped after step {step} of {steps}; its files are kept (report.json, \
+             metrics.jsonl, events.jsonl, logs/), its weights are not"
+        ))
+        .next("start it again: it begins at its first step, and ends with the same bits")
 }
 
 /// A run that has all that was promised but a model where its user will look for it.
@@ -163,12 +202,8 @@ fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> O
     let options = generate::Options { bytes: 240, temperature: 0.7, seed: run.seed };
     let mut compute = read_model(model, registry).ok()?;
     let continued = continue_text(compute.as_mut(), &prompt, &options)?;
-    // A young model's control characters are no good for a terminal.
-    let visible = |c: char| if c.is_control() && c != '\n' && c != '\t' { '.' } else { c };
-    let show =
-        |bytes: &[u8]| String::from_utf8_lossy(bytes).chars().map(visible).collect::<String>();
     let head = "a held-out beginning, and what the model makes of it after \"|\":";
-    Some(format!("{head}\n\n{}|{}\n", show(&prompt), show(&continued)))
+    Some(format!("{head}\n\n{}|{}\n", visible(&prompt), visible(&continued)))
 }
 
 /// The file of `--report`, which can be written. Dropped unwritten, it is as it was.

@@ -3,12 +3,19 @@
 //! Says its name and where it listens in one line of JSON on stdout, then logs on stderr until its
 //! run is over, or until it has left: after SIGTERM it hands over what only it holds.
 
+mod add;
+mod directory;
 mod list;
 
+use std::ffi::OsStr;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use everstep_transport::quic::HostPort;
 use everstep_worker::daemon::{self, Ended, Options, Ready, WorkerError};
 use everstep_worker::registry::Registry;
 
@@ -16,6 +23,7 @@ use crate::cli::WorkerFlags;
 use crate::cluster::Directory;
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision};
+pub(crate) use add::run as add;
 pub(crate) use list::run as list;
 
 pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
@@ -23,16 +31,22 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
     if flags.daemon.supervised {
         supervision::start()?;
     }
+    supervision::allow_open_files();
     let named = flags.coordinators.join(",");
     let coordinators: Result<Vec<_>, _> =
-        flags.coordinators.iter().map(|name| address(name)).collect();
+        flags.coordinators.iter().map(|name| place(name)).collect();
+    let dir = flags.dir.or_else(|| token_file(&flags.join).and_then(Directory::around));
+    if let Some(dir) = &dir {
+        directory::prepare(dir)?;
+    }
     let options = Options {
         coordinators: coordinators?,
         token: token(&flags.join, "join.token")?,
         listen: flags.listen,
         zone: flags.zone,
-        dir: flags.dir.or_else(|| token_file(&flags.join).and_then(Directory::around)),
+        dir,
         device: flags.device,
+        grace: flags.grace.map(Duration::from_secs),
         overlap: !flags.no_overlap,
     };
     let ready = |ready: &Ready| {
@@ -47,9 +61,21 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         }
         Err(error) => {
             let (exit, next) = advice(&error);
-            let failure = Failure::new(exit, "the worker ended before its run was over");
+            let failure = Failure::new(exit, title(&error));
             Err(failure.at(format!("coordinators {named}")).because(error).next(next))
         }
+    }
+}
+
+/// What has failed: a worker that was never admitted has not begun.
+fn title(error: &WorkerError) -> &'static str {
+    match error {
+        WorkerError::Token(_)
+        | WorkerError::Enrol(_)
+        | WorkerError::Bind(_)
+        | WorkerError::Unspecified(_)
+        | WorkerError::Loopback { .. } => "the worker has not joined the cluster",
+        _ => "the worker ended before its run was over",
     }
 }
 
@@ -61,35 +87,68 @@ fn advice(error: &WorkerError) -> (Exit, &'static str) {
         WorkerError::Enrol(_) => {
             (Exit::Failed, "check the addresses, the token, and that a coordinator runs there")
         }
+        WorkerError::Unspecified(_) | WorkerError::Loopback { .. } => {
+            (Exit::Usage, "pass --listen with an address of this machine that the others reach")
+        }
         WorkerError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
         _ => (Exit::Failed, "look at the lines above and at the coordinator's log"),
     }
 }
 
-/// The address of `HOST:PORT`; of a host with several, the first.
-pub(crate) fn address(name: &str) -> Result<SocketAddr, Failure> {
-    let refused = |why: String| {
-        Failure::new(Exit::Usage, "a coordinator's address cannot be used")
-            .at("--coordinators")
-            .because(format!("\"{name}\": {why}"))
-            .next("pass HOST:PORT, as in the run's DIR/cluster.json")
-    };
-    let mut found = name.to_socket_addrs().map_err(|error| refused(error.to_string()))?;
-    found.next().ok_or_else(|| refused("the host has no address".into()))
+/// The place that `HOST:PORT` names. It has an address now; which one, is asked at each dial.
+pub(crate) fn place(name: &str) -> Result<HostPort, Failure> {
+    addresses(name)?;
+    name.parse().map_err(|error| refused(name, &error))
 }
 
-/// The join token itself; `@FILE` names a file that holds it, which is called so where it was made.
-pub(crate) fn token(join: &str, name: &str) -> Result<String, Failure> {
-    let Some(path) = token_file(join) else { return Ok(join.to_string()) };
-    let text = std::fs::read_to_string(path).map_err(|error| {
+/// All addresses of `HOST:PORT`, at least one.
+pub(crate) fn addresses(name: &str) -> Result<Vec<SocketAddr>, Failure> {
+    let found: Vec<_> = name.to_socket_addrs().map_err(|error| refused(name, &error))?.collect();
+    match found.is_empty() {
+        true => Err(refused(name, &"the host has no address")),
+        false => Ok(found),
+    }
+}
+
+fn refused(name: &str, why: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Exit::Usage, "a coordinator's address cannot be used")
+        .at("--coordinators")
+        .because(format!("\"{name}\": {why}"))
+        .next("pass HOST:PORT, as in the run's DIR/cluster.json")
+}
+
+/// The join token: `@FILE` names a file that holds it, which is called so where it was made; `@-`
+/// is stdin.
+pub(crate) fn token(join: &OsStr, name: &str) -> Result<String, Failure> {
+    let text = match token_file(join) {
+        Some(path) => {
+            warn_of_readers(path);
+            std::fs::read_to_string(path)
+        }
+        None if join == STDIN => std::io::read_to_string(std::io::stdin()),
+        None => return Ok(join.to_string_lossy().into_owned()),
+    };
+    let text = text.map_err(|error| {
         Failure::new(Exit::Usage, "the join token cannot be read")
-            .at(path.display())
+            .at(token_file(join).unwrap_or(Path::new("stdin")).display())
             .because(error)
             .next(format!("pass --join @DIR/{name} with the directory of a coordinator"))
     })?;
     Ok(text.trim().to_string())
 }
 
-fn token_file(join: &str) -> Option<&Path> {
-    join.strip_prefix('@').map(Path::new)
+/// What reads the token from stdin.
+const STDIN: &str = "@-";
+
+fn token_file(join: &OsStr) -> Option<&Path> {
+    let path = join.as_bytes().strip_prefix(b"@").filter(|_| join != STDIN)?;
+    Some(Path::new(OsStr::from_bytes(path)))
+}
+
+fn warn_of_readers(path: &Path) {
+    let mode = path.metadata().map(|found| found.permissions().mode());
+    if mode.is_ok_and(|mode| mode & 0o004 != 0) {
+        let (path, next) = (path.display(), "`chmod o= FILE` keeps them from joining with it");
+        tracing::warn!(%path, next, "every user of this machine can read the join token");
+    }
 }

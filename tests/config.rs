@@ -117,6 +117,16 @@ fn blocks_are_computed_again_only_where_the_file_asks_for_it() {
 }
 
 #[test]
+fn a_run_says_how_long_a_device_may_take_and_how_far_the_rate_falls() {
+    let read = |text| {
+        let run = resolved(text, Overrides::default()).unwrap().run;
+        (run.hang_after_ms, run.optimizer.floor)
+    };
+    assert_eq!(read(""), (10_000, 0.1));
+    assert_eq!(read("[optimizer]\nfloor = 0.0\n[redundancy]\nhang_after = \"2m\""), (120_000, 0.0));
+}
+
+#[test]
 fn a_flag_wins_over_the_file() {
     let flags = Overrides {
         workers: Some(3),
@@ -193,6 +203,9 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         ("[wire]\nrounding = \"stochastic\"", 2, "wire.all_gather is f32, which rounds nothing"),
         ("[data]\nvalidation = 0.9", 2, "data.validation is 0.9"),
         ("[data]\nkind = \"ring\"", 2, "is \"ring\", which is no data set of this program"),
+        ("[optimizer]\nfloor = 2", 2, "optimizer.floor is 2"),
+        ("[redundancy]\nhang_after = 10", 2, "it must be a time such as \"10s\""),
+        ("[redundancy]\nhang_after = \"500ms\"", 2, "redundancy.hang_after is 500ms"),
         ("[redundancy]\ncopies = 0", 2, "redundancy.copies is 0"),
         ("[checkpoint]\nkeep = 0", 2, "checkpoint.keep is 0"),
         ("[checkpoint]\nevery = 1d", 2, "this is not TOML"),
@@ -361,6 +374,51 @@ fn what_cannot_be_used_exits_2_and_names_it() {
         assert!(printed.contains(named), "{arguments:?}: {printed}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
+}
+
+/// A port that never answers keeps the worker asking for a while.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_token_on_the_command_line_is_warned_of_and_does_not_stay_there() {
+    use std::time::{Duration, Instant};
+
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let secret = "A".repeat(43);
+    let token = format!("es1.AAAAAAAAAAAA.{secret}.{secret}");
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_everstep"))
+        .args(["worker", "--coordinators", &address, "--join", &token])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let listed = || std::fs::read(format!("/proc/{}/cmdline", worker.id())).unwrap();
+    let shows = |word: &str| listed().windows(word.len()).any(|bytes| bytes == word.as_bytes());
+    let began = Instant::now();
+    while shows(&secret) || !shows("worker") {
+        assert!(began.elapsed() < Duration::from_secs(20), "the token stays on the command line");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(shows(&address) && !shows("--join"), "the other arguments are the same");
+    worker.kill().unwrap();
+    let said = String::from_utf8(worker.wait_with_output().unwrap().stderr).unwrap();
+    assert!(said.contains("pass --join @FILE, or --join @-"), "{said}");
+}
+
+#[test]
+fn a_token_is_read_from_stdin() {
+    use std::io::Write;
+
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_everstep"))
+        .args(["worker", "--coordinators", "127.0.0.1:1", "--join", "@-"])
+        .stdin(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    worker.stdin.take().unwrap().write_all(b"es1.a.b\n").unwrap();
+    let output = worker.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("the join token has 3 parts instead of 4"), "{said}");
 }
 
 #[test]

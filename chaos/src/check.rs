@@ -24,6 +24,7 @@ mod rollbacks;
 mod samples;
 mod scales;
 mod stale;
+mod subtrees;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -394,6 +395,7 @@ impl Checks {
                 self.resumes.recorded(record, before, settled)?;
             }
         }
+        subtrees::recorded(record, before, self.bounds.data_shards)?;
         self.records.recorded(record, lost.is_some())?;
         self.commits.recorded(self.records.history(record.number), record.resume);
         self.bounds.recorded(record);

@@ -112,6 +112,13 @@ pub enum Fault {
         /// For how long.
         span: Duration,
     },
+    /// Several processes stand still together, as all virtual machines of a host do.
+    PauseTogether {
+        /// Which.
+        side: Vec<Node>,
+        /// For how long.
+        span: Duration,
+    },
     /// The disk of a coordinator writes nothing for a while.
     Stall {
         /// Whose.
@@ -156,6 +163,12 @@ pub enum Fault {
         /// For how long.
         span: Duration,
     },
+    /// Nothing passes between the coordinators and the workers. The coordinators reach each other,
+    /// and so do the workers.
+    Isolation {
+        /// For how long.
+        span: Duration,
+    },
     /// Nothing passes from these nodes to the others; the way back is free.
     OneWay {
         /// Who is not heard.
@@ -191,6 +204,13 @@ pub enum Fault {
         lane: Lane,
         /// How far, at most.
         extra: Duration,
+        /// For how long.
+        span: Duration,
+    },
+    /// The device of a worker does nothing for a while; the worker itself lives and says so.
+    Hang {
+        /// Whose.
+        node: Node,
         /// For how long.
         span: Duration,
     },
@@ -252,16 +272,19 @@ impl Fault {
             Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
             Self::Drain { by: Asker::Operator, .. } => "drain by the operator",
             Self::Pause { .. } => "pause",
+            Self::PauseTogether { .. } => "pause of several",
             Self::Stall { .. } => "stalled disk",
             Self::Drift { .. } => "clock drift",
             Self::Disconnect { .. } => "connection lost",
             Self::Slow { .. } => "slow link",
             Self::Clog { .. } => "clog",
             Self::Partition { .. } => "partition",
+            Self::Isolation { .. } => "isolation",
             Self::OneWay { .. } => "one-way partition",
             Self::Bridge { .. } => "bridge",
             Self::Duplicate { .. } => "duplicate",
             Self::Reorder { .. } => "reorder",
+            Self::Hang { .. } => "hang of a device",
             Self::Flip { .. } => "flipped bit",
             Self::Garble { .. } => "garbled gradient",
             Self::Mistake { .. } => "mistake",
@@ -276,8 +299,9 @@ impl Fault {
             }
         };
         match &mut self {
-            Self::CrashProposing { .. } | Self::CrashExpelling { .. } => {}
+            Self::CrashProposing { .. } | Self::CrashExpelling { .. } | Self::Isolation { .. } => {}
             Self::CrashTogether { side, .. }
+            | Self::PauseTogether { side, .. }
             | Self::Partition { side, .. }
             | Self::OneWay { side, .. } => side.iter_mut().for_each(named),
             Self::Disconnect { ends: (one, other) }
@@ -299,6 +323,7 @@ impl Fault {
             | Self::Pause { node, .. }
             | Self::Stall { node, .. }
             | Self::Drift { node, .. }
+            | Self::Hang { node, .. }
             | Self::Flip { node }
             | Self::Garble { node }
             | Self::Mistake { node } => named(node),
@@ -310,9 +335,11 @@ impl Fault {
     pub fn outage(&self) -> Duration {
         match self {
             Self::Pause { span, .. }
+            | Self::PauseTogether { span, .. }
             | Self::Stall { span, .. }
             | Self::Clog { span, .. }
             | Self::Partition { span, .. }
+            | Self::Isolation { span }
             | Self::OneWay { span, .. }
             | Self::Bridge { span, .. } => *span,
             _ => Duration::ZERO,
@@ -385,6 +412,9 @@ impl fmt::Display for Fault {
             }
             Self::Drain { node, grace, .. } => write!(f, "{node} is to leave within {grace:?}"),
             Self::Pause { node, span } => write!(f, "{node} is paused for {span:?}"),
+            Self::PauseTogether { side, span } => {
+                write!(f, "{} are paused for {span:?}", all(side))
+            }
             Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
             Self::Drift { node, permille } => {
                 write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
@@ -397,6 +427,9 @@ impl fmt::Display for Fault {
             }
             Self::Clog { from, to, span } => write!(f, "{from} to {to} is clogged for {span:?}"),
             Self::Partition { side, span } => write!(f, "{} cut off for {span:?}", all(side)),
+            Self::Isolation { span } => {
+                write!(f, "no coordinator reaches any worker for {span:?}")
+            }
             Self::OneWay { side, span } => write!(f, "{} not heard for {span:?}", all(side)),
             Self::Bridge { ends: (a, b), span } => {
                 write!(f, "{a} and {b} do not reach each other for {span:?}")
@@ -407,6 +440,7 @@ impl fmt::Display for Fault {
             Self::Reorder { from, to, lane, extra, span } => {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
+            Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
             Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
             Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
             Self::Mistake { node } => write!(f, "{node} errs in an update"),

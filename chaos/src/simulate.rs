@@ -18,7 +18,7 @@ use crate::fault::{Rates, Schedule};
 use crate::random::mix;
 use crate::shrink::shrink;
 use crate::toy;
-use crate::world::{Endured, Failure, Prepare, Scenario, World};
+use crate::world::{Endured, Exits, Failure, Prepare, Scenario, World};
 
 /// What is simulated, but for the seed.
 #[derive(Clone, Debug)]
@@ -67,6 +67,8 @@ const MOST_WANTED: u64 = 3;
 const COORDINATORS: u64 = 0xC00D;
 /// Sets this draw apart from others of the same seed.
 const PRECISION: u64 = 0xF16;
+/// Sets this draw apart from others of the same seed.
+const EXITS: u64 = 0xE817;
 /// One seed of so many trains in fp16.
 const SCALED: u64 = 4;
 /// Most simulations that are made to find fewer faults.
@@ -78,9 +80,18 @@ impl Simulation {
     /// # Errors
     /// Where the run fails without any fault.
     pub fn new(workers: u32, span: Duration, rates: Rates) -> Result<Self, Failure> {
+        Self::of(toy::long_run(), workers, span, rates)
+    }
+
+    /// The same of this run, in f32 and in fp16.
+    ///
+    /// # Errors
+    /// Where the run fails without any fault.
+    pub fn of(run: RunSpec, workers: u32, span: Duration, rates: Rates) -> Result<Self, Failure> {
         let registry = Arc::new(toy::registry());
-        let full = Reference::of(toy::long_run(), &registry)?;
-        let references = [full, Reference::of(toy::scaled_run(), &registry)?];
+        let mut scaled = run.clone();
+        scaled.model.precision = Precision::F16;
+        let references = [Reference::of(run, &registry)?, Reference::of(scaled, &registry)?];
         let (coordinators, precision, prepare) = (None, None, Prepare::default());
         Ok(Self { references, registry, workers, coordinators, precision, span, rates, prepare })
     }
@@ -173,6 +184,7 @@ impl Simulation {
             workers: self.workers,
             coordinators: self.coordinators.unwrap_or_else(|| coordinators(seed)),
             seed,
+            exits: exits(seed),
             reference: Some(chronicle.clone()),
             prepare: self.prepare,
         };
@@ -188,6 +200,7 @@ impl Reference {
             workers: 1,
             coordinators: 1,
             seed: 0,
+            exits: Exits::Reported,
             reference: None,
             prepare: Prepare::default(),
         };
@@ -206,6 +219,15 @@ pub fn coordinators(seed: u64) -> u32 {
         (0, _) => 1,
         (_, 0) => 5,
         _ => 3,
+    }
+}
+
+/// How the coordinators of a seed learn of the ends of processes.
+fn exits(seed: u64) -> Exits {
+    match mix(seed ^ EXITS) % 4 {
+        0 => Exits::GivenUp,
+        1 => Exits::RolledBack,
+        _ => Exits::Reported,
     }
 }
 

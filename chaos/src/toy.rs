@@ -58,12 +58,15 @@ pub fn run() -> RunSpec {
             learning_rate: 1e-2,
             warmup_steps: 2,
             schedule: ScheduleKind::Cosine,
+            floor: OptimizerSpec::FLOOR,
             weight_decay: 0.1,
             clip_norm: Some(1.0),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
         copies: 2,
+        give_up_after_ms: None,
+        hang_after_ms: RunSpec::HANG_AFTER_MS,
     }
 }
 

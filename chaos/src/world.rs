@@ -63,7 +63,9 @@ use worker::Worker;
 
 pub use course::Tally;
 pub use endure::{Endured, RECOVERY, STANDSTILL};
-pub use types::{Failure, Finished, Meddler, Node, Passing, Prepare, Scenario};
+pub use types::{
+    Exits, Failure, Finished, GIVE_UP_AFTER, Meddler, Node, Passing, Prepare, Scenario,
+};
 
 /// The simulation.
 pub struct World {
@@ -117,6 +119,9 @@ impl World {
     /// Where coordinators that have done nothing yet break a promise.
     pub fn new(mut scenario: Scenario) -> Result<Self, RegistryError> {
         scenario.run.start_workers = scenario.workers;
+        if scenario.exits == Exits::GivenUp {
+            scenario.run.give_up_after_ms = Some(GIVE_UP_AFTER.as_millis() as u64);
+        }
         let samples = scenario.registry.build_dataset(&scenario.run)?.len();
         let mut world = Self {
             samples,
@@ -310,6 +315,7 @@ impl World {
     /// Time passes, and perhaps nothing else.
     fn glance(&mut self) -> Result<(), Violation> {
         self.queue.put(self.now + GLANCE, Happening::Glance);
+        self.look_after_exits();
         let able = self.is_able();
         self.course.passes(self.now, able);
         let undisturbed = able && self.course.is_undisturbed(self.now);

@@ -8,8 +8,8 @@ use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
 use proptest::prelude::*;
 
-/// Far more virtual time than any crowd needs.
-const LIMIT: Duration = Duration::from_secs(30);
+/// More virtual time than any crowd needs: workers that fall silent together are waited for 20 s.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn complete(scenario: Scenario) -> Report {
     let complete = Crowd::new(scenario).run(LIMIT, Core::handle);

@@ -7,10 +7,12 @@
 //!
 //! Intuition: a *share* is how many shards a member gets. Shares follow from the counts alone, up
 //! to who gets one more; that goes to those who hold most already. Everybody keeps what they hold
-//! up to their share, and what is left fills up the others.
+//! up to their share, and what is left fills up the others. Data shards have no state between two
+//! steps: a planned change lays them out anew, in as few [`blocks`] of the tree as can be (I24).
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod blocks;
 mod owners;
 mod ring;
 mod share;
@@ -39,6 +41,16 @@ pub struct Candidate {
     pub zone: Option<Zone>,
 }
 
+/// Why an assignment is made: it decides how data shards move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// A member was lost: the others keep their data shards, whose sums are used again in the step
+    /// that is done anew.
+    Loss,
+    /// Nothing of a step is under way.
+    Planned,
+}
+
 /// Who does what in a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
@@ -48,26 +60,38 @@ pub struct Assignment {
     pub owners: Vec<Ownership>,
 }
 
-/// Assigns everything to `members`, moving as little as balance allows from where `previous` has
-/// it.
+/// Assigns everything to `members`, moving as little as balance, and the occasion, allow from where
+/// `previous` has it.
 ///
 /// The backups follow from the primary and the ring of members alone, so that all shards of one
 /// primary have the same backups.
 ///
 /// # Panics
 /// If there are no members: nobody can do anything.
-pub fn assign(demand: Demand, members: &[Candidate], previous: Option<&Record>) -> Assignment {
+pub fn assign(
+    demand: Demand,
+    members: &[Candidate],
+    previous: Option<&Record>,
+    occasion: Occasion,
+) -> Assignment {
     assert!(!members.is_empty(), "an assignment needs members");
     Assignment {
-        data_shards: data_shards(demand.data_shards, members, previous),
+        data_shards: data_shards(demand.data_shards, members, previous, occasion),
         owners: owners::assign(demand, members, previous),
     }
+}
+
+/// How many sums a member sends that computes these of `count` data shards, ascending.
+pub fn sums(count: u32, data_shards: &[DataShard]) -> usize {
+    let leaves: Vec<u32> = data_shards.iter().map(|shard| shard.0).collect();
+    blocks::sums(count, &leaves)
 }
 
 fn data_shards(
     count: u32,
     members: &[Candidate],
     previous: Option<&Record>,
+    occasion: Occasion,
 ) -> Vec<Vec<DataShard>> {
     let now = ranks(members);
     let mut holders = vec![None; count as usize];
@@ -76,11 +100,12 @@ fn data_shards(
             holders[shard.0 as usize] = now.get(&member.worker).copied();
         }
     }
-    let mut shares = vec![Vec::new(); members.len()];
-    for (shard, rank) in share::even_out(&holders, members.len(), |_| &[]).into_iter().enumerate() {
-        shares[rank].push(DataShard(shard as u32));
-    }
-    shares
+    let is_held = holders.iter().any(Option::is_some);
+    let shares = match occasion {
+        Occasion::Loss if is_held => blocks::hand_on(&holders, members.len()),
+        Occasion::Loss | Occasion::Planned => blocks::fresh(&holders, members.len()),
+    };
+    shares.into_iter().map(|share| share.into_iter().map(DataShard).collect()).collect()
 }
 
 fn ranks(members: &[Candidate]) -> BTreeMap<WorkerId, usize> {

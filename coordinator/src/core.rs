@@ -20,9 +20,12 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod admission;
+mod catch_up;
 mod change;
+mod clock;
 mod confirm;
 mod feeds;
+mod figures;
 mod finish;
 mod lines;
 mod links;
@@ -30,6 +33,7 @@ mod operators;
 mod partition;
 mod past;
 mod plan;
+mod progress;
 mod reads;
 mod reign;
 mod silence;
@@ -48,16 +52,20 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use self::admission::Admissions;
+use self::catch_up::CatchUp;
+use self::clock::Clock;
 use self::confirm::Confirmations;
 use self::feeds::Feeds;
 use self::lines::Reported;
+pub use self::links::LinkEnd;
 use self::links::{Links, Phase};
 use self::operators::Requests;
 use self::partition::Partition;
 use self::past::Past;
 pub(crate) use self::past::TELLING;
+use self::progress::Progress;
 use self::reign::{Guide, Reign};
-use self::silence::Silence;
+use self::silence::{Doubt, Silence};
 use self::view::Watchers;
 pub use self::view::{ClusterView, End};
 #[cfg(feature = "planted")]
@@ -85,9 +93,8 @@ pub enum Input {
     Disconnected {
         /// Which.
         link: LinkId,
-        /// The peer's process is gone: it said goodbye, or nobody listens where it did. Else it may
-        /// live on.
-        gone: bool,
+        /// What that tells of the peer's process.
+        end: LinkEnd,
         /// Why, in words.
         reason: String,
     },
@@ -214,8 +221,7 @@ pub enum Effect {
 /// One coordinator.
 #[derive(Debug)]
 pub struct Core {
-    /// Wall clock at time zero, milliseconds of Unix time.
-    epoch_unix_ms: u64,
+    clock: Clock,
     state: State,
     reign: Reign,
     guide: Guide,
@@ -223,19 +229,22 @@ pub struct Core {
     links: Links,
     /// Registered workers whose processes have ended while this coordinator followed, and how that
     /// was noticed: should it come to lead, it need not wait for them to be silent.
-    departed: BTreeMap<WorkerId, String>,
+    departed: BTreeMap<WorkerId, Doubt>,
     silence: Silence,
     partition: Partition,
     phase: change::Phase,
     /// The answers to the newest Pause.
     statuses: BTreeMap<WorkerId, Status>,
     feeds: Feeds,
+    catch_up: CatchUp,
     /// The greatest step that a member of the current generation has committed, as far as is known.
     reached: Step,
     reported: Reported,
     /// How the GPUs of workers did a moment ago. What changes so fast is told to nobody but to who
     /// asks: the log never has it, and whoever comes to lead hears it with the next heartbeats.
     telemetry: BTreeMap<WorkerId, Telemetry>,
+    /// Whose devices are slow.
+    progress: Progress,
     past: Past,
     /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
@@ -257,7 +266,7 @@ impl Core {
     /// [`Self::restore_history`], and entries, as [`Input::Applied`].
     pub fn new(now: Time, epoch_unix_ms: u64) -> Self {
         Self {
-            epoch_unix_ms,
+            clock: Clock::new(epoch_unix_ms),
             state: State::default(),
             reign: Reign::Follows,
             guide: Guide::default(),
@@ -269,9 +278,11 @@ impl Core {
             phase: change::Phase::Steady,
             statuses: BTreeMap::new(),
             feeds: Feeds::default(),
+            catch_up: CatchUp::default(),
             reached: Step(0),
             reported: Reported::default(),
             telemetry: BTreeMap::new(),
+            progress: Progress::default(),
             past: Past::default(),
             results: BTreeMap::new(),
             requests: Requests::default(),
@@ -289,8 +300,8 @@ impl Core {
         self.wake(now);
         match input {
             Input::Connected { link, identity } => self.connected(link, identity),
-            Input::Disconnected { link, gone, reason } => {
-                self.disconnected(now, link, gone, &reason);
+            Input::Disconnected { link, end, reason } => {
+                self.disconnected(now, link, end, &reason);
             }
             Input::Message { from, message } => self.message(now, from, message),
             Input::Elected { term } => self.elected(now, term),
@@ -304,6 +315,11 @@ impl Core {
             Input::Applied { index, term, entry } => self.applied(now, index, term, entry),
             Input::Tick => self.tick(now),
         }
+    }
+
+    /// Takes the wall clock of `now`, milliseconds of Unix time.
+    pub fn set_clock(&mut self, now: Time, unix_ms: u64) {
+        self.clock.set(now, unix_ms);
     }
 
     /// The next thing to do; none until more happens. To be drained after every input.
@@ -394,7 +410,10 @@ impl Core {
                 }
             }
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
-            Command::Lead | Command::End { .. } | Command::ShutOut { .. } => {}
+            Command::Lead
+            | Command::End { .. }
+            | Command::ShutOut { .. }
+            | Command::Recover { .. } => {}
         }
     }
 
@@ -412,30 +431,6 @@ impl Core {
             Err(reason) => Outcome::Failed { name: None, reason },
         };
         self.propose_end(now, outcome);
-    }
-
-    fn propose_end(&mut self, now: Time, outcome: Outcome) {
-        let run = self.state.run_id();
-        self.propose(now, Command::End { run, outcome });
-    }
-
-    /// The run is over: everyone may go, or waits for the next; nobody is missed.
-    fn dismiss(&mut self, now: Time) {
-        self.begin_anew(now);
-        for link in self.workers_in(|phase| !matches!(phase, Phase::Connected | Phase::Released)) {
-            match self.links.find(link).map(|link| link.phase) {
-                _ if self.state.is_ephemeral() => self.release(link, Message::Dismiss),
-                Some(Phase::Greeted(None) | Phase::Foreign(_)) => {}
-                _ => self.set_free(link),
-            }
-        }
-    }
-
-    /// The worker's run is over. It may say Hello again, as nobody.
-    fn set_free(&mut self, link: LinkId) {
-        let Some(term) = self.leader() else { return };
-        self.links.enter(link, Phase::Connected);
-        self.send(link, Message::Released { term });
     }
 }
 
@@ -483,7 +478,7 @@ impl Core {
     }
 
     pub(crate) fn unix_ms(&self, at: Time) -> u64 {
-        self.epoch_unix_ms.saturating_add(at.since(Time(0)).as_millis() as u64)
+        self.clock.unix_ms(at)
     }
 }
 

@@ -23,6 +23,8 @@ mod gate;
 mod join;
 mod journal;
 mod looks;
+mod operator_folder;
+mod recover;
 mod renewal;
 
 use std::net::SocketAddr;
@@ -31,10 +33,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, Arbiter, AsyncContext, MailboxError};
-use everstep_transport::identity::Enrolment;
-use everstep_transport::quic::{Endpoint, Settings};
+use everstep_transport::identity::{Credentials, Enrolment, UnixTime};
+use everstep_transport::quic::{Endpoint, HostPort, Port, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
 pub(crate) use self::actor::Coordinator;
@@ -45,9 +47,11 @@ pub use self::book::BookError;
 use self::desk::Desk;
 pub use self::error::CoordinatorError;
 use self::files::{BOOK_FILE, Cluster};
+use self::gate::Admission;
 pub use self::journal::JournalError;
 pub(crate) use self::looks::Look;
-use crate::http::{self, Api};
+pub use self::recover::{RecoverError, Recovered, recover};
+use crate::http::{self, Api, Door};
 use crate::seat::TICK;
 use crate::state;
 
@@ -84,7 +88,7 @@ pub enum Start {
         /// Admits coordinators.
         token: String,
         /// Where some of them listen.
-        coordinators: Vec<SocketAddr>,
+        coordinators: Vec<HostPort>,
     },
 }
 
@@ -126,21 +130,27 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
     #[cfg(feature = "failpoints")]
     failpoint::arm()?;
     let Options { dir, listen, start, http } = options;
-    http.iter().try_for_each(http::Options::check)?;
     if listen.ip().is_unspecified() {
         return Err(CoordinatorError::Unspecified(listen));
     }
+    http.iter().try_for_each(http::Options::check)?;
     actix::System::new().block_on(async {
         let mut stop = Signals::install()?;
-        let (mut cluster, doors) = match start {
-            Start::Again => (Cluster::load(dir)?, Vec::new()),
-            Start::Bootstrap { ephemeral } => (Cluster::create(dir, ephemeral)?, Vec::new()),
+        let (mut cluster, doors, taken, _lock) = match start {
+            Start::Again => (Cluster::load(dir)?, Vec::new(), None, None),
+            Start::Bootstrap { ephemeral } => {
+                files::refuse_existing(&dir)?;
+                let taken = take_addresses(listen, http.as_ref())?;
+                let lock = files::prepare(&dir)?;
+                (Cluster::create(dir, ephemeral)?, Vec::new(), Some(taken), Some(lock))
+            }
             Start::Join { token, coordinators } => {
-                let adopted = join::adopt(dir, &token, &coordinators, listen.ip());
-                tokio::select! {
-                    adopted = adopted => (adopted?, coordinators),
+                let adopted = join::adopt(dir, &token, &coordinators, (listen, http.as_ref()));
+                let (cluster, taken, lock) = tokio::select! {
+                    adopted = adopted => adopted?,
                     told = stop.received() => return Ok(told),
-                }
+                };
+                (cluster, coordinators, Some(taken), Some(lock))
             }
         };
         if cluster.id().is_none() && doors.is_empty() {
@@ -148,14 +158,14 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         }
         // First of all: of two coordinators in one directory, the second comes no further.
         let past = cluster.id().map(|id| cluster.past(id)).transpose()?;
-        let credentials = cluster.renew_credentials()?;
-        let (gate, applicants) = gate::gate();
         let settings = Settings::for_address(listen.ip());
-        let enrolment = Enrolment::decided_by(cluster.authority.clone(), gate);
-        let endpoint = Endpoint::bind(listen, &credentials, settings, Some(enrolment))?;
-        let api = http
-            .map(|http| Api::open(&http, &cluster.dir, cluster.authority.clone()))
-            .transpose()?;
+        let credentials = cluster.renew_credentials()?;
+        let (port, door) = match taken {
+            Some(taken) => taken,
+            None => take_addresses(listen, http.as_ref())?,
+        };
+        let (endpoint, applicants) = open(port, &cluster, &credentials, settings)?;
+        let api = door.map(|door| door.api(&cluster.dir, cluster.authority.clone())).transpose()?;
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };
         let own = own(&cluster, addresses);
@@ -170,14 +180,42 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
                 cluster.past(id)?
             }
         };
+        cluster.list(&own)?;
         let outfit = Outfit::new(cluster, own, past, applicants)?;
         let endpoint = Arc::new(endpoint);
-        let renewals = renewal::attend(endpoint.clone(), authority, renewal::PAUSE);
+        let are_due = |held: &Credentials| held.are_due(UnixTime::now());
+        let renewals = renewal::attend(endpoint.clone(), authority, renewal::PAUSE, are_due);
         let renewals = tokio::spawn(renewals);
         let ended = attend(endpoint, api, outfit, stop, || ready(addresses)).await;
         renewals.abort();
         ended
     })
+}
+
+/// The addresses of links and of HTTP are taken before anything is spent: nobody else takes them
+/// meanwhile, and whatever can be wrong with them is found first.
+type Taken = (Port, Option<Door>);
+
+fn take_addresses(
+    listen: SocketAddr,
+    http: Option<&http::Options>,
+) -> Result<Taken, CoordinatorError> {
+    let port = Port::bind(listen, &Settings::for_address(listen.ip()))?;
+    Ok((port, http.map(Door::open).transpose()?))
+}
+
+/// The endpoint, and the channel of the nodes that ask it for a certificate.
+fn open(
+    port: Port,
+    cluster: &Cluster,
+    credentials: &Credentials,
+    settings: Settings,
+) -> Result<(Endpoint, mpsc::Receiver<Admission>), CoordinatorError> {
+    let (gate, applicants) = gate::gate();
+    let enrolment = Enrolment::decided_by(cluster.authority.clone(), gate);
+    let endpoint = Endpoint::open(port, credentials, settings, Some(enrolment))?;
+    endpoint.expect_from(cluster.book.content().members.iter().map(|it| it.address.ip()));
+    Ok((endpoint, applicants))
 }
 
 /// This coordinator, as the others are to know it.
@@ -221,7 +259,7 @@ async fn attend(
         let served = serve(&endpoint, desk, stop).await;
         calls.abort();
         if let Some(api) = api {
-            api.stop(true).await;
+            api.stop().await;
         }
         served
     }

@@ -34,6 +34,13 @@ pub struct History {
 }
 
 impl History {
+    /// Another run begins: what the one before lacked is no matter any more, and the time between
+    /// the two is no stall.
+    pub fn begin(&mut self) {
+        self.protection = Protection::default();
+        self.generations.begin();
+    }
+
     /// Takes the next event.
     pub fn event(&mut self, event: &Event) {
         self.tally.event(&event.kind);

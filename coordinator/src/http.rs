@@ -6,13 +6,15 @@
 //! request and says it again (`key.rs`).
 //!
 //! Clients may be many, slow or hostile, and training must not notice: there is one thread for all
-//! of them, connections and bodies are bounded, everything has a time-out, and the actor is asked a
-//! bounded number of times a second. On loopback everyone on this machine may read; to change
-//! something takes the token (`guard.rs`). It is not encrypted.
+//! of them, connections and bodies are bounded (`front.rs`), everything has a time-out, and the
+//! actor is asked a bounded number of times a second. On loopback all users of this machine read;
+//! to change something takes the token (`guard.rs`). It is not encrypted.
 
 mod answers;
 mod changes;
+mod front;
 mod guard;
+mod halls;
 mod key;
 mod metrics;
 mod problem;
@@ -21,24 +23,23 @@ mod routes;
 mod source;
 mod token;
 
-use std::any::Any;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
 use actix_web::body::MessageBody;
-use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
-use actix_web::http::KeepAlive;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::middleware::{DefaultHeaders, Next, from_fn};
 use actix_web::web::Data;
-use actix_web::{App, HttpServer, ResponseError};
+use actix_web::{App, ResponseError};
 
 use everstep_transport::identity::Authority;
 use everstep_transport::protocol::question::{CoordinatorStanding, RunView, TokenView};
 
+pub(crate) use self::front::Serving;
 use self::guard::Guard;
 use self::source::Source;
 use self::token::Token;
@@ -46,30 +47,28 @@ use crate::core::ClusterView;
 use crate::daemon::Coordinator;
 use crate::history::{Lapse, Tally};
 
-/// Most connections at a time; who comes then waits.
-const MAX_CONNECTIONS: usize = 128;
 /// Most bytes of a request's body: a run must fit a message to a worker.
 const MAX_BODY: usize = 32 * 1024;
 /// How long a request's head may take to come.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long its body may take.
 const BODY_PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of answers that the kernel keeps for a client.
-const SEND_BUFFER: usize = 64 * 1024;
-/// How long a client may leave an answer unread.
-#[cfg(target_os = "linux")]
-const UNREAD: Duration = Duration::from_secs(10);
-/// How long requests under way may take when the coordinator stops, seconds.
-const FAREWELL: u64 = 1;
+
+/// The API's address where none is stated: this port of loopback, if it is free.
+pub const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7080);
 
 /// Where the API is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to listen; port 0 for any free port.
-    pub listen: SocketAddr,
+    /// Where to listen; port 0 for any free port. None: at [`DEFAULT`], or at any free port of
+    /// loopback if another process has that.
+    pub listen: Option<SocketAddr>,
     /// A file with a token that is needed for everything. Without one, only what changes something
     /// needs a token: `api.token` in the coordinator's directory.
     pub token: Option<PathBuf>,
+    /// A file with a token that is enough to read, and for nothing else. With one, reading needs a
+    /// token.
+    pub read_token: Option<PathBuf>,
 }
 
 /// Why there is no API.
@@ -81,6 +80,12 @@ pub enum HttpError {
     /// The file holds no token.
     #[error("{}: a token is one word of 32 to 1,024 visible ASCII characters", .0.display())]
     Token(PathBuf),
+    /// Every user of this machine can read or replace the token.
+    #[error("{}: users other than its owner and group may read or write the token", .0.display())]
+    Public(PathBuf),
+    /// A reader could change everything.
+    #[error("the token for reading is the one for changes as well")]
+    Same,
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
@@ -100,13 +105,31 @@ pub enum HttpError {
 }
 
 impl Options {
+    fn address(&self) -> SocketAddr {
+        self.listen.unwrap_or(DEFAULT)
+    }
+
     /// Refuses what nobody can have meant, before anything is made.
     ///
     /// # Errors
     /// [`HttpError::Exposed`].
     pub(crate) fn check(&self) -> Result<(), HttpError> {
-        let exposed = !self.listen.ip().is_loopback() && self.token.is_none();
-        if exposed { Err(HttpError::Exposed(self.listen)) } else { Ok(()) }
+        let reading_is_free = self.token.is_none() && self.read_token.is_none();
+        match !self.address().ip().is_loopback() && reading_is_free {
+            true => Err(HttpError::Exposed(self.address())),
+            false => Ok(()),
+        }
+    }
+
+    fn listener(&self) -> Result<TcpListener, HttpError> {
+        let address = self.address();
+        let bound = match TcpListener::bind(address) {
+            Err(error) if self.listen.is_none() && error.kind() == io::ErrorKind::AddrInUse => {
+                TcpListener::bind((address.ip(), 0))
+            }
+            bound => bound,
+        };
+        bound.map_err(|source| HttpError::Bind { address, source })
     }
 }
 
@@ -140,6 +163,15 @@ struct Place {
     links: SocketAddr,
 }
 
+/// An address that is listened on, and the tokens that were named: all that can be wrong with an
+/// API, before a coordinator has files.
+pub(crate) struct Door {
+    listener: TcpListener,
+    address: SocketAddr,
+    token: Option<Token>,
+    read_token: Option<Token>,
+}
+
 /// An API that listens, and does not answer yet.
 pub(crate) struct Api {
     listener: TcpListener,
@@ -148,30 +180,35 @@ pub(crate) struct Api {
     authority: Arc<Authority>,
 }
 
-impl Api {
-    /// Listens, for a coordinator whose files are in `dir`, and of whose cluster this is the
-    /// authority.
-    pub(crate) fn open(
-        options: &Options,
-        dir: &Path,
-        authority: Arc<Authority>,
-    ) -> Result<Self, HttpError> {
+impl Door {
+    pub(crate) fn open(options: &Options) -> Result<Self, HttpError> {
         options.check()?;
-        let token = match &options.token {
-            Some(path) => Token::read(path),
-            None => Token::read_or_make(&dir.join("api.token")),
-        }?;
-        let bind = |source| HttpError::Bind { address: options.listen, source };
-        let listener = TcpListener::bind(options.listen).map_err(bind)?;
-        let address = listener.local_addr().map_err(bind)?;
-        let guard = Guard {
-            token,
-            for_everything: options.token.is_some(),
-            loopback: address.ip().is_loopback(),
-        };
-        Ok(Self { listener, address, guard, authority })
+        let read = |path: &Option<PathBuf>| path.as_deref().map(Token::read_private).transpose();
+        let (token, read_token) = (read(&options.token)?, read(&options.read_token)?);
+        if token.is_some() && token == read_token {
+            return Err(HttpError::Same);
+        }
+        let listener = options.listener()?;
+        let failed = |source| HttpError::Bind { address: options.address(), source };
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address, token, read_token })
     }
 
+    /// The API of the coordinator with its files in `dir` and with this authority.
+    pub(crate) fn api(self, dir: &Path, authority: Arc<Authority>) -> Result<Api, HttpError> {
+        let Self { listener, address, token, read_token } = self;
+        let for_everything = token.is_some();
+        let token = token.map_or_else(|| Token::read_or_make(&dir.join("api.token")), Ok)?;
+        if read_token.as_ref() == Some(&token) {
+            return Err(HttpError::Same);
+        }
+        let loopback = address.ip().is_loopback();
+        let guard = Guard { token, for_everything, read_token, loopback };
+        Ok(Api { listener, address, guard, authority })
+    }
+}
+
+impl Api {
     /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
@@ -182,36 +219,23 @@ impl Api {
         self,
         coordinator: Addr<Coordinator>,
         links: SocketAddr,
-    ) -> Result<ServerHandle, HttpError> {
+    ) -> Result<Serving, HttpError> {
         let Self { listener, address, guard, authority } = self;
         let (source, guard) = (Arc::new(Source::new(coordinator)), Arc::new(guard));
         let issuer = Data::new(Issuer(authority));
         let place = Place { links };
         let app = move || {
             App::new()
-                .app_data(Data::from(source.clone()))
-                .app_data(Data::from(guard.clone()))
+                .app_data(Data::from(source))
+                .app_data(Data::from(guard))
                 .app_data(Data::new(place))
-                .app_data(issuer.clone())
+                .app_data(issuer)
                 .configure(routes::lay)
                 .wrap(from_fn(admit))
                 .wrap(headers())
         };
-        let server = HttpServer::new(app)
-            .workers(1)
-            .max_connections(MAX_CONNECTIONS)
-            .client_request_timeout(HEAD_PATIENCE)
-            // The next request's head would have no time-out.
-            .keep_alive(KeepAlive::Disabled)
-            .shutdown_timeout(FAREWELL)
-            .disable_signals()
-            .on_connect(|connection, _| bound(connection))
-            .listen(listener)
-            .map_err(|source| HttpError::Bind { address, source })?
-            .run();
-        let handle = server.handle();
-        actix::spawn(server);
-        Ok(handle)
+        let served = front::serve(listener, app);
+        served.map_err(|source| HttpError::Bind { address, source })
     }
 }
 
@@ -221,7 +245,7 @@ async fn admit(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
-    match guard.permit(request.method(), request.headers()) {
+    match guard.permit(request.method(), request.path(), request.headers()) {
         Ok(()) => Ok(next.call(request).await?.map_into_left_body()),
         Err(problem) => Ok(request.into_response(problem.error_response()).map_into_right_body()),
     }
@@ -232,17 +256,6 @@ fn headers() -> DefaultHeaders {
     DefaultHeaders::new()
         .add(("cache-control", "no-store"))
         .add(("x-content-type-options", "nosniff"))
-}
-
-/// A client that does not read what it has asked for is cut off by the kernel: there is nothing
-/// above it that would notice.
-fn bound(connection: &dyn Any) {
-    let Some(stream) = connection.downcast_ref::<tokio::net::TcpStream>() else { return };
-    let socket = socket2::SockRef::from(stream);
-    // An error leaves a client that may be slower, or take more memory.
-    let _ = socket.set_send_buffer_size(SEND_BUFFER);
-    #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(UNREAD));
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 //! coordinator as a plain state machine over both: messages in, messages and proposals out.
 //! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk. [`seat`]
 //! is one of several coordinators, as a plain state machine: a core and a replica of the log.
-//! [`ledger`] says what a coordinator's file of the history has to hold. [`daemon`] is the shell
-//! that gives the seat a clock, sockets and files. [`history`] sums up what happened, and [`http`]
-//! tells it to whoever asks.
+//! [`recovery`] goes on from one coordinator's log when most of the others are lost. [`ledger`]
+//! says what a coordinator's file of the history has to hold. [`daemon`] is the shell that gives
+//! the seat a clock, sockets and files. [`history`] sums up what happened, and [`http`] tells it to
+//! whoever asks.
 //!
 //! It does not know how a step is computed: it reads neither tensors nor votes.
 
@@ -21,6 +22,8 @@ pub mod log;
 #[cfg(feature = "planted")]
 pub mod plant;
 pub mod raft;
+pub mod recovery;
 pub mod seat;
 mod standing;
 pub mod state;
+mod story;

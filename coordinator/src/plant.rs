@@ -26,10 +26,14 @@ pub enum Plant {
     ListNonHolder,
     /// A shard that nobody who answered holds makes the run go back at once.
     HastyRollback,
-    /// Silence counts as death a second too early.
+    /// Ten seconds of silence count as death.
     ImpatientRollback,
     /// A backup that is promoted is listed alone, whoever else holds its shard.
     LoseTheBackup,
+    /// Data shards are dealt out one by one, whatever the tree.
+    IgnoreTree,
+    /// Nobody is suspected for a device that hangs.
+    IgnoreHangs,
     /// A generation is recorded whoever led when it was proposed.
     IgnoreTerm,
     /// A coordinator is shut out when the log does without it as far as one other knows.

@@ -191,8 +191,7 @@ impl Replica {
         let Snapshot { place, members, .. } = kept.snapshot.clone();
         let (snapshot, term) = (kept.snapshot.clone(), kept.hard_state.term.0);
         let settings = settings::settings(id, place.index);
-        let silent = slog::Logger::root(slog::Discard, slog::o!());
-        let node = RawNode::new(&settings, Mirror::new(kept), &silent);
+        let node = RawNode::new(&settings, Mirror::new(kept), &::raft::Logger);
         let mut replica = Self {
             id,
             seed,

@@ -20,19 +20,17 @@ mod writes;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_transport::identity::{Identity, Refusal, TokenId};
+use everstep_transport::identity::{AcceptedToken, Identity, Refusal, TokenId};
 use everstep_transport::protocol::{CoordinatorView, Frame, Message, NodeName, Term, Wish};
 use everstep_transport::time::Time;
 
-#[cfg(feature = "failpoints")]
-pub(crate) use self::log::decode;
-pub(crate) use self::log::encode;
+pub(crate) use self::log::{decode, encode};
 use self::peers::Peers;
 use self::put_off::PutOff;
 use self::standing::Heard;
 use self::transfer::Transfer;
 use self::writes::Writes;
-use crate::core::{self, Core, LinkId};
+use crate::core::{self, Core, LinkEnd, LinkId};
 use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId, Unsound};
 use crate::state::{Coordinator, SnapshotError};
 
@@ -54,6 +52,8 @@ pub struct Options {
     pub snapshot_entries: u64,
     /// If it founds the cluster: whether that is there for one run.
     pub founds: Option<bool>,
+    /// If it founds the cluster: the tokens that admit nodes from the beginning.
+    pub tokens: Vec<AcceptedToken>,
     /// Who the coordinators were when it last heard of them, with the list's revision.
     pub book: (u64, Vec<CoordinatorView>),
     /// Whether a part of the history that is not in its log any more is missing.
@@ -75,8 +75,8 @@ pub enum Input {
     Disconnected {
         /// Which.
         link: LinkId,
-        /// The peer's process is gone; else it may live on.
-        gone: bool,
+        /// What that tells of the peer's process.
+        end: LinkEnd,
         /// Why, in words.
         reason: String,
     },
@@ -181,6 +181,8 @@ pub enum SeatError {
 pub struct Seat {
     own: Coordinator,
     founds: Option<bool>,
+    /// If it founds the cluster: the tokens that admit nodes from the beginning.
+    tokens: Vec<AcceptedToken>,
     core: Core,
     replica: Replica,
     /// The term in which it leads the log.
@@ -271,13 +273,14 @@ impl Seat {
         kept: Kept,
         history: Vec<Frame>,
     ) -> Result<Self, SeatError> {
-        let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, book, lacks_history } =
-            options;
+        let Options { own, replica, epoch_unix_ms, snapshot_entries, founds, .. } = options;
+        let Options { tokens, book, lacks_history, .. } = options;
         let peers = Peers::new(replica.id, book);
         let replica = Replica::new(now, replica, kept)?;
         Ok(Self {
             own,
             founds,
+            tokens,
             core: Core::new(now, epoch_unix_ms),
             writes: Writes::default(),
             peers,
@@ -304,6 +307,11 @@ impl Seat {
         })
     }
 
+    /// Takes the wall clock of `now`, milliseconds of Unix time.
+    pub fn set_clock(&mut self, now: Time, unix_ms: u64) {
+        self.core.set_clock(now, unix_ms);
+    }
+
     /// Takes what happened. `now` never goes backwards.
     ///
     /// # Errors
@@ -315,11 +323,11 @@ impl Seat {
                 self.core.handle(now, core::Input::Connected { link, identity: identity.clone() });
                 self.introduce_to(link, &identity);
             }
-            Input::Disconnected { link, gone, reason } => {
+            Input::Disconnected { link, end, reason } => {
                 if let Some(id) = self.peers.disconnected(self.replica.members(), link) {
                     self.replica.link_lost(id);
                 }
-                self.core.handle(now, core::Input::Disconnected { link, gone, reason });
+                self.core.handle(now, core::Input::Disconnected { link, end, reason });
             }
             Input::Message { from, message } => self.hear(now, from, message),
             Input::Admit { token, node } => {

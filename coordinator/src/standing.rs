@@ -1,5 +1,7 @@
 //! What is going on, and what it waits for, in one word and in one plain sentence.
 
+use std::time::Duration;
+
 use everstep_transport::protocol::Step;
 use everstep_transport::protocol::outcome::WorkerState;
 
@@ -22,7 +24,22 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         let words = format!("waiting: {members} of at least {}", workers(wanted));
         return ("waiting", words);
     }
-    if view.generation.0 == 0 {
+    if let Some(awaited) = &view.owners_awaited {
+        let waited = view.now_unix_ms.saturating_sub(awaited.since_unix_ms);
+        let waited = seconds(Duration::from_millis(waited));
+        return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
+    if let Some((silent, span)) = view.outage {
+        let words = format!(
+            "cut off: {silent} of {} have been silent for {}; they may train on, and the \
+             coordinator waits to hear of them",
+            workers(view.world_size),
+            seconds(span),
+        );
+        return ("cut_off", words);
+    }
+    // The numbers of generations go on from run to run: a run without members has not begun.
+    if view.world_size == 0 {
         let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
         let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
         let wanted = workers(run.start_workers);
@@ -52,6 +69,10 @@ pub(crate) fn ended(end: &End, Step(last): Step) -> (&'static str, String) {
     }
 }
 
+fn seconds(span: Duration) -> String {
+    format!("{} s", grouped(span.as_secs()))
+}
+
 fn workers(count: u32) -> String {
     format!("{} worker{}", grouped(u64::from(count)), if count == 1 { "" } else { "s" })
 }
@@ -71,8 +92,8 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::outcome::Waiting;
-    use everstep_transport::protocol::{Generation, MetricsLine, Term, WorkerId};
+    use everstep_transport::protocol::outcome::{OwnersAwaited, Waiting};
+    use everstep_transport::protocol::{MetricsLine, Term, WorkerId};
 
     use super::*;
     use crate::http::tests::view;
@@ -87,7 +108,7 @@ mod tests {
         assert_eq!(standing(&none).1, "idle: no run was submitted yet");
         let follows = ClusterView { leads: None, ..none };
         assert_eq!(standing(&follows).0, "following");
-        let started = ClusterView { generation: Generation(0), ..view() };
+        let started = ClusterView { world_size: 0, ..view() };
         assert_eq!(standing(&started).1, "starting: 2 of 3 workers registered");
         assert_eq!(standing(&view()).1, "training: step 812 of 1,000 with 2 workers");
         let alone = ClusterView { world_size: 1, line: at_step(1_000), ..view() };
@@ -98,6 +119,16 @@ mod tests {
         let waiting = Waiting { members: 1, wanted: 2, since_unix_ms: 0 };
         let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
         assert_eq!(standing(&waiting).1, "waiting: 1 of at least 2 workers");
+        let awaited = OwnersAwaited { shards: 3, owners: vec![WorkerId(4)], since_unix_ms: 78_000 };
+        let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
+        let words = "waiting for 12 s: worker 4 is silent, and no other worker holds 3 parameter \
+                     shards; if it has ended for good, `everstep run rollback --step 0` gives up \
+                     what it held";
+        assert_eq!(standing(&owners), ("waiting", words.into()));
+        let silent = ClusterView { outage: Some((2, Duration::from_millis(14_900))), ..view() };
+        let words = "cut off: 2 of 2 workers have been silent for 14 s; they may train on, and \
+                     the coordinator waits to hear of them";
+        assert_eq!(standing(&silent), ("cut_off", words.into()));
         let cut_off = ClusterView { unreachable: vec![(WorkerId(3), WorkerId(5))], ..view() };
         let words = "cut off: workers 3 and 5 cannot reach each other, and neither can be left \
                      out; step 812 of 1,000 was the last";

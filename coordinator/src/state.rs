@@ -9,6 +9,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod access;
 mod coordinators;
 mod entry;
 mod fingerprint;
@@ -20,15 +21,15 @@ mod snapshot;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
 
-use everstep_transport::identity::{Refusal, TokenId, Tokens, UnixTime};
+use everstep_transport::identity::{Refusal, Tokens};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
 use everstep_transport::protocol::{
     CoordinatorId, Generation, News, NodeName, Record, RunId, RunSpec, Step, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
+use self::access::Revocations;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedEntry, Change, Command, Coordinator, Entry, Loss};
@@ -74,6 +75,7 @@ pub struct State {
     /// The index of the newest entry that changed who they are, or where.
     revision: u64,
     tokens: Tokens,
+    revocations: Revocations,
     /// What became of requests.
     outcomes: Outcomes,
     past_runs: VecDeque<PastRun>,
@@ -86,6 +88,10 @@ pub struct State {
     gone: VecDeque<WorkerId>,
     /// The newest registration of each node, unless that worker is gone.
     nodes: BTreeMap<NodeName, WorkerId>,
+    /// What people call the workers of each node.
+    numbers: BTreeMap<NodeName, u32>,
+    /// The newest number that was given.
+    numbered: u32,
     /// The newest generation there was, of whatever run.
     generation: Generation,
     record: Option<Record>,
@@ -93,7 +99,12 @@ pub struct State {
     unreachable: BTreeSet<(WorkerId, WorkerId)>,
     /// Since when the generations are such that start no step, milliseconds of Unix time.
     waiting_since: Option<u64>,
+    /// An operator wants the run to go back to its initial state.
+    goes_back: bool,
     written: Step,
+    /// Lines behind `written` may have been lost with the log of other coordinators: those that
+    /// come next need not follow it.
+    lacks_lines: bool,
     outcome: Outcome,
     /// The newest.
     events: Vec<Event>,
@@ -118,6 +129,7 @@ impl Default for State {
             shut_out: Coordinators::default(),
             revision: 0,
             tokens: Tokens::default(),
+            revocations: Revocations::default(),
             outcomes: Outcomes::default(),
             past_runs: VecDeque::new(),
             run_id: 0,
@@ -127,11 +139,15 @@ impl Default for State {
             workers: BTreeMap::new(),
             gone: VecDeque::new(),
             nodes: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            numbered: 0,
             generation: Generation(0),
             record: None,
             unreachable: BTreeSet::new(),
             waiting_since: None,
+            goes_back: false,
             written: Step(0),
+            lacks_lines: false,
             outcome: Outcome::Running,
             events: Vec::new(),
             noted: 0,
@@ -158,9 +174,12 @@ impl State {
                 Ok(Verdict::Accepted)
             }
             Command::Request { id, wish } => self.once(unix_ms, *id, wish),
-            Command::Found { ephemeral, founder } => self.found(*ephemeral, founder),
+            Command::Found { ephemeral, founder, tokens } => {
+                self.found(*ephemeral, founder, tokens)
+            }
             Command::Coordinator { id, coordinator } => self.settle_in(*id, coordinator),
             Command::ShutOut { coordinator } => self.shut_out(*coordinator),
+            Command::Recover { survivor } => self.recover(unix_ms, *survivor),
             Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),
         };
@@ -178,20 +197,12 @@ impl State {
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::Lines { generation, lines } => self.settle(*generation, lines),
-            Command::End { run, outcome } => {
+            Command::End { run, outcome, figures } => {
                 self.must_be(*run)?;
-                self.end(unix_ms, outcome.clone());
+                self.end(unix_ms, outcome.clone(), figures.clone());
                 Ok(Verdict::Accepted)
             }
             _ => Err("it does not belong to a run".into()),
-        }
-    }
-
-    fn spend(&mut self, unix_ms: u64, token: &TokenId, node: &NodeName) -> Verdict {
-        let now = UnixTime::since_unix_epoch(Duration::from_millis(unix_ms));
-        match self.tokens.spend(token, node, now) {
-            Ok(()) => Verdict::Accepted,
-            Err(refusal) => Verdict::NotAdmitted(refusal),
         }
     }
 
@@ -203,11 +214,6 @@ impl State {
     /// What the newest entry brought to the history, in order.
     pub fn news(&self) -> &[News] {
         &self.news
-    }
-
-    /// The tokens that admit nodes.
-    pub fn tokens(&self) -> &Tokens {
-        &self.tokens
     }
 
     /// The run, once one was submitted.

@@ -13,7 +13,8 @@ fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
     let dir = tempfile::tempdir().expect("a directory");
     for start in [Start::Bootstrap { ephemeral: false }, Start::Again] {
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
-        let http = Some(http::Options { listen, token: None });
+        let http = http::Options { listen: Some(listen), token: None, read_token: None };
+        let http = Some(http);
         let options = Options { dir: dir.path().to_path_buf(), listen, start, http };
         let (tell, told) = mpsc::channel();
         let (end, ended) = mpsc::channel();

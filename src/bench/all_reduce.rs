@@ -123,12 +123,15 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             learning_rate: 0.0,
             warmup_steps: 0,
             schedule: ScheduleKind::Constant,
+            floor: OptimizerSpec::FLOOR,
             weight_decay: 0.0,
             clip_norm: None,
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
         copies: 1,
+        give_up_after_ms: None,
+        hang_after_ms: RunSpec::HANG_AFTER_MS,
     }
 }
 

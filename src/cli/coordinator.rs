@@ -1,6 +1,7 @@
 //! The command line of `everstep coordinator`: the daemon itself, or what an operator does with the
 //! coordinators.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,17 +37,18 @@ pub struct CoordinatorFlags {
     /// The cluster is there for one run: its workers are dismissed afterwards.
     #[arg(long, hide = true, requires = "bootstrap")]
     pub ephemeral: bool,
-    /// Become one of a cluster's coordinators: its token for coordinators, or @FILE to read it from
-    /// a file (another coordinator's DIR/coordinator.token)
+    /// Become one of a cluster's coordinators: @FILE with a token for coordinators (another one's
+    /// DIR/coordinator.token), or @- to read it from stdin. The token itself will do, but other
+    /// users may see it while the program starts
     #[arg(
         long,
-        value_name = "TOKEN|@FILE",
+        value_name = "@FILE|@-",
         requires = "coordinators",
         conflicts_with = "bootstrap",
         env = "EVERSTEP_JOIN",
         hide_env_values = true
     )]
-    pub join: Option<String>,
+    pub join: Option<OsString>,
     /// With --join: where coordinators of the cluster listen
     #[arg(
         long,
@@ -75,6 +77,9 @@ pub enum CoordinatorTask {
     /// Go on without a coordinator, for good: its process ends, and then its machine may be
     /// switched off
     Remove(RemoveFlags),
+    /// Go on from one coordinator's directory when most of the coordinators are lost for good: what
+    /// only the others had is lost
+    Recover(RecoverFlags),
 }
 
 /// The flags of `everstep coordinator transfer-leader`.
@@ -112,6 +117,21 @@ pub struct RemoveFlags {
     /// Whom to ask.
     #[command(flatten)]
     pub ask: AskFlags,
+}
+
+/// The flags of `everstep coordinator recover`.
+#[derive(Args, Clone, Debug)]
+pub struct RecoverFlags {
+    /// The directory of the coordinator from which the cluster is to go on; it must not run
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: PathBuf,
+    /// Accept that entries of the log that only the lost coordinators had are lost; without this
+    /// flag nothing changes, and what the directory holds is told
+    #[arg(long, env = "EVERSTEP_ACCEPT_LOST_ENTRIES", value_parser = BoolishValueParser::new())]
+    pub accept_lost_entries: bool,
+    /// Print JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
 }
 
 // By hand, since what a derive makes of flags beside a task asks for the flags' values even where

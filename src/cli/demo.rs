@@ -51,7 +51,7 @@ impl Chances {
 }
 
 /// A time of at least a tenth of a second: `500ms`, `20s`, `3m`, `2h`, with decimals if need be.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = match unit {

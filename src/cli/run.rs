@@ -13,10 +13,27 @@ pub enum RunTask {
     Submit(SubmitFlags),
     /// List the runs that a cluster has trained, and the one that it trains
     Ls(AskFlags),
-    /// Say how the newest run does, and what it waits for
+    /// Say how the newest run does, and what it waits for; how it ended, if it has
     Status(AskFlags),
+    /// Follow the newest run to its end: loss, tokens/s, ETA and trouble, as they come; exits with
+    /// 0 when the run is complete, with 1 when it has failed
+    Watch(AskFlags),
     /// End the run that is trained: it has failed then, and its workers wait for the next
     Cancel(AskFlags),
+    /// Let the run go back to a checkpoint, and train again from there: gives up what silent
+    /// workers hold, where a run waits for them
+    Rollback(RollbackFlags),
+}
+
+/// The flags of `everstep run rollback`.
+#[derive(Args, Clone, Debug)]
+pub struct RollbackFlags {
+    /// The step of the checkpoint; 0 is the initial state
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
+    pub step: u64,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
 }
 
 /// The flags of `everstep run submit`.

@@ -1,7 +1,9 @@
 //! The command line of `everstep worker`: the daemon itself, or what an operator does with one.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::error::Error;
@@ -9,6 +11,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::Zone;
 
+use super::demo::duration;
 use super::{AskFlags, ClusterFlags, DaemonFlags};
 
 /// `everstep worker`, with flags or with a task.
@@ -32,15 +35,16 @@ pub struct WorkerFlags {
         env = "EVERSTEP_COORDINATORS"
     )]
     pub coordinators: Vec<String>,
-    /// The cluster's join token, or @FILE to read it from a file (a run's DIR/join.token)
+    /// @FILE with the cluster's join token (a run's DIR/join.token), or @- to read it from stdin.
+    /// The token itself will do, too, but other users may see it while the program starts
     #[arg(
         long,
-        value_name = "TOKEN|@FILE",
+        value_name = "@FILE|@-",
         required = true,
         env = "EVERSTEP_JOIN",
         hide_env_values = true
     )]
-    pub join: String,
+    pub join: OsString,
     /// The address that other workers reach it at (UDP); port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -57,6 +61,12 @@ pub struct WorkerFlags {
     /// else the CPU. Without a number it is GPU 0, for each worker: name one for each
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
+    /// How long it waits after SIGTERM, at most, until other workers have copies of what only it
+    /// holds; then it leaves as things stand, which may cost the run all its steps. A second
+    /// SIGTERM does the same [default: as long as it takes: what would end the process otherwise
+    /// has a limit of its own]
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_GRACE")]
+    pub grace: Option<u64>,
     /// Write when each stage of each step began and how long it took to this file, for Perfetto
     /// (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
@@ -74,16 +84,49 @@ pub struct WorkerFlags {
 pub enum WorkerTask {
     /// Let a worker leave its run in good order: what it holds is handed over first
     Drain(DrainFlags),
-    /// List the workers of a cluster
+    /// List the workers of a cluster, those that wait for a run too
     Ls(AskFlags),
+    /// Print the command with which workers of other machines join
+    Add(WorkerAddFlags),
+    /// Let a worker in no more: its links are closed at once, and the run goes on without it if it
+    /// can
+    Revoke(RevokeWorkerFlags),
+}
+
+/// The flags of `everstep worker add`.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerAddFlags {
+    /// How many workers may join with the command
+    #[arg(long, value_name = "N", env = "EVERSTEP_USES", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub uses: u32,
+    /// For how long they may
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
+        value_parser = duration)]
+    pub ttl: Duration,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
+}
+
+/// The flags of `everstep worker revoke`.
+#[derive(Args, Clone, Debug)]
+pub struct RevokeWorkerFlags {
+    /// The worker's id or name, as `everstep worker ls` tells them
+    #[arg(value_name = "ID|NAME")]
+    pub worker: String,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub ask: AskFlags,
 }
 
 /// The flags of `everstep worker drain`.
 #[derive(Args, Clone, Debug)]
 pub struct DrainFlags {
-    /// The worker's id, as in the run's DIR/cluster.json
-    #[arg(value_name = "ID")]
-    pub worker: u64,
+    /// The worker's id or name, as `everstep worker ls` tells them; of a run's directory also the
+    /// label that its log is named after, worker-2 say
+    #[arg(value_name = "ID|NAME")]
+    pub worker: String,
     /// Where the cluster is.
     #[command(flatten)]
     pub cluster: ClusterFlags,

@@ -183,10 +183,10 @@ impl Coordinators {
     }
 
     /// Ends them in good order: each says goodbye.
-    pub(super) async fn dismiss(self) {
-        let Self { seats, operator, .. } = self;
-        operator.close().await;
-        let mut ending: Vec<_> = seats.into_iter().filter_map(Seat::dismiss).collect();
+    pub(super) async fn dismiss(&mut self) {
+        self.operator.hang_up().await;
+        let seats = std::mem::take(&mut self.seats).into_iter();
+        let mut ending: Vec<_> = seats.filter_map(Seat::dismiss).collect();
         let deadline = Instant::now() + FAREWELL;
         while ending.iter_mut().any(|process| process.is_alive()) && Instant::now() < deadline {
             tokio::time::sleep(LOOK).await;

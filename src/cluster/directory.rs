@@ -17,6 +17,8 @@ pub struct Directory {
 
 /// The file by which a directory is known to hold a run.
 const RUN: &str = "run.json";
+/// The trained model. A directory that holds one is not taken: the model would have to make way.
+const MODEL: &str = "model.safetensors";
 
 impl Directory {
     /// Takes `path`, which may exist but must not hold a run, for `run`.
@@ -25,6 +27,7 @@ impl Directory {
         let logs = path.join("logs");
         fs::create_dir_all(&logs).map_err(|source| unusable(&logs, source))?;
         let marker = path.join(RUN);
+        Self::check(&path)?;
         match OpenOptions::new().write(true).create_new(true).open(&marker) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -35,6 +38,14 @@ impl Directory {
         let directory = Self { path };
         directory.write_run(run)?;
         Ok(directory)
+    }
+
+    /// Refuses a directory that holds a run.
+    pub(crate) fn check(path: &Path) -> Result<(), ClusterError> {
+        if path.join(RUN).exists() || path.join(MODEL).exists() {
+            return Err(ClusterError::Occupied(path.to_path_buf()));
+        }
+        Ok(())
     }
 
     /// Takes a new directory `runs/NAME-NNN`.

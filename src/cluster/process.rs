@@ -1,5 +1,6 @@
 //! One daemon of the local cluster, as a child process.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
@@ -9,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use everstep_coordinator::http;
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{NodeName, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
@@ -149,6 +151,13 @@ const KILL: i32 = 9;
 /// How much of a log's end is shown.
 const TAIL: u64 = 2048;
 
+/// How a daemon is told to read its token from a file, whatever bytes the path has.
+fn token_at(path: &Path) -> OsString {
+    let mut word = OsString::from("@");
+    word.push(path);
+    word
+}
+
 impl Process {
     /// Starts a coordinator.
     pub fn coordinator(
@@ -160,12 +169,14 @@ impl Process {
         match &coordinator.origin {
             Origin::Bootstrap => command.args(["--bootstrap", "--ephemeral"]),
             Origin::Join { token, founder } => {
-                command.arg("--join").arg(format!("@{}", token.display()));
+                command.arg("--join").arg(token_at(token));
                 command.args(["--coordinators", &founder.to_string()])
             }
             Origin::Again { address, api } => {
                 command.args(["--listen", &address.to_string()]);
                 let api = api.map(|api| api.trim_start_matches("http://"));
+                // Another process may have the default port by now: then any other will do.
+                let api = api.filter(|api| *api != http::DEFAULT.to_string());
                 command.args(api.iter().flat_map(|api| ["--http", api]))
             }
         };
@@ -179,7 +190,7 @@ impl Process {
     ) -> Result<Starting, ClusterError> {
         let mut command = worker.daemons.command("worker");
         command.args(["--coordinators", &joined(worker.coordinators)]);
-        command.arg("--join").arg(format!("@{}", directory.path().join("join.token").display()));
+        command.arg("--join").arg(token_at(&directory.path().join("join.token")));
         command.arg("--dir").arg(directory.path());
         command.arg("--device").arg(worker.device.to_string());
         if !worker.overlap {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{
-    Event, EventKind, Update, Waiting, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, OwnersAwaited, Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use everstep_transport::protocol::{Device, MetricsLine, Step, WorkerId};
 
@@ -25,11 +25,15 @@ pub struct Progress {
     pub workers: Vec<WorkerView>,
     /// What each worker that was ever told of computes on.
     pub devices: BTreeMap<WorkerId, Device>,
+    /// What the user calls each worker that has registered.
+    pub names: BTreeMap<WorkerId, String>,
     /// Why the bits of this run are not those of any other run of the same specification, if they
     /// are not.
     pub divergence: Option<String>,
     /// What the run waits for, while it starts no step.
     pub waiting: Option<Waiting>,
+    /// Whose return the run waits for, since nobody else holds their parameter shards.
+    pub owners_awaited: Option<OwnersAwaited>,
     /// Pairs of members that cannot reach each other, and stop the run.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// Which parameter shards lack owners, and lacked them.
@@ -70,6 +74,12 @@ impl Progress {
         members.unwrap_or_default()
     }
 
+    /// What the user calls a worker: by the label of its process, where that was started here,
+    /// else by its number.
+    pub fn called(&self, worker: WorkerId) -> String {
+        self.names.get(&worker).cloned().unwrap_or_else(|| format!("worker {worker}"))
+    }
+
     /// The last settled step.
     pub fn step(&self) -> Step {
         self.lines.last().map_or(Step(0), |line| line.step)
@@ -77,7 +87,8 @@ impl Progress {
 
     /// Takes an update to heart, of a run that needs `min_workers`.
     pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
-        let Update { lines, events, workers, divergence, waiting, unreachable, .. } = update;
+        let Update { lines, events, workers, divergence, .. } = update;
+        let Update { waiting, owners_awaited, unreachable, .. } = update;
         let mut change = Lines::Came(0);
         if events.is_empty() {
             // Lines that come with events may be of a history that one of these events began; they
@@ -103,6 +114,7 @@ impl Progress {
             self.devices.entry(view.worker).or_insert_with(|| view.device.clone());
         }
         (self.workers, self.divergence, self.unreachable) = (workers, divergence, unreachable);
+        self.owners_awaited = owners_awaited;
         self.waiting = waiting.or_else(|| self.deserted(min_workers));
         change
     }
@@ -138,8 +150,10 @@ mod tests {
             events: (1..).zip(kinds).map(event).collect(),
             workers: Vec::new(),
             forgotten: Vec::new(),
+            idle: Vec::new(),
             divergence: None,
             waiting: None,
+            owners_awaited: None,
             unreachable: Vec::new(),
             outcome: Outcome::Running,
         }

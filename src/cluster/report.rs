@@ -6,6 +6,7 @@ mod utilization;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use everstep_transport::protocol::figures::validation;
 use everstep_transport::protocol::outcome::{Event, EventKind, WorkerResult, state_hash};
 use everstep_transport::protocol::step::Decision;
 use everstep_transport::protocol::{Device, RunSpec, Shard, Step, WorkerId};
@@ -173,22 +174,6 @@ impl Report {
             wall_seconds: wall.as_secs_f64(),
         }
     }
-}
-
-/// Mean loss and metric over all held-out samples that were evaluated, added in the parts' order.
-fn validation(results: &[WorkerResult]) -> (Option<f64>, Option<f64>) {
-    let mut parts: Vec<_> = results.iter().flat_map(|result| &result.evaluations).collect();
-    parts.sort_by_key(|part| part.part);
-    let samples: u64 = parts.iter().map(|part| part.samples).sum();
-    if samples == 0 {
-        return (None, None);
-    }
-    let mean = |value: &dyn Fn(usize) -> Option<f64>| {
-        let weighted = |index: usize| Some(value(index)? * parts[index].samples as f64);
-        let sum: Option<f64> = (0..parts.len()).map(weighted).sum();
-        sum.map(|sum| sum / samples as f64)
-    };
-    (mean(&|index| Some(parts[index].loss)), mean(&|index| parts[index].metric))
 }
 
 /// How many of the run's steps have no line.

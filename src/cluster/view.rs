@@ -27,7 +27,29 @@ pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Pr
         "under_protected": progress.protection.open(),
         "unreachable": progress.unreachable,
         "waiting": progress.waiting,
+        "owners_awaited": progress.owners_awaited,
     });
+    format!("{cluster:#}\n")
+}
+
+/// The text of the file once the run has ended in this state: nothing that it lists trains.
+pub(super) fn of_ended(
+    coordinators: &Coordinators,
+    workers: &Workers,
+    progress: &Progress,
+    state: &str,
+) -> String {
+    let mut cluster: Value =
+        serde_json::from_str(&text(coordinators, workers, progress)).expect("it was written so");
+    cluster["state"] = json!(state);
+    for coordinator in cluster["coordinators"].as_array_mut().into_iter().flatten() {
+        coordinator["leader"] = json!(false);
+    }
+    for worker in cluster["workers"].as_array_mut().into_iter().flatten() {
+        if worker["state"] != "lost" && worker["state"] != "left" {
+            worker["state"] = json!("ended");
+        }
+    }
     format!("{cluster:#}\n")
 }
 

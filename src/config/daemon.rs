@@ -14,11 +14,12 @@ use super::value::Words;
 
 /// What a file may state of each daemon. What is done once in the life of a coordinator, to found a
 /// cluster or to join one, is said by hand.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "coordinator.dir",
     "coordinator.listen",
     "coordinator.http",
     "coordinator.http_token",
+    "coordinator.http_read_token",
     "coordinator.log_format",
     "worker.coordinators",
     "worker.join",
@@ -132,7 +133,11 @@ mod tests {
             ("[worker]\n\nlissen = \"x\"", "daemon.toml:3", "did you mean \"worker.listen\"?"),
             ("[worcer]\nzone = \"x\"", "daemon.toml:1", "did you mean [worker]?"),
             ("[worker]\nzone = 7", "daemon.toml:2", "it must be text in quotes, or a list of"),
-            ("[coordinator]\nbootstrap = \"x\"", "daemon.toml:2", "dir, http, http_token"),
+            (
+                "[coordinator]\nbootstrap = \"x\"",
+                "daemon.toml:2",
+                "dir, http, http_read_token, http_token",
+            ),
         ] {
             let told = completed(&["everstep", "worker"], file, &[]).expect_err(file).to_string();
             assert!(told.contains(place) && told.contains(words), "{told}");

@@ -4,8 +4,10 @@
 //! to say.
 
 use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
-use everstep_transport::protocol::{Encoding, Rounding};
+use everstep_transport::protocol::{Encoding, Rounding, RunSpec};
 use toml::de::DeValue;
+
+use crate::cli::duration;
 
 /// A type that a key's value may have.
 pub(super) trait Value: Sized {
@@ -27,6 +29,37 @@ impl Value for Clip {
             return Some(Self(None));
         }
         f64::from_toml(value).map(|norm| Self(Some(norm)))
+    }
+}
+
+/// A time in milliseconds, as text with its unit; `"never"` for none.
+pub(super) struct Patience(pub(super) Option<u64>);
+
+impl Value for Patience {
+    const WHAT: &'static str = "a time such as \"10m\", or \"never\"";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        match value.as_str()? {
+            "never" => Some(Self(None)),
+            text => duration(text).ok().map(|span| Self(Some(span.as_millis() as u64))),
+        }
+    }
+}
+
+/// So many milliseconds; by default until a device is taken to hang.
+pub(super) struct Span(pub(super) u64);
+
+impl Default for Span {
+    fn default() -> Self {
+        Self(RunSpec::HANG_AFTER_MS)
+    }
+}
+
+impl Value for Span {
+    const WHAT: &'static str = "a time such as \"10s\"";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        duration(value.as_str()?).ok().map(|span| Self(span.as_millis() as u64))
     }
 }
 

@@ -29,8 +29,9 @@ pub(super) fn run(flags: &AddFlags) -> Result<(), Failure> {
     output::say(format_args!(
         "run this on the new machine within {time} s, with a directory and an address of its own:"
     ));
+    // Read from stdin, it is in no list of processes.
     output::print(format_args!(
-        "everstep coordinator --dir DIR --listen HOST:PORT --join {token} --coordinators \
-         {coordinators}"
+        "echo {token} | everstep coordinator --dir DIR --listen HOST:PORT --join @- \
+         --coordinators {coordinators}"
     ))
 }

@@ -23,9 +23,9 @@ pub(super) enum Action {
     Quit,
 }
 
-/// The keys, for the user.
+/// The keys, for the user: whole on a terminal of 80 columns.
 pub(super) const LEGEND: &str =
-    "1-9 or arrows choose a worker   k kill   p pause/resume   d drain   a add   q quit";
+    "1-9, arrows choose   k kill   p pause/resume   d drain   a add   q quit";
 
 /// What a key means, if it means anything.
 pub(super) fn action(key: KeyEvent) -> Option<Action> {

@@ -3,7 +3,7 @@
 //! In: the launcher's processes and what the coordinator says. Out: a [`Model`], plain data. How it
 //! looks is not known here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
@@ -31,6 +31,8 @@ pub(super) struct Model {
     pub(super) lanes: Vec<Lane>,
     /// Which lane the keys are about.
     pub(super) chosen: usize,
+    /// What the user calls the workers.
+    pub(super) names: BTreeMap<WorkerId, String>,
     /// The generations so far.
     pub(super) generations: Vec<GenerationReport>,
     /// What is not as it should be, one sentence each.
@@ -93,6 +95,7 @@ impl Model {
             chosen: chosen.unwrap_or_default(),
             lanes,
             generations: generations(progress),
+            names: progress.names.clone(),
             warnings: warnings(progress),
             ..Self::default()
         }
@@ -127,7 +130,7 @@ fn lanes(processes: &[&Naming], views: &[WorkerView], paused: &BTreeSet<u32>) ->
     let lives = |view: &&WorkerView| !matches!(view.state, WorkerState::Lost | WorkerState::Left);
     let stranger = |view: &&WorkerView| !processes.iter().any(|naming| naming.name == view.name);
     let strangers = views.iter().filter(lives).filter(stranger).map(|view| Lane {
-        label: view.name.to_string(),
+        label: format!("worker {}", view.number),
         name: view.name.clone(),
         pid: None,
         worker: Some(view.worker),
@@ -150,8 +153,9 @@ fn warnings(progress: &Progress) -> Vec<String> {
         let (members, wanted) = (waiting.members, waiting.wanted);
         format!("waiting: {members} of at least {wanted} workers take part")
     });
-    let pairs = progress.unreachable.iter().map(|pair| apart(*pair));
-    waiting.into_iter().chain(pairs).chain(lacking(progress)).collect()
+    let owners = progress.owners_awaited.as_ref().map(|awaited| format!("waiting: {awaited}"));
+    let pairs = progress.unreachable.iter().map(|pair| apart(*pair, progress));
+    waiting.into_iter().chain(owners).chain(pairs).chain(lacking(progress)).collect()
 }
 
 #[cfg(test)]
@@ -167,6 +171,7 @@ mod tests {
     fn view(worker: u64, node: &str, state: WorkerState) -> WorkerView {
         WorkerView {
             worker: WorkerId(worker),
+            number: worker as u32,
             name: name(node),
             address: "127.0.0.1:1".parse().expect("an address"),
             rank: None,
@@ -175,6 +180,8 @@ mod tests {
             device: Device::default(),
             telemetry: None,
             state,
+            retained: 0,
+            waits_for: None,
         }
     }
 
@@ -204,7 +211,7 @@ mod tests {
                 ("worker-1", Some(WorkerId(4)), LaneState::Seen(WorkerState::Learning)),
                 ("worker-2", Some(WorkerId(2)), LaneState::Paused),
                 ("worker-3", None, LaneState::Starting),
-                ("by-hand", Some(WorkerId(5)), LaneState::Seen(WorkerState::Training)),
+                ("worker 5", Some(WorkerId(5)), LaneState::Seen(WorkerState::Training)),
             ]
         );
     }

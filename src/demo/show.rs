@@ -95,7 +95,7 @@ impl<'a> Show<'a> {
     fn tell_news(&mut self) {
         let progress = self.cluster.progress();
         let events = progress.events[self.told..].iter();
-        let mut news: Vec<String> = events.filter_map(sentence).collect();
+        let mut news: Vec<String> = events.filter_map(|event| sentence(event, progress)).collect();
         self.told = progress.events.len();
         // The view says by itself that a run waits.
         if matches!(self.screen, Screen::Plain { .. }) {
@@ -106,7 +106,8 @@ impl<'a> Show<'a> {
 
     fn tell(&mut self, sentence: String) {
         self.screen.tell(&sentence);
-        self.story.push(sentence);
+        let seconds = self.began.elapsed().as_secs();
+        self.story.push(format!("{}:{:02} {sentence}", seconds / 60, seconds % 60));
     }
 
     /// Lets chance kill a member.
@@ -163,8 +164,7 @@ impl<'a> Show<'a> {
         };
         self.paused.remove(&pid);
         send(pid, Signal::KILL);
-        let id = lane.worker.map_or(String::new(), |worker| format!(" (worker {worker})"));
-        self.tell(format!("{who} {}{id}", lane.label));
+        self.tell(format!("{who} {}", lane.label));
     }
 
     fn pause(&mut self, pid: u32, label: &str) {
@@ -180,7 +180,8 @@ impl<'a> Show<'a> {
 
     async fn drain(&mut self, worker: WorkerId) {
         if let Err(error) = self.cluster.drain(worker).await {
-            self.tell(format!("worker {worker} cannot leave: {error}"));
+            let called = self.cluster.progress().called(worker);
+            self.tell(format!("{called} cannot leave: {error}"));
         }
     }
 }

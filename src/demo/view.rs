@@ -4,27 +4,39 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table};
+use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::keys::LEGEND;
 use super::model::{Lane, LaneState, Model};
 use crate::cluster::GenerationReport;
 use crate::progress::{clock, nats};
+use everstep_transport::protocol::Cause;
 use everstep_transport::protocol::outcome::WorkerState;
+
+/// The least height of the losses, with their border.
+const LEAST_LOSSES: u16 = 6;
+/// How wide the labels beside the losses are.
+const AXIS: u16 = 8;
 
 /// Draws the model.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
-    let lanes = model.lanes.len() as u16;
+    let area = frame.area();
+    let warnings = model.warnings.join("   ");
+    let width = usize::from(area.width.max(1));
+    let warned = warnings.chars().count().div_ceil(width).clamp(1, 3) as u16;
+    let workers = model.lanes.len() as u16 + 3;
+    // What is left is shared by the losses and what is below them.
+    let left = area.height.saturating_sub(3 + warned + workers);
     let rows = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
-        Constraint::Length(1),
-        Constraint::Length(lanes + 3),
-        Constraint::Length(6),
+        Constraint::Length(warned),
+        Constraint::Length(workers),
+        Constraint::Length((left / 2).max(LEAST_LOSSES)),
         Constraint::Min(3),
         Constraint::Length(1),
     ]);
-    let [head, gauge, warnings, workers, loss, below, legend] = rows.areas(frame.area());
+    let [head, gauge, alarms, workers, loss, below, legend] = rows.areas(area);
     let halves = Layout::horizontal([Constraint::Percentage(55), Constraint::Percentage(45)]);
     let [generations, story] = halves.areas(below);
     frame.render_widget(Paragraph::new(headline(model)), head);
@@ -36,7 +48,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
         gauge,
     );
     let alarm = Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD);
-    frame.render_widget(Paragraph::new(model.warnings.join("   ")).style(alarm), warnings);
+    let warnings = Paragraph::new(warnings).style(alarm).wrap(Wrap { trim: true });
+    frame.render_widget(warnings, alarms);
     frame.render_widget(workers_table(model), workers);
     draw_losses(frame, model, loss);
     frame.render_widget(generations_table(model, generations.height), generations);
@@ -80,16 +93,17 @@ fn workers_table(model: &Model) -> Table<'static> {
         let cells = [format!("{mark} {}", at + 1), lane.label.clone(), id, rank, shards];
         Row::new(cells.into_iter().chain([state.into(), does.into()])).style(style)
     };
+    let label = model.lanes.iter().map(|lane| lane.label.chars().count()).max().unwrap_or(0);
     let widths = [
         Constraint::Length(4),
-        Constraint::Length(22),
+        Constraint::Length(label.clamp(9, 22) as u16),
         Constraint::Length(5),
-        Constraint::Length(5),
-        Constraint::Length(12),
-        Constraint::Length(10),
-        Constraint::Min(20),
+        Constraint::Length(4),
+        Constraint::Length(6),
+        Constraint::Length(9),
+        Constraint::Min(30),
     ];
-    let header = ["", "worker", "id", "rank", "data shards", "state", "what it does"];
+    let header = ["", "worker", "id", "rank", "shards", "state", "what it does"];
     let faint = Style::new().add_modifier(Modifier::DIM);
     Table::new(model.lanes.iter().enumerate().map(row), widths)
         .header(Row::new(header).style(faint))
@@ -101,7 +115,7 @@ fn words(lane: &Lane) -> (&'static str, &'static str, Color) {
     let leads = lane.rank.is_some_and(|rank| rank.0 == 0);
     match lane.state {
         LaneState::Starting => ("starting", "its process has just begun", Color::DarkGray),
-        LaneState::Paused => ("paused", "its process is stopped: p lets it go on", Color::Magenta),
+        LaneState::Paused => ("paused", "is stopped: p lets it go on", Color::Magenta),
         LaneState::Seen(state) => match state {
             WorkerState::Waiting => ("waiting", "has registered", Color::Cyan),
             WorkerState::Learning => ("learning", "is brought up to date", Color::Cyan),
@@ -118,30 +132,54 @@ fn words(lane: &Lane) -> (&'static str, &'static str, Color) {
     }
 }
 
+/// The losses over all steps, with what the highest and the lowest bar are, and which steps.
 fn draw_losses(frame: &mut Frame<'_>, model: &Model, area: Rect) {
-    let block = Block::bordered().title("loss");
-    let width = block.inner(area).width as usize;
-    let data = heights(&model.losses, width);
+    let steps = format!("step 1 to {}", model.step);
+    let block = Block::bordered().title("loss, nats");
+    let block = block.title_bottom(Line::from(steps).right_aligned());
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [axis, chart] =
+        Layout::horizontal([Constraint::Length(AXIS), Constraint::Min(1)]).areas(inner);
+    let bars = bars(&model.losses, chart.width as usize);
+    let Some((low, high)) = range(&bars) else { return };
+    let mut labels = vec![Line::default(); usize::from(axis.height)];
+    if let [first, .., last] = &mut labels[..] {
+        *first = Line::from(format!("{:>7}", nats(high)));
+        *last = Line::from(format!("{:>7}", nats(low)));
+    }
+    frame.render_widget(Paragraph::new(labels), axis);
     let style = Style::new().fg(Color::Cyan);
-    frame.render_widget(Sparkline::default().data(data).style(style).block(block), area);
+    frame.render_widget(Sparkline::default().data(heights(&bars)).max(1_000).style(style), chart);
 }
 
-/// The losses as the heights of at most `width` bars, of a thousand: the lowest finite one is 1.
-fn heights(losses: &[f64], width: usize) -> Vec<u64> {
+/// The finite losses, averaged to `width` bars, or each stretched over several.
+fn bars(losses: &[f64], width: usize) -> Vec<f64> {
     let finite: Vec<f64> = losses.iter().copied().filter(|loss| loss.is_finite()).collect();
-    let bars = finite.chunks(finite.len().div_ceil(width.max(1)).max(1));
-    let bars: Vec<f64> =
-        bars.map(|losses| losses.iter().sum::<f64>() / losses.len() as f64).collect();
-    let (low, high) =
-        bars.iter().fold((f64::MAX, f64::MIN), |(low, high), bar| (low.min(*bar), high.max(*bar)));
+    let mean = |at: usize| {
+        let first = at * finite.len() / width;
+        let some = &finite[first..((at + 1) * finite.len() / width).max(first + 1)];
+        some.iter().sum::<f64>() / some.len() as f64
+    };
+    if finite.is_empty() { Vec::new() } else { (0..width).map(mean).collect() }
+}
+
+/// The lowest and the highest bar.
+fn range(bars: &[f64]) -> Option<(f64, f64)> {
+    let low = bars.iter().copied().reduce(f64::min)?;
+    Some((low, bars.iter().copied().reduce(f64::max)?))
+}
+
+/// How high the bars are, in thousandths: the lowest one has one of them.
+fn heights(bars: &[f64]) -> Vec<u64> {
+    let Some((low, high)) = range(bars) else { return Vec::new() };
     let scale = if high > low { 999.0 / (high - low) } else { 0.0 };
     bars.iter().map(|bar| 1 + ((bar - low) * scale) as u64).collect()
 }
 
 fn generations_table(model: &Model, height: u16) -> Table<'static> {
     let row = |generation: &GenerationReport| {
-        let about: Vec<_> = generation.workers.iter().map(ToString::to_string).collect();
-        let cause = format!("{:?} {}", generation.cause, about.join(","));
+        let cause = cause(model, generation);
         let stall = generation.stall_ms.map_or("-".into(), |ms| format!("{ms:.0} ms"));
         let members = generation.members.len().to_string();
         let cells = [generation.number.to_string(), generation.at_step.to_string(), members];
@@ -149,10 +187,10 @@ fn generations_table(model: &Model, height: u16) -> Table<'static> {
     };
     let widths = [
         Constraint::Length(4),
+        Constraint::Length(6),
         Constraint::Length(7),
         Constraint::Length(8),
-        Constraint::Length(9),
-        Constraint::Min(10),
+        Constraint::Min(13),
     ];
     let faint = Style::new().add_modifier(Modifier::DIM);
     let newest = model.generations.len().saturating_sub(height.saturating_sub(3) as usize);
@@ -161,11 +199,26 @@ fn generations_table(model: &Model, height: u16) -> Table<'static> {
         .block(Block::bordered().title("generations"))
 }
 
+/// Why a generation began, and which workers that is about.
+fn cause(model: &Model, generation: &GenerationReport) -> String {
+    let cause = format!("{:?}", generation.cause).to_lowercase();
+    match &generation.workers[..] {
+        _ if generation.cause == Cause::Start => cause,
+        [] => cause,
+        [one] => {
+            let called = model.names.get(one).cloned();
+            format!("{cause} {}", called.unwrap_or_else(|| format!("worker {one}")))
+        }
+        several => format!("{cause} {} workers", several.len()),
+    }
+}
+
 fn story_lines(model: &Model, height: u16) -> Paragraph<'static> {
     let newest = model.story.len().saturating_sub(height.saturating_sub(2) as usize);
     let lines: Vec<Line<'static>> =
         model.story[newest..].iter().rev().map(|sentence| Line::from(sentence.clone())).collect();
-    Paragraph::new(lines).block(Block::bordered().title("what happened"))
+    let story = Paragraph::new(lines).wrap(Wrap { trim: true });
+    story.block(Block::bordered().title("what happened"))
 }
 
 #[cfg(test)]
@@ -239,7 +292,7 @@ mod tests {
             "paused",
             "57",
             "141 ms",
-            "Lost 9",
+            "lost worker 9",
             "lost worker 9: closed",
             "k kill",
         ] {
@@ -257,10 +310,53 @@ mod tests {
 
     #[test]
     fn losses_fill_the_width_and_what_is_not_finite_is_left_out() {
-        assert_eq!(heights(&[3.0, 2.0, f64::NAN, 1.0], 10), [1_000, 500, 1]);
-        assert_eq!(heights(&[4.0, 2.0, 1.0, 1.0], 2), [1_000, 1]);
-        assert_eq!(heights(&[2.0, 2.0], 10), [1, 1]);
-        assert_eq!(heights(&[], 10), [0_u64; 0]);
+        let shown = |losses: &[f64], width| heights(&bars(losses, width));
+        assert_eq!(shown(&[3.0, 2.0, f64::NAN, 1.0], 6), [1_000, 1_000, 500, 500, 1, 1]);
+        assert_eq!(shown(&[4.0, 2.0, 1.0, 1.0], 2), [1_000, 1]);
+        assert_eq!(shown(&[2.0, 2.0], 3), [1, 1, 1]);
+        assert_eq!((shown(&[], 10), shown(&[1.0], 0)), (vec![], vec![]));
+    }
+
+    /// A demo of four workers under way, with all that may be long.
+    fn busy() -> Model {
+        let training = LaneState::Seen(WorkerState::Training);
+        let mut lanes = vec![lane(1, Some(0), training), lane(2, None, LaneState::Paused)];
+        lanes.extend([lane(3, Some(1), training), lane(4, Some(2), training)]);
+        let lost = GenerationReport { cause: Cause::Lost, ..model().generations[0].clone() };
+        let start = GenerationReport {
+            cause: Cause::Start,
+            workers: (1..=4).map(WorkerId).collect(),
+            ..lost.clone()
+        };
+        let names = [(WorkerId(9), "worker-5".to_string())].into();
+        let story = vec![
+            "0:12 you kill worker-5".into(),
+            "0:12 lost worker-5: its process was killed (signal 9)".into(),
+        ];
+        Model { lanes, generations: vec![start, lost], names, story, ..model() }
+    }
+
+    #[test]
+    fn everything_is_whole_on_80_columns_and_24_lines() {
+        let shown = screen(&busy(), 80, 24);
+        let columns = ["loss, nats", "5.500", "2.550", "step 1 to 60", "lost worker-5", "start"];
+        let states = ["computes, and leads the steps", "is stopped: p lets it go on"];
+        let told = ["0:12 you kill worker-5", "killed", "(signal 9)", "141 ms", LEGEND];
+        for words in columns.iter().chain(&states).chain(&told) {
+            assert!(shown.contains(words), "no \"{words}\" in\n{shown}");
+        }
+    }
+
+    #[test]
+    fn a_large_screen_is_full() {
+        let shown = screen(&busy(), 200, 60);
+        let bars = shown.lines().filter(|line| line.contains('█')).count();
+        assert!(bars >= 20, "the losses are {bars} lines high in\n{shown}");
+        let widest = shown.lines().map(|line| line.matches('█').count()).max();
+        assert!(widest > Some(150), "the losses do not fill the width:\n{shown}");
+        for words in ["lost worker-5: its process was killed (signal 9)", LEGEND] {
+            assert!(shown.contains(words), "no \"{words}\" in\n{shown}");
+        }
     }
 
     #[test]

@@ -58,6 +58,11 @@ impl Circle {
         circle
     }
 
+    /// Ends all links, and calls nobody any more.
+    pub(super) fn hang_up(&mut self) {
+        self.lines.clear();
+    }
+
     /// Takes what a call has come to; returns what was said, but for what is for this circle.
     pub(super) fn take(&mut self, Heard { address, what }: Heard) -> Option<(SocketAddr, Message)> {
         let line = self.lines.get_mut(&address)?;

@@ -10,11 +10,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use everstep_coordinator::daemon;
+use everstep_transport::identity::{Credentials, Identity};
 use serde_json::Value;
 
 use super::{Operator, OperatorError};
 use crate::cli::ClusterFlags;
-use crate::cluster::block_on;
+use crate::cluster::{self, block_on};
 use crate::failure::{Exit, Failure};
 use crate::worker;
 
@@ -35,12 +36,17 @@ const CREDENTIALS: &str = "operator";
 impl Place {
     /// The place that the flags name.
     pub(crate) fn find(flags: &ClusterFlags) -> Result<Self, Failure> {
-        let dir = flags.dir.clone().map_or_else(newest_run, Ok)?;
+        let dir = Self::dir(flags)?;
         let named: Result<Vec<_>, _> =
-            flags.coordinators.iter().map(|name| worker::address(name)).collect();
-        let (named, credentials) = (named?, credentials(&dir)?);
+            flags.coordinators.iter().map(|name| worker::addresses(name)).collect();
+        let (named, credentials) = (named?.concat(), credentials(&dir)?);
         let coordinators = if named.is_empty() { listed(&dir)? } else { named };
         Ok(Self { dir, credentials, coordinators })
+    }
+
+    /// The directory that the flags mean.
+    pub(crate) fn dir(flags: &ClusterFlags) -> Result<PathBuf, Failure> {
+        flags.dir.clone().map_or_else(newest_run, Ok)
     }
 
     /// Does `work` with an operator of the cluster.
@@ -56,6 +62,14 @@ impl Place {
         })
     }
 
+    /// The operator that the credentials make of this user.
+    pub(crate) fn identity(&self) -> Result<Identity, Failure> {
+        let held = Credentials::load(&self.credentials);
+        let held =
+            held.map_err(|error| self.failure(OperatorError::Unusable(error.to_string())))?;
+        Ok(held.identity().clone())
+    }
+
     /// An operator of the cluster.
     pub(crate) fn operator(&self) -> Result<Operator, Failure> {
         let operator = Operator::new(&self.credentials, &self.coordinators);
@@ -68,6 +82,7 @@ impl Place {
             OperatorError::Unanswered(_) if self.is_over() => {
                 Failure::new(Exit::Failed, "the run is over, and its coordinators with it")
                     .at(self.dir.display())
+                    .next("everstep run status says how it ended")
             }
             OperatorError::Unanswered(why) => {
                 Failure::new(Exit::Capacity, "the cluster does not answer")
@@ -90,8 +105,11 @@ impl Place {
         }
     }
 
-    /// A run that is over says so in its events.
+    /// A run that is over says so in its report, or in its events.
     fn is_over(&self) -> bool {
+        if cluster::ended(&self.dir).is_some() {
+            return true;
+        }
         let events = fs::read_to_string(self.dir.join("events.jsonl")).unwrap_or_default();
         let last = events.lines().next_back().unwrap_or_default();
         let last: Value = serde_json::from_str(last).unwrap_or_default();

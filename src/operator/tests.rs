@@ -13,8 +13,10 @@ fn update(steps: std::ops::Range<u64>, events: std::ops::Range<u64>) -> Update {
         events: events.map(event).collect(),
         workers: Vec::new(),
         forgotten: Vec::new(),
+        idle: Vec::new(),
         divergence: None,
         waiting: None,
+        owners_awaited: None,
         unreachable: Vec::new(),
         outcome: Outcome::Running,
     }

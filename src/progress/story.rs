@@ -4,23 +4,29 @@ use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::{Event, EventKind};
 
 use crate::cluster::Progress;
+use crate::output;
 
 /// The sentence for an event; none for what every run has.
-pub(crate) fn sentence(event: &Event) -> Option<String> {
-    Some(match &event.kind {
-        EventKind::Lost { worker, reason, .. } => format!("lost worker {worker}: {reason}"),
-        EventKind::Joined { worker } => format!("worker {worker} has joined"),
-        EventKind::Draining { worker } => format!("worker {worker} drains"),
-        EventKind::Left { worker } => format!("worker {worker} has left"),
+pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
+    let called = |worker: &WorkerId| progress.called(*worker);
+    let sentence = match &event.kind {
+        EventKind::Lost { worker, reason, .. } => format!("lost {}: {reason}", called(worker)),
+        EventKind::Joined { worker } => format!("{} has joined", called(worker)),
+        EventKind::Draining { worker } => format!("{} drains", called(worker)),
+        EventKind::Left { worker } => format!("{} has left", called(worker)),
         EventKind::Refused { name, reason } => format!("refused {name}: {reason}"),
         EventKind::Unreachable { workers } => {
             let remedy = "mend the network between them; the run then goes on by itself (with \
                           copies = 2 it goes on without one of them)";
-            format!("{}: {remedy}", apart(*workers))
+            format!("{}: {remedy}", apart(*workers, progress))
         }
         EventKind::Rollback { from, to, reason } => {
             format!("went back from step {from} to step {to}: {reason}")
         }
+        EventKind::Recovered { coordinator } => format!(
+            "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
+             lost"
+        ),
         // The first event is that somebody leads, in whatever term the first votes were enough.
         EventKind::Leading { term } if event.number > 1 => {
             format!("a coordinator leads anew, in term {term}")
@@ -31,13 +37,15 @@ pub(crate) fn sentence(event: &Event) -> Option<String> {
         | EventKind::Generation { .. }
         | EventKind::Complete { .. }
         | EventKind::Failed { .. } => return None,
-    })
+    };
+    Some(output::plain(&sentence))
 }
 
 /// Two workers keep the run from going on.
-pub(crate) fn apart((one, other): (WorkerId, WorkerId)) -> String {
+pub(crate) fn apart((one, other): (WorkerId, WorkerId), progress: &Progress) -> String {
+    let (one, other) = (progress.called(one), progress.called(other));
     format!(
-        "workers {one} and {other} cannot reach each other, and neither can be left out without \
+        "{one} and {other} cannot reach each other, and neither can be left out without \
          losing optimizer state"
     )
 }
@@ -57,7 +65,7 @@ mod tests {
 
     /// What is said of the event with this number.
     fn said(number: u64, kind: EventKind) -> Option<String> {
-        sentence(&Event { number, unix_ms: 0, kind })
+        sentence(&Event { number, unix_ms: 0, kind }, &Progress::default())
     }
 
     #[test]
@@ -71,9 +79,9 @@ mod tests {
     #[test]
     fn a_pair_that_stops_the_run_is_told_with_what_to_do() {
         let kind = EventKind::Unreachable { workers: (WorkerId(3), WorkerId(5)) };
-        let words = "workers 3 and 5 cannot reach each other, and neither can be left out without \
-                    losing optimizer state: mend the network between them; the run then goes on by \
-                    itself (with copies = 2 it goes on without one of them)";
+        let words = "worker 3 and worker 5 cannot reach each other, and neither can be left out \
+                    without losing optimizer state: mend the network between them; the run then \
+                    goes on by itself (with copies = 2 it goes on without one of them)";
         assert_eq!(said(9, kind).as_deref(), Some(words));
     }
 

@@ -11,7 +11,9 @@ use crate::output;
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let runs = Place::find(&flags.cluster)?.ask(async |operator| {
-        operator.wish(Wish::Cancel).await?;
+        // The run that is told of is the run that ends, and no other that was begun meanwhile.
+        let run = operator.runs().await?.last().map_or(0, |run| run.id);
+        operator.wish(Wish::Cancel(run)).await?;
         operator.runs().await
     })?;
     let cancelled = runs.last();

@@ -2,12 +2,20 @@
 
 use serde_json::json;
 
+use super::ended::Ended;
 use crate::cli::AskFlags;
 use crate::failure::Failure;
 use crate::operator::Place;
 use crate::output::{self, table};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
+    let head = ["id", "name", "state", "step", "status"].map(str::to_string);
+    if let Some(ended) = Ended::find(&flags.cluster) {
+        return match flags.json {
+            true => output::print(json!([ended.json()])),
+            false => output::print(table(&[head, ended.row()])),
+        };
+    }
     let runs = Place::find(&flags.cluster)?.ask(async |operator| operator.runs().await)?;
     if flags.json {
         return output::print(json!(runs));
@@ -15,7 +23,6 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     if runs.is_empty() {
         return output::print("no run was submitted yet; `everstep run submit FILE` does so");
     }
-    let head = ["id", "name", "state", "step", "status"].map(str::to_string);
     let rows = runs
         .into_iter()
         .map(|run| [run.id.to_string(), run.name, run.state, run.step.to_string(), run.status]);

@@ -1,5 +1,5 @@
-//! `everstep token ls`: the tokens that admit nodes. Those in the files of the coordinators, which
-//! admit any number for ever, are not among them.
+//! `everstep token ls`: the tokens that admit nodes, those in the files of the coordinators among
+//! them, which admit any number until they are revoked.
 
 use everstep_transport::identity::format_token_id;
 use everstep_transport::protocol::question::TokenView;
@@ -18,9 +18,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
         return output::print(json!(tokens));
     }
     if tokens.is_empty() {
-        let words = "no token but those in the coordinators' directories; `everstep token create` \
-                     makes one";
-        return output::print(words);
+        return output::print("no token admits a node; `everstep token create` makes one");
     }
     let now = until(std::time::Duration::ZERO);
     let head = ["id", "role", "uses left", "expires"].map(str::to_string);

@@ -17,42 +17,83 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     if flags.json {
         return output::print(json!({
             "workers": update.workers,
+            "idle": update.idle,
             "waiting": update.waiting,
             "bitwise": update.divergence.is_none(),
             "bitwise_reason": update.divergence,
         }));
     }
-    let head =
-        ["id", "name", "state", "rank", "data shards", "zone", "address", "device", "telemetry"];
+    let head = [
+        "number",
+        "id",
+        "name",
+        "state",
+        "rank",
+        "data shards",
+        "zone",
+        "address",
+        "device",
+        "telemetry",
+    ];
     let rows = std::iter::once(head.map(str::to_string)).chain(update.workers.iter().map(row));
     let rows: Vec<_> = rows.collect();
     let reason = update.divergence.as_ref();
-    let reason = reason.map_or(String::new(), |reason| format!("\nnot bitwise: {reason}"));
-    let text = format!("{}{reason}\n{}", sentence(&update), table(&rows));
+    let reason =
+        reason.map_or(String::new(), |reason| format!("\nnot bitwise: {}", output::plain(reason)));
+    let waits: String = update.workers.iter().filter_map(waits).collect();
+    let text = format!("{}{reason}{waits}\n{}", sentence(&update), table(&rows));
     output::print(text.trim_end())
 }
 
 fn sentence(update: &Update) -> String {
     let count = |state| update.workers.iter().filter(|worker| worker.state == state).count();
+    if !update.idle.is_empty() {
+        let names: Vec<_> = update.idle.iter().map(ToString::to_string).collect();
+        let (count, plural) = (names.len(), if names.len() == 1 { " waits" } else { "s wait" });
+        return format!("{count} worker{plural} for a run: {}", names.join(", "));
+    }
     match update.waiting {
         Some(waiting) => {
             format!("waiting: {} of at least {} workers take part", waiting.members, waiting.wanted)
         }
         None => format!(
-            "{} workers train, {} are brought up to date, {} wait",
-            count(WorkerState::Training),
+            "{} train, {} are brought up to date, {} wait",
+            workers(count(WorkerState::Training)),
             count(WorkerState::Learning),
             count(WorkerState::Waiting)
         ),
     }
 }
 
-fn row(worker: &WorkerView) -> [String; 9] {
-    let WorkerView { worker, name, address, rank, data_shards, zone, device, telemetry, state } =
-        worker;
+/// What a worker's joining or leaving waits for, where it does.
+fn waits(worker: &WorkerView) -> Option<String> {
+    let reason = worker.waits_for.as_ref()?;
+    let what = if worker.state == WorkerState::Leaving { "leave" } else { "take part" };
+    Some(format!("\nworker {} ({}) waits to {what}: {reason}", worker.worker, worker.name))
+}
+
+fn workers(count: usize) -> String {
+    format!("{count} worker{}", if count == 1 { "" } else { "s" })
+}
+
+fn row(worker: &WorkerView) -> [String; 10] {
+    let WorkerView {
+        worker,
+        number,
+        name,
+        address,
+        rank,
+        data_shards,
+        zone,
+        device,
+        telemetry,
+        state,
+        ..
+    } = worker;
     let state = json!(state).as_str().unwrap_or_default().to_string();
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     [
+        number.to_string(),
         worker.to_string(),
         name.to_string(),
         state,

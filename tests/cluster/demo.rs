@@ -17,7 +17,7 @@ fn a_disturbed_run_ends_as_an_undisturbed_one() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.ends_with("\nequal\n"), "{ended:?}");
     assert!(ended.stdout.contains("trained 400 steps"), "{ended:?}");
-    for words in ["workers take part  generation ", "chance kills worker-", "lost worker "] {
+    for words in ["workers take part  generation ", "chance kills worker-", "lost worker-"] {
         assert!(ended.stderr.contains(words), "no \"{words}\" in {ended:?}");
     }
 }

@@ -31,7 +31,9 @@ fn a_worker_killed_before_the_run_starts_is_named() {
 
 #[test]
 fn an_interrupted_launcher_takes_its_cluster_along() {
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code, word) in
+        [(Signal::INT, 130, "interrupted"), (Signal::TERM, 143, "terminated")]
+    {
         let world = endless();
         let run = world.launch(&["--workers", "2"]);
         let cluster = run.until_step(3);
@@ -41,7 +43,13 @@ fn an_interrupted_launcher_takes_its_cluster_along() {
         cluster.until_gone();
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert_eq!(ended.code, Some(code), "{ended:?}");
-        assert_eq!(ended.block().lines().count(), 1, "{ended:?}");
+        let block = ended.block();
+        assert!(block.starts_with(&format!("error: {word}\n")), "{ended:?}");
+        let report = std::fs::read_to_string(run.dir.join("report.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert!(report["step"].as_u64() >= Some(3), "{report}");
+        let words = format!("after step {} of 1000000; its files are kept", report["step"]);
+        assert!(block.contains(&words), "{ended:?}");
     }
 }
 

@@ -49,9 +49,11 @@ impl ByHand {
     /// One more coordinator joins, by the command that the cluster says.
     fn add(&mut self, dir: &str) {
         let said = self.ask(&["coordinator", "add", "--ttl", "5m"]);
-        let mut words: Vec<&str> = said.split_whitespace().collect();
-        assert_eq!(words.remove(0), "everstep", "{said}");
-        for (placeholder, meant) in [("DIR", dir), ("HOST:PORT", "127.0.0.1:0")] {
+        let (echo, command) = said.split_once(" | everstep ").expect("the token comes from stdin");
+        let token = echo.strip_prefix("echo ").expect("the token");
+        let token = format!("@{}", show(&self.world.write(&format!("{dir}.token"), token)));
+        let mut words: Vec<&str> = command.split_whitespace().collect();
+        for (placeholder, meant) in [("DIR", dir), ("HOST:PORT", "127.0.0.1:0"), ("@-", &token)] {
             let at = words.iter().position(|word| *word == placeholder);
             words[at.unwrap_or_else(|| panic!("no {placeholder}: {said}"))] = meant;
         }
@@ -107,7 +109,7 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
     // Two workers, with a token that admits two.
     let token = cluster.ask(&["token", "create", "--role", "worker", "--uses", "2"]);
     let listed = cluster.json(&["token", "ls"]);
-    let id = listed.as_array().and_then(|all| all.iter().find(|it| it["role"] == "worker"));
+    let id = listed.as_array().and_then(|all| all.iter().find(|it| it["uses_left"] == 2));
     let id = id.expect("the token")["id"].as_str().expect("an id").to_string();
     assert!(token.contains(&id) && !listed.to_string().contains(token.trim()), "{listed}");
     let addresses = cluster.addresses();

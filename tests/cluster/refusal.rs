@@ -149,12 +149,13 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         builtin::registry().build_model(&run, device).map_err(|error| error.to_string())
     });
     let options = Options {
-        coordinators: vec![run.cluster().expect("a cluster").leader().address],
+        coordinators: vec![run.cluster().expect("a cluster").leader().address.into()],
         token: fs::read_to_string(run.dir.join("join.token")).unwrap().trim().into(),
         listen: "127.0.0.1:0".parse().unwrap(),
         zone: None,
         dir: None,
         device: DeviceChoice::Cpu,
+        grace: None,
         overlap: true,
     };
     let refused = daemon::run(options, Arc::new(wider), |_| {}).expect_err("another model");

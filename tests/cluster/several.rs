@@ -26,7 +26,7 @@ const STILL: Duration = Duration::from_secs(10);
 const STALL: &str = "appended.request=1*sleep(10000)";
 
 /// A run with three workers, of whom one is slow.
-struct Training<'w> {
+pub struct Training<'w> {
     world: &'w World,
     run: RunSpec,
     slow: Program,
@@ -36,7 +36,7 @@ struct Training<'w> {
 }
 
 impl<'w> Training<'w> {
-    fn begin(world: &'w World, council: &mut Council) -> Self {
+    pub fn begin(world: &'w World, council: &mut Council) -> Self {
         let flags = Overrides { workers: Some(3), ..Overrides::default() };
         let run = config::read(Some(&world.config()), &flags, &builtin::registry()).expect("a run");
         let run = run.run;
@@ -63,7 +63,7 @@ impl<'w> Training<'w> {
     }
 
     /// Waits until the workers have trained more steps, whoever knows of them.
-    fn until_it_goes_on(&self) {
+    pub fn until_it_goes_on(&self) {
         // Eight data shards a step, of which it has at most four; some are loaded ahead.
         let wanted = self.loads() + 60;
         until("workers train", || (self.loads() >= wanted).then_some(()));
@@ -72,6 +72,17 @@ impl<'w> Training<'w> {
     /// The slow one is lost, and the run becomes complete, with the bits of any other.
     /// Returns the lines.
     fn complete(self, council: &Council) -> Vec<Value> {
+        let steps = self.run.steps;
+        let [events, lines] = self.finish(council);
+        let known: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();
+        assert_eq!(known, (1..=steps).map(Some).collect::<Vec<_>>());
+        let lost = events.iter().filter(|event| event["event"] == "lost").count();
+        assert_eq!(lost, 1, "nobody but the one that was killed: {events:?}");
+        lines
+    }
+
+    /// The same; returns the events and lines.
+    pub fn finish(self, council: &Council) -> [Vec<Value>; 2] {
         self.slow.signal(Signal::KILL);
         let Outcome::Complete(results) = council.outcome() else { panic!("it is not complete") };
         let hash = state_hash(self.run.steps, &results).expect("every shard was reported");
@@ -82,12 +93,7 @@ impl<'w> Training<'w> {
         }
         assert_eq!(hash, self.world.undisturbed());
         let leader = &council.members[council.leader(council.members.len())];
-        let [events, lines] = leader.history().expect("it answers");
-        let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();
-        assert_eq!(steps, (1..=self.run.steps).map(Some).collect::<Vec<_>>());
-        let lost = events.iter().filter(|event| event["event"] == "lost").count();
-        assert_eq!(lost, 1, "nobody but the one that was killed: {events:?}");
-        lines
+        leader.history().expect("it answers")
     }
 }
 

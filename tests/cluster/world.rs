@@ -1,7 +1,7 @@
 //! A place for runs: a folder with a text and a configuration, and the programs started in it.
 //!
-//! Worlds exist one at a time, so that no test starves the processes of another: a starved worker
-//! is a lost one. Nothing is waited for by the clock alone: what must happen is looked for until it
+//! As many worlds exist at once as the test harness has threads: their processes take about one
+//! core for each. Nothing is waited for by the clock alone: what must happen is looked for until it
 //! has happened.
 
 mod council;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,6 @@ use tempfile::TempDir;
 pub use council::{Council, Member};
 pub use program::{Cluster, Ended, Launched, Node, Program, SOON, Signal};
 pub use run::Run;
-
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// How long anything may take that a test waits for, far above what it takes: a test that hangs
 /// shall say so.
@@ -38,16 +36,14 @@ pub struct World {
     folder: TempDir,
     settings: BTreeMap<&'static str, toml::Value>,
     runs: Cell<u32>,
-    _alone: MutexGuard<'static, ()>,
 }
 
 impl World {
     /// A small GPT, twelve steps long: it trains in less than a second.
     pub fn new() -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().expect("a folder");
         let (settings, runs) = (BTreeMap::new(), Cell::new(0));
-        Self { folder, settings, runs, _alone: alone }
+        Self { folder, settings, runs }
             .with("run.steps", 12)
             .with("model.layers", 2)
             .with("model.heads", 2)

@@ -74,18 +74,19 @@ begin coordinator-1 1 "$everstep" coordinator --dir "$out/1" --listen 10.77.0.1:
 until_true 10 "a coordinator leads" ask coordinator status
 tell "machines 2 and 3 join it, each with a token of its own"
 for i in 2 3; do
-    token=$(ask coordinator add --json | grep -o '"token": *"[^"]*"' | cut -d'"' -f4)
+    (umask 077; ask coordinator add --json | grep -o '"token": *"[^"]*"' | cut -d'"' -f4 \
+        >"$out/token-$i")
     begin "coordinator-$i" "$i" "$everstep" coordinator --dir "$out/$i" --listen "10.77.0.$i:7070" \
-        --join "$token" --coordinators 10.77.0.1:7070
+        --join "@$out/token-$i" --coordinators 10.77.0.1:7070
 done
 until_true 20 "all three vote" says "3 of 3 that vote are there" ask coordinator status
 ask coordinator status
 
 tell "a worker on each machine"
-token=$(ask token create --role worker --uses 3 --ttl 15m)
+(umask 077; ask token create --role worker --uses 3 --ttl 15m >"$out/worker-token")
 start_worker() {
     mkdir -p "$out/worker-$1"
-    begin "worker-$1" "$1" "$everstep" worker --coordinators "$all" --join "$token" \
+    begin "worker-$1" "$1" "$everstep" worker --coordinators "$all" --join "@$out/worker-token" \
         --listen "10.77.0.$1:7071" --zone "machine-$1" --dir "$out/worker-$1"
 }
 for i in "${machines[@]}"; do start_worker "$i"; done

@@ -27,6 +27,7 @@ use rustls::pki_types::CertificateDer;
 pub use rustls::pki_types::UnixTime;
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
+pub use applying::NodeKey;
 pub(crate) use applying::{Application, renewed};
 pub use authority::{Authority, NODE_LIFETIME};
 pub use credentials::Credentials;
@@ -56,6 +57,7 @@ use crate::protocol::NodeName;
     Ord,
     Hash,
 )]
+#[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// One of the three or five that replicate the cluster's state.
@@ -85,7 +87,8 @@ impl fmt::Display for Role {
 }
 
 /// Who a node is: a role and a name, both stated by its certificate.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 pub struct Identity {
     /// Its role.
     pub role: Role,

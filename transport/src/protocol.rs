@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod codec;
 pub mod device;
 pub mod exemplars;
+pub mod figures;
 pub mod generation;
 pub mod ids;
 pub mod message;

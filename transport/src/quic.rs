@@ -21,22 +21,25 @@ mod enrol;
 mod error;
 mod link;
 mod links;
+mod place;
 mod presented;
 mod probe;
 mod renewal;
 mod roster;
 mod settings;
 mod site;
+mod slots;
 mod socket;
 mod tls;
 mod wire;
 
 pub use bulk::{BulkReceiver, BulkSender};
 pub use endpoint::{BindError, Endpoint, Expected};
-pub use enrol::{EnrolError, enrol, renew};
+pub use enrol::{EnrolError, enrol, enrol_as, renew};
 pub use error::{ConnectError, LinkError};
 pub use link::{Encoded, Link, LinkStats};
 pub use links::EndpointStats;
+pub use place::{HostPort, HostPortError, Port};
 pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 

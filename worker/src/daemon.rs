@@ -32,9 +32,13 @@ use std::time::{Duration, Instant, SystemTime};
 use actix::{Actor, Addr};
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::device::DeviceChoice;
-use everstep_transport::identity::{Credentials, JoinToken, Role, TokenError};
+use everstep_transport::identity::{
+    Credentials, EnrolmentError, JoinToken, NodeKey, Role, TokenError,
+};
 use everstep_transport::protocol::{NodeName, Zone};
-use everstep_transport::quic::{BindError, Endpoint, EnrolError, Settings, enrol};
+use everstep_transport::quic::{
+    BindError, Endpoint, EnrolError, HostPort, Port, Settings, enrol_as,
+};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -52,7 +56,7 @@ use workshop::Workshop;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where coordinators listen: at least one that answers, which tells of the others.
-    pub coordinators: Vec<SocketAddr>,
+    pub coordinators: Vec<HostPort>,
     /// The join token.
     pub token: String,
     /// Where to listen for other workers; port 0 takes a free one.
@@ -63,6 +67,9 @@ pub struct Options {
     pub dir: Option<PathBuf>,
     /// Where the model computes.
     pub device: DeviceChoice,
+    /// How long it waits after SIGTERM until its shards are copied, at most; none: as long as that
+    /// takes.
+    pub grace: Option<Duration>,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
 }
@@ -100,6 +107,14 @@ pub enum WorkerError {
     /// The address is one that no other worker could call.
     #[error("cannot listen on {0}: other workers must be able to call the address; name one")]
     Unspecified(SocketAddr),
+    /// The address is one that no other machine can call, and coordinators are on other machines.
+    #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
+    Loopback {
+        /// The address.
+        listen: SocketAddr,
+        /// A coordinator on another machine.
+        coordinator: HostPort,
+    },
     /// The coordinator refused the worker.
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
@@ -147,23 +162,30 @@ async fn work(
     }
     let token: JoinToken = options.token.parse()?;
     let began = Instant::now();
-    let credentials = enrol_anywhere(&options.coordinators, &token).await?;
-    let name = credentials.identity().name.clone();
+    if let Some(place) = HostPort::out_of_reach(&options.coordinators, options.listen).await {
+        let (listen, coordinator) = (options.listen, place.clone());
+        return Err(WorkerError::Loopback { listen, coordinator });
+    }
     let settings = Settings::for_address(options.listen.ip());
-    let endpoint = Arc::new(Endpoint::bind(options.listen, &credentials, settings, None)?);
+    let port = Port::bind(options.listen, &settings)?; // a use of the token is not to be lost
+    let enrolling = enrol_anywhere(&options.coordinators, &token);
+    let credentials = HostPort::await_answer(&options.coordinators, enrolling).await?;
+    let name = credentials.identity().name.clone();
+    let endpoint = Arc::new(Endpoint::open(port, &credentials, settings, None)?);
     let address = endpoint.local_address();
     let terminations = drain::terminations().map_err(WorkerError::Signals)?;
     ready(&Ready { name: name.clone(), address });
     tracing::info!(%name, %address, "admitted");
 
-    let Options { zone, dir, device, overlap, .. } = options;
+    let Options { zone, dir, device, overlap, grace, .. } = options;
     let place = Place { incarnation: 0, address, zone, dir, device, overlap, prefetch: PREFETCH };
     let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
     let (known, coordinators) = watch::channel(Vec::new());
     let shell = Shell { endpoint: endpoint.clone(), workshop, known, began };
-    let addresses = options.coordinators;
-    let reach = Reach { endpoint: endpoint.clone(), addresses, known: coordinators, token };
-    let (exit, links) = attend(shell, reach, name, terminations).await;
+    let places = options.coordinators;
+    let reach = Reach { endpoint: endpoint.clone(), places, known: coordinators, token };
+    let leave = (terminations, grace);
+    let (exit, links) = attend(shell, reach, name, leave).await;
     tracing::info!(?exit, "leaving");
     // The last word must arrive before the process goes.
     let mut finishing = JoinSet::new();
@@ -181,7 +203,12 @@ async fn work(
 }
 
 /// Runs the actor to its end.
-async fn attend(shell: Shell, reach: Reach, name: NodeName, terminations: Signal) -> Ending {
+async fn attend(
+    shell: Shell,
+    reach: Reach,
+    name: NodeName,
+    (terminations, grace): (Signal, Option<Duration>),
+) -> Ending {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
     let unix_ms_at_zero = unix_ms.saturating_sub(shell.began.elapsed().as_millis() as u64);
@@ -190,7 +217,7 @@ async fn attend(shell: Shell, reach: Reach, name: NodeName, terminations: Signal
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
     actix::spawn(accept(endpoint, actor.clone()));
-    actix::spawn(drain::attend(terminations, actor.clone()));
+    actix::spawn(drain::attend(terminations, grace, actor.clone()));
     let tell = Tell { connected: actor.clone().recipient(), event: actor.recipient() };
     actix::spawn(coordinator::attend(reach, tell));
     let broken = |_| (Exit::Failed("the worker's actor stopped".into()), Vec::new());
@@ -207,19 +234,31 @@ async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
 
 /// Takes the first coordinator that answers, and goes on asking while none does.
 async fn enrol_anywhere(
-    coordinators: &[SocketAddr],
+    coordinators: &[HostPort],
     token: &JoinToken,
 ) -> Result<Credentials, WorkerError> {
     let began = Instant::now();
+    // However often it asks, it is one node, and spends one use of the token.
+    let key = NodeKey::create().map_err(EnrolmentError::from).map_err(EnrolError::from)?;
     loop {
         let mut may_pass = false;
         let mut last = WorkerError::Failed("no coordinator was named".into());
-        for address in coordinators {
-            match enrol(*address, token, Role::Worker).await {
-                Ok(credentials) => return Ok(credentials),
+        for place in coordinators {
+            let addresses = match place.resolve().await {
+                Ok(addresses) => addresses,
                 Err(error) => {
-                    may_pass |= error.may_pass();
-                    last = error.into();
+                    may_pass = true;
+                    last = WorkerError::Failed(format!("{place}: {error}"));
+                    continue;
+                }
+            };
+            for address in addresses {
+                match enrol_as(address, token, Role::Worker, &key).await {
+                    Ok(credentials) => return Ok(credentials),
+                    Err(error) => {
+                        may_pass |= error.may_pass();
+                        last = error.into();
+                    }
                 }
             }
         }

@@ -7,9 +7,11 @@
 //! knows which shards to keep.
 
 pub mod accumulate;
+mod announced;
 pub mod build;
 mod holdings;
 pub mod model_file;
+pub mod model_path;
 mod pass;
 mod rounding;
 pub mod thread;
@@ -43,6 +45,12 @@ pub trait Port {
 
     /// The next job, as soon as there is one; `None` when there will be none.
     fn wait(&mut self) -> Option<Job>;
+
+    /// A [`Job::Share`] or [`Job::Export`] that has come meanwhile, and that no job which came
+    /// before it concerns. Never blocks.
+    fn question(&mut self) -> Option<Job> {
+        None
+    }
 
     /// The time, for measurements only.
     fn now(&self) -> Time;
@@ -259,7 +267,7 @@ impl Device {
             let evaluation = self.evaluate(part, limit)?;
             self.summary.evaluations.extend(evaluation);
         }
-        self.summary.digests = self.holdings.seal();
+        self.summary.digests = self.holdings.seal()?;
         self.summary.optimizer_bytes = self.holdings.bytes();
         for (shard, values) in self.holdings.masters() {
             port.report(Report::Exported { shard, values });

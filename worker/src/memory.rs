@@ -1,5 +1,7 @@
 //! How much memory a worker needs: the formula, from the run alone.
 
+use std::collections::BTreeSet;
+
 use everstep_kernels::backend::cuda;
 use everstep_kernels::compute::Compute;
 use everstep_kernels::optimizer::InvalidSetting;
@@ -35,8 +37,9 @@ impl Memory {
     ///   each partial of its own shards that can wait for its sibling: one of every two that come.
     ///   A worker that is alone keeps its one partial, which is the sum.
     ///
-    /// A change of generation that leaves more to fewer workers makes this the formula of fewer
-    /// workers. For a while there is more than that, always bounded, and the pool of free buffers
+    /// A planned change of generation that leaves more to fewer workers makes this the formula of
+    /// fewer workers; after a loss there is one partial more for each orphaned block, until then.
+    /// For a while there is more than that, always bounded, and the pool of free buffers
     /// keeps it some steps longer:
     ///
     /// - a step that is done anew keeps the partials of its first try until it commits, and adds
@@ -94,13 +97,22 @@ impl Memory {
     }
 }
 
-/// The subtrees that each worker sends, in the order in which it computes them: the first
-/// generation gives everyone a run of data shards.
+/// The subtrees that each worker sends, in the order in which it computes them. A planned change of
+/// generation gives every worker a block of data shards for each binary one of its share, the
+/// longest blocks of all workers first.
 fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<Node>> {
     let tree = Tree::new(data_shards);
     let (share, more) = (data_shards / workers, data_shards % workers);
-    let first = move |rank: u32| rank * share + rank.min(more);
-    (0..workers).map(move |rank| tree.subtrees(&(first(rank)..first(rank + 1)).collect()))
+    let (mut shares, mut next) = (vec![BTreeSet::new(); workers as usize], 0);
+    for length in (0..u32::BITS).rev().map(|level| 1 << level) {
+        for (mine, rank) in shares.iter_mut().zip(0..) {
+            if (share + u32::from(rank < more)) & length != 0 {
+                mine.extend(next..next + length);
+                next += length;
+            }
+        }
+    }
+    shares.into_iter().map(move |mine| tree.subtrees(&mine))
 }
 
 /// How many partials of the whole vector a worker holds at once, at most: those of its complete

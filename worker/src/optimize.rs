@@ -17,7 +17,7 @@ pub fn schedule(run: &RunSpec) -> Schedule {
         warmup_steps: run.optimizer.warmup_steps,
         steps: run.steps,
         learning_rate: run.optimizer.learning_rate as f32,
-        floor: 0.0,
+        floor: (run.optimizer.learning_rate * run.optimizer.floor) as f32,
     }
 }
 
@@ -30,4 +30,31 @@ pub fn optimizer(run: &RunSpec) -> Result<Optimizer, InvalidSetting> {
         OptimizerKind::Lion => Rule::Lion { beta1: 0.9, beta2: 0.99 },
     };
     Optimizer::new(rule, run.optimizer.weight_decay as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::exemplars;
+
+    use super::*;
+
+    /// The rate of the last step, as a share of the full one.
+    fn last(kind: ScheduleKind, steps: u64, floor: Option<f64>) -> f32 {
+        let mut run = exemplars::run();
+        (run.steps, run.optimizer.schedule, run.optimizer.warmup_steps) = (steps, kind, 0);
+        run.optimizer.floor = floor.unwrap_or(run.optimizer.floor);
+        schedule(&run).rate(steps) / run.optimizer.learning_rate as f32
+    }
+
+    #[test]
+    fn the_last_step_changes_weights_whatever_the_schedule() {
+        for steps in [1, 2, 400] {
+            for kind in [ScheduleKind::Linear, ScheduleKind::Cosine] {
+                let share = last(kind, steps, None);
+                assert!((share - 0.1).abs() < 1e-6, "{kind:?} of {steps} steps: {share}");
+                assert_eq!(last(kind, steps, Some(0.0)), 0.0, "as a run may ask for");
+            }
+            assert_eq!(last(ScheduleKind::Constant, steps, None), 1.0);
+        }
+    }
 }

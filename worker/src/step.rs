@@ -20,6 +20,7 @@ mod learner;
 mod learning;
 pub mod member;
 pub mod plan;
+mod progress;
 pub mod roster;
 pub mod scaling;
 pub mod setup;

@@ -48,12 +48,13 @@ impl Scene {
         let endpoint = coordinator(1, &authority, &token, listen).unwrap();
         let address = endpoint.local_address();
         let options = Options {
-            coordinators: vec![address],
+            coordinators: vec![address.into()],
             token: token.to_string(),
             listen,
             zone: Zone::parse(ZONE),
             dir: None,
             device: DeviceChoice::Cpu,
+            grace: None,
             overlap: true,
         };
         let worker = thread::spawn(|| run(options, Arc::new(builtin::registry()), |_| {}));

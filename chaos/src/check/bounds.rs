@@ -17,13 +17,13 @@ const STATE_PARCELS: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Bounds {
-    data_shards: usize,
+    pub(super) data_shards: u32,
     shards: usize,
 }
 
 impl Bounds {
     pub(super) fn new(data_shards: u32) -> Self {
-        Self { data_shards: data_shards as usize, shards: 0 }
+        Self { data_shards, shards: 0 }
     }
 
     pub(super) fn recorded(&mut self, record: &Record) {
@@ -35,7 +35,8 @@ impl Bounds {
             // Of two steps: every partial, the reduced shards, the parameters or the masters, and
             // the commit. Besides, what was asked for: parameters and states.
             "pair of workers" => {
-                2 * (self.shards * (self.data_shards + 2) + 1) + self.shards * (STATE_PARCELS + 1)
+                2 * (self.shards * (self.data_shards as usize + 2) + 1)
+                    + self.shards * (STATE_PARCELS + 1)
             }
             // A learner that cannot be reached gets the parameters and the reduced shards of every
             // step until its link is lost; besides, what it has asked for.

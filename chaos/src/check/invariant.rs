@@ -14,7 +14,7 @@ pub enum Invariant {
     I4,
     /// Settled steps never go backwards, unless a rollback says so.
     I5,
-    /// While an owner of every shard lives, no rollback happens.
+    /// While an owner of every shard lives, no copy that is needed is given up.
     I6,
     /// Nothing of an older generation changes anything, nor of one that a promise has ended.
     I7,
@@ -42,4 +42,10 @@ pub enum Invariant {
     I19,
     /// Each Pause that can be served ends in a record within a stated time.
     I20,
+    /// No rollback while a process that holds a needed copy may live, unless the run allows to give
+    /// it up or an operator asks for it.
+    I21,
+    /// After a planned change no worker sends more than one sum more than its share takes, and
+    /// after a loss at most the orphaned blocks more than before.
+    I24,
 }

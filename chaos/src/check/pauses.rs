@@ -8,11 +8,11 @@ use everstep_transport::time::Time;
 
 use super::{Found, Invariant};
 
-/// So long a Pause may take while nothing goes wrong: a worker that says nothing is taken for dead
-/// after 10 s where it may hold the last copy of a shard, by a clock that is a tenth slow; before
-/// it a link's idle time-out may have to pass (3 s), and after it 2 s for the others to answer; and
-/// a second for an election.
-pub const SERVED: Duration = Duration::from_millis(18_000);
+/// So long a Pause may take while nothing goes wrong: 20 s for workers that fell silent together,
+/// then 10 s until a run gives up an owner that has ended unnoticed, by a clock that is a tenth
+/// slow; before it a link's idle time-out may have to pass (3 s), and after it 2 s for the others
+/// to answer; and a second for an election.
+pub const SERVED: Duration = Duration::from_millis(39_000);
 
 #[derive(Debug, Default)]
 pub(super) struct Pauses {

@@ -1,4 +1,5 @@
-//! I6: while an owner of every shard lives, no rollback happens.
+//! I21: no rollback happens while a process that owns a needed copy may live, unless the run allows
+//! to give it up, or an operator asks for it. I6 follows from it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +8,7 @@ use everstep_transport::protocol::{Record, Shard, WorkerId};
 use super::{Found, Invariant};
 
 /// The run goes back behind `before`; `lost` are those of its members that are gone in truth, or
-/// have been unheard for as long as a cluster waits.
+/// that may be given up.
 pub(super) fn rolled_back(before: &Record, lost: &BTreeSet<WorkerId>) -> Result<(), Found> {
     let gone = |shard: Shard| {
         let mut owners = before.owners_of(shard).iter().map(|rank| before.member(*rank).worker);
@@ -20,5 +21,5 @@ pub(super) fn rolled_back(before: &Record, lost: &BTreeSet<WorkerId>) -> Result<
         "generation {} is rolled back; an owner of every shard lives, only {lost:?} are lost",
         before.number
     );
-    Err((Invariant::I6, seen))
+    Err((Invariant::I21, seen))
 }

@@ -61,6 +61,10 @@ pub struct Rates {
     pub clogs: f64,
     /// Groups of nodes that are cut off.
     pub partitions: f64,
+    /// Times in which no coordinator reaches any worker, while workers reach each other.
+    pub isolations: f64,
+    /// Groups of workers that stand still together.
+    pub standstills: f64,
     /// Groups of nodes that are not heard.
     pub one_way_partitions: f64,
     /// Pairs of nodes that do not reach each other.
@@ -69,6 +73,8 @@ pub struct Rates {
     pub duplicates: f64,
     /// Lanes that fall behind.
     pub reorders: f64,
+    /// Devices that hang while their workers live.
+    pub hangs: f64,
     /// Flipped bits that their device finds.
     pub flips: f64,
     /// Garbled gradients that their device finds.
@@ -113,10 +119,13 @@ impl Default for Rates {
             slow_links: 3.0,
             clogs: 3.0,
             partitions: 1.5,
+            isolations: 0.3,
+            standstills: 0.3,
             one_way_partitions: 1.0,
             bridges: 1.5,
             duplicates: 8.0,
             reorders: 4.0,
+            hangs: 0.3,
             flips: 0.5,
             garbles: 0.5,
             mistakes: 0.0,
@@ -147,6 +156,9 @@ impl Rates {
             coordinator_removals: 0.0,
             coordinator_joins: 0.0,
             disconnects: 0.0,
+            isolations: 0.0,
+            standstills: 0.0,
+            hangs: 0.0,
             flips: 0.0,
             garbles: 0.0,
             long: 0.0,
@@ -227,10 +239,12 @@ struct Draw<'a> {
 
 impl Draw<'_> {
     fn kinds(&self) -> Vec<(f64, Make)> {
-        self.of_processes_and_ways().into_iter().chain(self.of_coordinators()).collect()
+        let hang: Make = |draw| Fault::Hang { node: draw.worker(), span: draw.outage() };
+        let all = self.of_processes_and_ways().into_iter().chain(self.of_coordinators());
+        all.chain([(self.rates.hangs, hang)]).collect()
     }
 
-    fn of_processes_and_ways(&self) -> [(f64, Make); 21] {
+    fn of_processes_and_ways(&self) -> [(f64, Make); 23] {
         let rates = self.rates;
         [
             (rates.worker_crashes, |draw| {
@@ -285,6 +299,11 @@ impl Draw<'_> {
             (rates.flips, |draw| Fault::Flip { node: draw.worker() }),
             (rates.garbles, |draw| Fault::Garble { node: draw.worker() }),
             (rates.mistakes, |draw| Fault::Mistake { node: draw.worker() }),
+            (rates.isolations, |draw| Fault::Isolation { span: draw.outage() }),
+            (rates.standstills, |draw| {
+                let side = draw.workers();
+                Fault::PauseTogether { side, span: draw.outage() }
+            }),
         ]
     }
 
@@ -318,6 +337,11 @@ impl Draw<'_> {
                 restart: draw.soon(),
             }),
         ]
+    }
+
+    /// Longer than any deadline: 1 to 16 seconds.
+    fn outage(&mut self) -> Duration {
+        Duration::from_millis(1_000 + self.random.below(15_000))
     }
 
     /// A whole number whose mean is `mean`.
@@ -439,44 +463,4 @@ impl Draw<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MINUTE: Duration = Duration::from_secs(60);
-
-    #[test]
-    fn a_schedule_follows_from_its_seed_alone() {
-        let draw = |seed| Schedule::draw(seed, MINUTE, 4, 3, &Rates::default());
-        assert_eq!(draw(7), draw(7));
-        assert_ne!(draw(7), draw(8));
-        let times: Vec<Time> = draw(7).0.iter().map(|(at, _)| *at).collect();
-        assert!(times.is_sorted() && times.iter().all(|at| *at < Time(0) + MINUTE));
-    }
-
-    #[test]
-    fn every_kind_is_drawn_as_often_as_its_rate_says() {
-        let rates = Rates { duplicates: 0.25, ..Rates::none() };
-        let drawn: usize =
-            (0..4_000).map(|seed| Schedule::draw(seed, MINUTE, 3, 3, &rates).0.len()).sum();
-        assert!((850..1_150).contains(&drawn), "{drawn} of 1,000");
-        let rates = Rates { mistakes: 1.0, ..Rates::default() };
-        let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &rates);
-        let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-        assert_eq!(kinds.len(), 28);
-    }
-
-    #[test]
-    fn tolerated_faults_interrupt_nothing_for_long_and_none_are_none() {
-        let faults = Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::tolerated());
-        let ends = |fault: &Fault| matches!(fault, Fault::Crash { .. } | Fault::Drain { .. });
-        let borne = |fault: &Fault| fault.outage() <= TOLERATED && !ends(fault);
-        assert!(faults.0.iter().all(|(_, fault)| borne(fault)) && !faults.0.is_empty());
-        assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::none()), Schedule::default());
-    }
-
-    #[test]
-    fn one_worker_is_enough_to_draw_from() {
-        let faults = Schedule::draw(3, 10 * MINUTE, 1, 1, &Rates::default());
-        assert!(faults.to_string().lines().count() == faults.0.len());
-    }
-}
+mod tests;

@@ -215,8 +215,10 @@ mod tests {
             events: Vec::new(),
             workers: Vec::new(),
             forgotten: Vec::new(),
+            idle: Vec::new(),
             divergence: None,
             waiting: None,
+            owners_awaited: None,
             unreachable: Vec::new(),
             outcome: Outcome::Running,
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use everstep_coordinator::core::{Effect, Input};
+use everstep_coordinator::core::{Effect, Input, LinkEnd};
 use everstep_transport::protocol::Term;
 
 use super::worker::Event;
@@ -104,7 +104,7 @@ impl Crowd {
             Effect::Describe { .. } | Effect::Transfer { .. } => {}
             Effect::Close { to, reason } => {
                 self.tell(to, Event::Closed);
-                let closed = Input::Disconnected { link: to, gone: false, reason };
+                let closed = Input::Disconnected { link: to, end: LinkEnd::Lost, reason };
                 self.bring(Lane::Up(to), Happening::Arrive(closed));
             }
         }

@@ -47,6 +47,11 @@ impl Crowd {
         self.say(OPERATOR, Message::Watch { run: None, step, event });
     }
 
+    /// The launcher reports the end of a process: without it the run would wait for its state.
+    pub(super) fn report_exit(&mut self, name: NodeName) {
+        self.say(OPERATOR, Message::Exited { name, how: "was killed by signal 9".into() });
+    }
+
     pub(super) fn told(&mut self, message: Message) -> Result<(), Failure> {
         match message {
             Message::Update(update) => {

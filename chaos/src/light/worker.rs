@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use everstep_coordinator::core::Input;
+use everstep_coordinator::core::{Input, LinkEnd};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
@@ -119,8 +119,7 @@ impl Crowd {
         let worker = &mut self.workers[place];
         (worker.phase, worker.link) = (Phase::Joining, link);
         let cut = worker.fault == Some(Fault::Cut);
-        let name = NodeName::parse(&format!("worker-{place}")).expect("a valid name");
-        let identity = Identity { role: Role::Worker, name };
+        let identity = Identity { role: Role::Worker, name: node_name(place) };
         self.bring(Lane::Up(link), Happening::Arrive(Input::Connected { link, identity }));
         self.say(link, Message::Hello { schema: self.schema, worker: None });
         if cut {
@@ -140,11 +139,12 @@ impl Crowd {
             (Event::Hear(message), _) => self.hear(place, &message)?,
             (Event::Closed, _) => self.come_again(place),
             (Event::Cut, _) => {
-                self.disconnect(link, false);
+                self.disconnect(link, LinkEnd::Lost);
                 self.come_again(place);
             }
             (Event::Killed, _) => {
-                self.disconnect(link, true);
+                self.disconnect(link, LinkEnd::Refused);
+                self.report_exit(node_name(place));
                 self.checks.absent(link);
                 self.workers[place].phase = Phase::Gone;
                 (self.report.killed_at, self.report.mended_at) = (self.now, Time(0));
@@ -185,7 +185,7 @@ impl Crowd {
                 self.learn(place, *generation, (*learner, shards));
             }
             Message::Hold { generation, .. } => self.hold(*generation),
-            Message::HeartbeatAnswer { generation, written } => {
+            Message::HeartbeatAnswer { generation, written, .. } => {
                 self.workers[place].written = *written;
                 if *generation > self.workers[place].generation {
                     self.say(link, Message::FetchRecord);
@@ -324,6 +324,8 @@ impl Crowd {
             unreachable: Vec::new(),
             held,
             ready,
+            behind: 0,
+            computing: None,
             telemetry: None,
         };
         self.say(link, Message::Heartbeat(heartbeat));
@@ -338,9 +340,9 @@ impl Crowd {
 
     // Links.
 
-    fn disconnect(&mut self, link: LinkId, gone: bool) {
-        let gone = Input::Disconnected { link, gone, reason: "cut".into() };
-        self.bring(Lane::Up(link), Happening::Arrive(gone));
+    fn disconnect(&mut self, link: LinkId, end: LinkEnd) {
+        let closed = Input::Disconnected { link, end, reason: "cut".into() };
+        self.bring(Lane::Up(link), Happening::Arrive(closed));
     }
 
     /// Without a link: after a while it connects again.
@@ -381,6 +383,10 @@ impl Crowd {
 }
 
 /// All workers state the same.
+fn node_name(place: usize) -> NodeName {
+    NodeName::parse(&format!("worker-{place}")).expect("a valid name")
+}
+
 fn registration(place: usize, incarnation: u64) -> Registration {
     let host = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + place as u32);
     let (model, data) = ([1; 32], [2; 32]);

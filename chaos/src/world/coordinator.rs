@@ -23,7 +23,7 @@ use super::disk::Disk;
 use super::journal::{Journal, Lacking};
 use super::link::End;
 use super::membership::Prospect;
-use super::types::Happening;
+use super::types::{GIVE_UP_AFTER, Happening};
 use super::{Node, UNIX_MS_AT_ZERO, World};
 use crate::check::{Observation, Violation};
 use crate::random::Random;
@@ -72,9 +72,6 @@ pub enum Process {
     Sits(Box<Seat>),
 }
 
-/// A worker that a coordinator has not heard for so long, by its own clock, may be taken for dead
-/// with all that it holds: the time that the design states.
-const GIVEN_UP: Duration = Duration::from_secs(10);
 /// A new process takes at least this long to be there. Others have noticed by then that the one
 /// before is gone: it cannot tell them that it does not know their links.
 const START: Duration = Duration::from_millis(150);
@@ -173,10 +170,10 @@ impl Coordinator {
         self.awake = self.clock.read(now);
     }
 
-    /// Whether it has listened for a process in vain for so long that this counts as death.
+    /// Whether it has listened for a process in vain for so long that a run may give it up.
     pub fn has_given_up(&self, now: Time, place: usize) -> bool {
         let heard = self.heard.get(&place).copied().unwrap_or_default();
-        self.clock.read(now).since(heard.max(self.awake)) >= GIVEN_UP
+        self.clock.read(now).since(heard.max(self.awake)) >= GIVE_UP_AFTER
     }
 
     /// The process is gone.
@@ -214,7 +211,10 @@ pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
     for place in 0..coordinators {
         let coordinator = own(place, 0);
         let command = match place {
-            0 => Command::Found { ephemeral: true, founder: coordinator },
+            0 => {
+                let tokens = Vec::new();
+                Command::Found { ephemeral: true, founder: coordinator, tokens }
+            }
             _ => Command::Coordinator { id: None, coordinator },
         };
         let entry = Entry { unix_ms: UNIX_MS_AT_ZERO, command };
@@ -292,6 +292,7 @@ impl World {
             epoch_unix_ms: UNIX_MS_AT_ZERO + self.now.0 / 1_000_000,
             snapshot_entries: SNAPSHOT_ENTRIES,
             founds: None,
+            tokens: Vec::new(),
             book: coordinator.directory.book.clone(),
             lacks_history: coordinator.disk.journal().ledger().wanted().is_some(),
         };

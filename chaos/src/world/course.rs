@@ -15,9 +15,11 @@ use crate::fault::{Fault, TOLERATED};
 /// A worker of which so little is heard may be taken for gone: the coordinator's patience, by a
 /// clock that is a tenth fast, and a message's way.
 const SILENT: Duration = Duration::from_millis(1_950);
-/// So long what has gone wrong may lead to a loss: a change that waits for a worker that may live
-/// takes up to 10 s, and some seconds more.
-const AFTERMATH: Duration = Duration::from_secs(16);
+/// So long what has gone wrong may lead to a loss: a change that waits for workers that fell silent
+/// together takes up to 20 s, and some seconds more.
+const AFTERMATH: Duration = Duration::from_secs(28);
+/// After an isolation of the coordinators the workers have all dialled again within this time.
+const RETURNED: Duration = Duration::from_secs(6);
 /// So soon after a disturbance another one adds to it: not all have spoken in between.
 const BREATH: Duration = Duration::from_secs(1);
 /// A pair of workers whose link is lost again within this time may have one of them left out: 10 s,
@@ -34,6 +36,11 @@ pub struct Course {
     judging: bool,
     /// Since when and until when a machine or its ways were last disturbed.
     disturbed: BTreeMap<Node, (Time, Time)>,
+    /// Since when and until when no coordinator heard any worker, the last time: that alone costs
+    /// no worker its place (I8).
+    isolated: Option<(Time, Time)>,
+    /// Until when the device of a machine's worker hangs.
+    hung: BTreeMap<Node, Time>,
     /// The last interruption of all ends here.
     interrupted_until: Time,
     /// What each coordinator hears.
@@ -128,10 +135,9 @@ impl Course {
 
     /// A cluster begins anew: its processes have nothing to do with those before.
     pub fn begin_anew(&mut self, now: Time) {
-        let Self { judging, tally, interrupted_until, disturbed, .. } = std::mem::take(self);
-        let quiet_since = now;
-        *self =
-            Self { judging, tally, interrupted_until, disturbed, quiet_since, ..Self::default() };
+        let Self { judging, tally, interrupted_until, disturbed, hung, .. } = std::mem::take(self);
+        let (quiet_since, kept) = (now, Self { disturbed, hung, ..Self::default() });
+        *self = Self { judging, tally, interrupted_until, quiet_since, ..kept };
     }
 
     /// Something went on.
@@ -161,9 +167,16 @@ impl Course {
         let is_worker = |node: &&Node| matches!(node, Node::Worker(_));
         match fault {
             Fault::Pause { node, .. } => disturb(node),
+            Fault::PauseTogether { side, .. } => side.iter().for_each(disturb),
             Fault::Clog { from, to, .. } => [from, to].into_iter().for_each(disturb),
             Fault::Bridge { ends: (one, other), .. } => {
                 [one, other].into_iter().for_each(disturb);
+            }
+            Fault::Hang { node, span } => _ = self.hung.insert(*node, now + *span),
+            Fault::Isolation { .. } => {
+                let (since, until) = self.isolated.unwrap_or((now, end));
+                let since = if now > until { now } else { since };
+                self.isolated = Some((since, until.max(end)));
             }
             Fault::Partition { side, .. } | Fault::OneWay { side, .. } => {
                 side.iter().for_each(&mut disturb);
@@ -196,8 +209,12 @@ impl Course {
         }
     }
 
-    /// A coordinator has lost its link with a process.
+    /// A coordinator has lost its link with a process. A link that an isolation ends explains no
+    /// loss.
     pub fn unlinked(&mut self, now: Time, coordinator: usize, place: usize) {
+        if self.isolated.is_some_and(|(since, until)| since <= now && now <= until + RETURNED) {
+            return;
+        }
         self.listeners.entry(coordinator).or_default().unlinked.insert(place, now);
     }
 
@@ -249,6 +266,11 @@ impl Course {
         let silent = listener.is_some_and(|listener| {
             listener.silence(now, place) >= SILENT || recent(listener.silent.get(&place))
         });
+        // A coordinator that began to listen meanwhile has heard nobody yet: it cannot tell.
+        let reborn = self.isolated.is_some_and(|(since, until)| {
+            let awake = listener.map_or(Time(0), |listener| listener.awake);
+            since <= awake && now <= until + AFTERMATH
+        });
         let disturbed = [machine, EVERYONE].map(|node| self.disturbed.get(&node));
         let disturbed =
             disturbed.into_iter().flatten().filter(|(_, until)| now <= *until + AFTERMATH);
@@ -264,9 +286,10 @@ impl Course {
             pairs.any(|((one, other), times)| (*one == place || *other == place) && again(times));
         !self.judging
             || listener.is_some_and(|listener| recent(listener.unlinked.get(&place)))
-            || silent && !disturbed.is_empty()
+            || silent && (reborn || !disturbed.is_empty())
             || long
             || parted
+            || self.hung.get(&machine).is_some_and(|until| now <= *until + AFTERMATH)
     }
 
     /// Whether a process was asked to leave.

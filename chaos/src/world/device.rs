@@ -43,7 +43,9 @@ impl World {
             worker.bench = Some(Bench::new(device, built.registration.fingerprint.shards));
             built
         });
-        self.later(Happening::Device(place, builds, Done::Built(built)));
+        let begins = self.workers[place].hangs_until.max(self.now);
+        let at = begins + self.random.delay();
+        self.queue.put(at, Happening::Device(place, builds, Done::Built(built)));
         Ok(())
     }
 
@@ -86,6 +88,9 @@ impl World {
     fn work(&mut self, place: usize) -> Result<(), Violation> {
         let (build, id) = (self.workers[place].builds, self.workers[place].id());
         let generation = self.workers[place].core().generation();
+        if self.now < self.workers[place].hangs_until {
+            return Ok(());
+        }
         let Some(bench) = &mut self.workers[place].bench else { return Ok(()) };
         let Some(work) = bench.work(self.now, &mut self.random) else { return Ok(()) };
         for (at, done) in work.reports {

@@ -17,12 +17,12 @@ use crate::check::{Invariant, Violation};
 use crate::fault::Schedule;
 
 /// So long after a fault a run goes on, if enough workers live: a second for an election, a link's
-/// idle time-out (3 s), a second until all are linked again, 10 s in which a worker that says
-/// nothing may live on, 2 s in which all answer a Pause, by clocks that are a tenth slow; and a
-/// second for a step.
-pub const STANDSTILL: Duration = Duration::from_millis(20_000);
+/// idle time-out (3 s), a second until all are linked again, 20 s in which workers that fell silent
+/// together are waited for, 10 s until a run gives up an owner that has ended unnoticed, 2 s in
+/// which all answer a Pause, by clocks that are a tenth slow; and a second for a step.
+pub const STANDSTILL: Duration = Duration::from_millis(42_000);
 /// So long after the last fault a run is complete: it has gone on, perhaps from the beginning.
-pub const RECOVERY: Duration = Duration::from_secs(40);
+pub const RECOVERY: Duration = Duration::from_secs(75);
 /// So soon a cluster that has ended is started again.
 const RESTART: Duration = Duration::from_millis(200);
 

@@ -103,6 +103,9 @@ impl World {
             }
             Fault::Drain { node, by, grace } => self.drain(*node, *by, *grace),
             Fault::Pause { node, .. } => self.pause(*node, until),
+            Fault::PauseTogether { side, .. } => {
+                side.iter().for_each(|node| self.pause(*node, until));
+            }
             Fault::Stall { node, .. } => self.stall(*node, until),
             Fault::Drift { node, permille } => self.drift(*node, *permille),
             Fault::Disconnect { ends: (a, b) } => {
@@ -119,6 +122,7 @@ impl World {
                 self.shut(side, &all, until);
                 self.shut(&all, side, until);
             }
+            Fault::Isolation { .. } => self.isolate(all, until),
             Fault::OneWay { side, .. } => self.shut(side, &all, until),
             Fault::Bridge { ends: (a, b), .. } => {
                 self.shut(&[*a], &[*b], until);
@@ -131,6 +135,7 @@ impl World {
             Fault::Reorder { from, to, lane, extra, span } => {
                 self.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
+            Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.calm)),
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
             Fault::Mistake { node: Node::Worker(slot) } => {
@@ -220,6 +225,14 @@ impl World {
         }
     }
 
+    /// The device of a worker does nothing until then, nor does one that is built in its place.
+    fn hang(&mut self, machine: Node, until: Time) {
+        let Node::Worker(place) = self.process(machine) else { return };
+        let Some(worker) = self.workers.get_mut(place) else { return };
+        worker.hangs_until = worker.hangs_until.max(until);
+        self.queue.put(until, Happening::Free(place, worker.builds));
+    }
+
     /// A worker is asked to leave.
     fn drain(&mut self, machine: Node, by: Asker, grace: Duration) {
         let Node::Worker(place) = self.process(machine) else { return };
@@ -302,6 +315,14 @@ impl World {
     }
 
     // Ways.
+
+    /// No coordinator reaches any worker.
+    fn isolate(&mut self, machines: Vec<Node>, until: Time) {
+        let (workers, others): (Vec<Node>, Vec<Node>) =
+            machines.into_iter().partition(|node| matches!(node, Node::Worker(_)));
+        self.shut(&others, &workers, until);
+        self.shut(&workers, &others, until);
+    }
 
     /// Shuts every way from one group to another.
     fn shut(&mut self, from: &[Node], to: &[Node], until: Time) {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_coordinator::core as coordination;
+use everstep_coordinator::core::{self as coordination, LinkEnd};
 use everstep_coordinator::seat;
 use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
@@ -48,8 +48,10 @@ pub struct End {
 enum Sign {
     /// It may live on.
     Lost,
-    /// Its process is gone.
+    /// Its process said that it ends.
     Gone,
+    /// Its host refuses packets for its process.
+    Refused,
     /// It lives, and has no links any more with whoever hears this, a coordinator.
     Expelled,
 }
@@ -60,9 +62,14 @@ impl End {
         Self { sign: Sign::Lost, reason: reason.into() }
     }
 
-    /// The peer does not.
+    /// The peer says that it does not.
     pub fn gone(reason: &str) -> Self {
         Self { sign: Sign::Gone, reason: reason.into() }
+    }
+
+    /// The peer's host says that nobody listens at the peer's port.
+    fn refused(reason: &str) -> Self {
+        Self { sign: Sign::Refused, reason: reason.into() }
     }
 
     /// The peer shuts out whoever hears this.
@@ -282,8 +289,13 @@ impl World {
                 if sign == Sign::Expelled {
                     self.later(Happening::Removed(place));
                 }
-                let (link, gone) = (coordination::LinkId(number), sign == Sign::Gone);
-                self.coordinate(place, seat::Input::Disconnected { link, gone, reason })
+                let end = match sign {
+                    Sign::Gone => LinkEnd::Goodbye,
+                    Sign::Refused => LinkEnd::Refused,
+                    Sign::Lost | Sign::Expelled => LinkEnd::Lost,
+                };
+                let link = coordination::LinkId(number);
+                self.coordinate(place, seat::Input::Disconnected { link, end, reason })
             }
             (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
             (Node::Worker(place), Node::Coordinator(coordinator)) => {
@@ -312,7 +324,7 @@ impl World {
             self.close_link(own, peer, end);
         }
         let reason = "this coordinator has closed it".into();
-        let closed = seat::Input::Disconnected { link, gone: false, reason };
+        let closed = seat::Input::Disconnected { link, end: LinkEnd::Lost, reason };
         self.later(Happening::Coordinator(place, closed));
     }
 
@@ -427,7 +439,7 @@ impl World {
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),
             Some((Silence::Unknown, _)) => End::lost("nothing was heard for too long"),
-            Some((Silence::Dead, _)) => End::gone("nobody listens there any more"),
+            Some((Silence::Dead, _)) => End::refused("nobody listens there any more"),
             Some((Silence::Forgotten, _)) => End::lost("the peer does not know this link"),
         };
         self.lose(owner, peer, end)

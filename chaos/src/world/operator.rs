@@ -14,13 +14,18 @@ use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
 use everstep_transport::protocol::{
     CoordinatorId, Message, MetricsLine, NodeName, Question, RequestId, Step, Term, Wish,
 };
+use everstep_transport::time::Time;
 
 use super::types::Happening;
-use super::{Node, World};
+use super::{Exits, Node, World};
 use crate::check::{Invariant, Observation, Violation};
 
 /// Between an answer and the next question.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often it looks after processes that have ended.
+const REMIND: Duration = Duration::from_secs(1);
+/// When a run has waited for owners for so long, an operator asks it to go back.
+const WAIT: Duration = Duration::from_secs(4);
 /// The operator among all clients.
 const CLIENT: u64 = 1;
 
@@ -43,6 +48,10 @@ pub struct Operator {
     /// The number of the newest event.
     event: u64,
     outcome: Outcome,
+    /// The processes that a launcher has seen end, until the leader has recorded that.
+    exits: Vec<(NodeName, String)>,
+    /// When it last looked after them.
+    looked: Time,
 }
 
 impl Default for Operator {
@@ -57,6 +66,8 @@ impl Default for Operator {
             lines: Vec::new(),
             event: 0,
             outcome: Outcome::Running,
+            exits: Vec::new(),
+            looked: Time(0),
         }
     }
 }
@@ -75,6 +86,11 @@ impl Operator {
     /// Whether it wants to do without a coordinator.
     pub fn wishes_a_removal(&self) -> bool {
         self.wishes.iter().any(|(_, wish)| matches!(wish, Wish::Remove(_)))
+    }
+
+    /// A process has ended, and a launcher has seen it.
+    pub fn exited(&mut self, name: NodeName, how: String) {
+        self.exits.push((name, how));
     }
 
     /// From now on it wishes this.
@@ -114,6 +130,42 @@ impl World {
         let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
         let event = self.operator.event;
         self.say(own, peer, Message::Watch { run: None, step, event });
+    }
+
+    /// Sees to it that the leader learns of processes that have ended, as the scenario has it.
+    pub(super) fn look_after_exits(&mut self) {
+        let leader = self.leader().and_then(|place| self.coordinators[place].seat());
+        let Some(state) = leader.map(|seat| seat.core().state()) else { return };
+        if self.now.since(self.operator.looked) < REMIND {
+            return;
+        }
+        self.operator.looked = self.now;
+        match self.scenario.exits {
+            Exits::Reported => {
+                self.operator.exits.retain(|(name, _)| state.on_node(name).is_some());
+                for (name, how) in self.operator.exits.clone() {
+                    self.tell_leader(Message::Exited { name, how });
+                }
+            }
+            Exits::RolledBack => {
+                let (run, asked) = (state.run_id(), state.is_to_go_back());
+                let waits = self.waits_for_owners().is_some_and(|span| span >= WAIT);
+                if waits && !asked && self.operator.wishes.is_empty() {
+                    self.operator.wish(Wish::Rollback { run, step: Step(0) });
+                }
+            }
+            Exits::GivenUp => {}
+        }
+    }
+
+    /// How long the leader has waited for owners of parameter shards, if it does.
+    fn waits_for_owners(&self) -> Option<Duration> {
+        let place = self.leader()?;
+        let coordinator = &self.coordinators[place];
+        let now = coordinator.clock().read(self.now);
+        let view = coordinator.seat()?.core().cluster_view(now);
+        let since = view.owners_awaited?.since_unix_ms;
+        Some(Duration::from_millis(view.now_unix_ms.saturating_sub(since)))
     }
 
     /// Says something to whoever leads, if that is known.

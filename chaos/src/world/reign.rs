@@ -10,7 +10,7 @@ use everstep_transport::protocol::{Frame, Generation, Message, News, Term, Worke
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::{Node, World};
+use super::{Exits, Node, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
@@ -19,8 +19,8 @@ use crate::fault::Fault;
 pub struct Reigns {
     /// The newest term in which anybody has led.
     newest: Term,
-    /// The members that were gone in truth, or unheard by the proposer for too long, when a
-    /// generation was proposed. Who turns up later does so too late.
+    /// The members that were gone in truth when a generation was proposed, and those that the run
+    /// allowed its proposer to give up. A member that turns up later does so too late.
     grounds: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
     /// Losses that no fault explained when they were proposed. What the proposer had heard, nobody
     /// can tell when it has been started again.
@@ -175,8 +175,8 @@ impl World {
         }
     }
 
-    /// The members of the current generation that are gone, or that a coordinator has not heard for
-    /// too long.
+    /// The members of the current generation that are gone, or that the run allows a coordinator to
+    /// give up; all of them, if the operator asks the run to go back (I21).
     fn truly_lost(&self, place: usize) -> BTreeSet<WorkerId> {
         let record = self.checks.current_record();
         let members = record.iter().flat_map(|record| &record.members);
@@ -188,7 +188,12 @@ impl World {
         let Some(&place) = self.places.get(&worker) else { return true };
         let process = &self.workers[place];
         let discarded = process.ended() || process.id() != Some(worker);
-        discarded || self.coordinators[coordinator].has_given_up(self.now, place)
+        let gives_up = self.scenario.exits == Exits::GivenUp;
+        let given_up = gives_up && self.coordinators[coordinator].has_given_up(self.now, place);
+        let asked = self.coordinators[coordinator]
+            .seat()
+            .is_some_and(|seat| seat.core().state().is_to_go_back());
+        discarded || given_up || asked
     }
 }
 

@@ -32,11 +32,28 @@ pub struct Scenario {
     pub coordinators: u32,
     /// The schedule of all that takes time follows from it.
     pub seed: u64,
+    /// How the coordinators learn that a worker's process has ended.
+    pub exits: Exits,
     /// The same run without faults, to compare every step with.
     pub reference: Option<Arc<Chronicle>>,
     /// Sees cores and devices first.
     pub prepare: Prepare,
 }
+
+/// How the coordinators learn that a worker's process has ended: silence never tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exits {
+    /// A launcher looks after the processes, and says so until it is recorded.
+    #[default]
+    Reported,
+    /// The run gives a silent owner up after [`GIVE_UP_AFTER`].
+    GivenUp,
+    /// The operator asks the run to go back when it has waited for owners for a while.
+    RolledBack,
+}
+
+/// How long a run of [`Exits::GivenUp`] waits for silent owners.
+pub const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
 /// What is done to cores and devices before their first input: tests plant bugs with it.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@ use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{
     Chunk, Generation, Message, NodeName, Shard, Step, Term, WorkerId,
 };
+use everstep_transport::time::Time;
 use everstep_worker::step::core::{self, Core};
 use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
@@ -30,6 +31,8 @@ pub struct Worker {
     core: Core,
     pool: Pool,
     pub(super) bench: Option<Bench>,
+    /// Its device does nothing until then.
+    pub(super) hangs_until: Time,
     /// How many devices it has built: what an earlier one reports is not heard.
     pub(super) builds: u64,
     peers: Peers,
@@ -75,6 +78,7 @@ impl Worker {
             clock,
             pool,
             bench: None,
+            hangs_until: Time(0),
             builds: 0,
             peers: Peers::default(),
             entered: Generation(0),
@@ -300,10 +304,12 @@ impl World {
         }
     }
 
-    /// A process has ended. Sometimes the operator sees that before anyone else.
+    /// A process has ended. Sometimes the operator sees that before anyone else; a launcher says it
+    /// until the leader has recorded it.
     pub(super) fn end_worker(&mut self, place: usize, how: &str) {
         let name = self.workers[place].name.clone();
         self.workers[place].crash();
+        self.operator.exited(name.clone(), how.into());
         if self.random.below(2) == 0 {
             let exited = Message::Exited { name, how: how.into() };
             let at = self.now + self.random.delay() * 8;

@@ -1,5 +1,6 @@
 //! Scenarios: whole runs of the production cores under seeded schedules.
 
+mod churn;
 mod honest;
 mod meddled;
 mod members;

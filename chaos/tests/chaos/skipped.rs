@@ -1,16 +1,21 @@
 //! A gradient that is not finite: the step is committed, changes nothing, and the run goes on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use everstep_chaos::fault::{Fault, Schedule};
 use everstep_chaos::toy::{self, SAMPLES};
-use everstep_chaos::world::{Failure, Passing};
+use everstep_chaos::world::{Failure, Node, Passing};
 use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::protocol::{DataShard, Decision, Message, Step};
+use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
 use crate::support::{Toy, WORKERS};
 
+/// A poison that is in every sample.
+const EVERYWHERE: u64 = u64::MAX;
 /// Three parameter shards.
 const PARAMETERS: usize = 2_500;
 
@@ -57,7 +62,7 @@ impl HostModel for Line {
             *sum += scale * slope;
         }
         let samples = batch.tokens.chunks(2).map(|digits| u64::from(digits[0] * 10 + digits[1]));
-        if samples.into_iter().any(|sample| sample == self.poison) {
+        if self.poison == EVERYWHERE || samples.into_iter().any(|sample| sample == self.poison) {
             gradient[PARAMETERS / 2] = f32::NAN;
         }
         loss
@@ -114,4 +119,25 @@ fn a_lost_commit_of_a_skipped_step_stops_the_run() {
         }
     });
     assert!(matches!(met, Err(Failure::Stuck { .. })), "{met:?}");
+}
+
+/// A run that has diverged skips every step, so no parameters are sent that would tell a joiner
+/// what it missed: it hung the run that it joined.
+#[test]
+fn i11_a_run_that_has_diverged_can_be_joined() {
+    let mut toy = Toy::new(|run| {
+        run.model.kind = "line".into();
+        run.steps = 40;
+    });
+    let model = |_: &_, _| Ok(Box::new(OnHost::new(Line { poison: EVERYWHERE })) as Box<_>);
+    toy.registry = Arc::new(toy::registry().model("line", model));
+    let (toy, alone) = toy.with_reference();
+    assert_eq!(alone.chronicle.skipped().count(), 40);
+    for seed in 0..10 {
+        let mut world = toy.world(2, seed);
+        let join = (Time(500_000_000), Fault::Join { node: Node::Worker(2) });
+        let met = world.endure(&Schedule(vec![join]), Duration::from_secs(1), alone.state_hash);
+        let endured = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        assert!(endured.changes.generations > 1, "seed {seed}: nobody joined: {endured:?}");
+    }
 }

@@ -48,7 +48,9 @@ impl Toy {
         let Self { run, registry, reference } = self.clone();
         let prepare = Prepare::default();
         let coordinators = coordinators(seed);
-        let scenario = Scenario { run, registry, workers, coordinators, seed, reference, prepare };
+        let exits = everstep_chaos::world::Exits::default();
+        let scenario =
+            Scenario { run, registry, workers, coordinators, seed, exits, reference, prepare };
         World::new(scenario).expect("the toy is there")
     }
 

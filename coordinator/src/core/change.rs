@@ -24,8 +24,8 @@ use self::holding::Holding;
 use super::feeds::Feeds;
 use super::lines::Reported;
 use super::links;
-use super::plan::{Evidence, Plan, Wait, plan};
-use super::silence::{Doubt, PATIENCE};
+use super::plan::{Evidence, GiveUp, Plan, Wait, plan};
+use super::silence::{Certainty, Doubt, Heard, PATIENCE};
 use super::{Core, LinkId};
 use crate::state::{Change, Command, Loss, Standing, Verdict};
 
@@ -58,6 +58,8 @@ pub(super) struct Pausing {
     returned: BTreeSet<WorkerId>,
     /// Why there is no plan yet, when one was looked for.
     wait: Option<Wait>,
+    /// Since when the plan waits for owners that may live.
+    owners_since: Option<Time>,
 }
 
 // What sets it off.
@@ -76,14 +78,17 @@ impl Core {
     pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) {
         let reason = doubt.reason.clone();
         let news = self.silence.suspect(now, worker, doubt);
+        let outage = self.silence.look_for_outage(now);
         if !self.running() {
             return;
         }
         if news && !self.state.is_member(worker) {
             self.propose(now, Command::Lose { worker, reason });
         }
+        let awaited = if outage { self.expected(now) } else { BTreeSet::new() };
         match &mut self.phase {
             Phase::Pausing(pausing) => {
+                pausing.missing.extend(awaited);
                 // One that may be back in a moment is asked again, also if it has answered before.
                 if self.silence.may_answer(now, worker) && self.state.is_member(worker) {
                     pausing.missing.insert(worker);
@@ -101,7 +106,7 @@ impl Core {
     pub(super) fn suspect_silent(&mut self, now: Time) {
         for worker in self.silence.silent(now) {
             let reason = format!("no heartbeat for {:?}", PATIENCE);
-            self.suspect(now, worker, Doubt { reason, dead: false });
+            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Silent });
         }
     }
 
@@ -174,9 +179,23 @@ impl Core {
             missing: self.expected(now),
             returned: BTreeSet::new(),
             wait: None,
+            owners_since: None,
         });
         self.say_pause();
         self.advance(now);
+    }
+
+    /// A worker is heard, perhaps again: then the others that fell silent with it may answer, too.
+    pub(super) fn hear(&mut self, now: Time, heard: Heard) {
+        if heard == Heard::Alone {
+            return;
+        }
+        let expected = self.expected(now);
+        if let Phase::Pausing(pausing) = &mut self.phase {
+            pausing.missing.extend(expected);
+            (pausing.since, pausing.said) = (now, now);
+            self.say_pause();
+        }
     }
 
     fn forget_answers(&mut self) {
@@ -237,6 +256,13 @@ impl Core {
         self.advance(now);
     }
 
+    /// A suspect that has answered meanwhile is none any more.
+    pub(super) fn acquitted(&mut self, now: Time) {
+        if matches!(self.phase, Phase::Pausing(_)) {
+            self.advance(now);
+        }
+    }
+
     /// Proposes the next generation, once all answers that are expected are there, or late.
     fn advance(&mut self, now: Time) {
         let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
@@ -244,6 +270,7 @@ impl Core {
             return;
         }
         let (Some(run), Some(shards)) = (self.state.run(), self.state.shards()) else { return };
+        let give_up = self.give_up(now, pausing);
         let found = plan(&Evidence {
             now,
             term,
@@ -259,12 +286,15 @@ impl Core {
             newest: self.state.generation(),
             written: self.state.written(),
             reached: self.reached,
+            give_up: give_up.as_ref(),
             #[cfg(feature = "planted")]
             plant: self.plant,
         });
         match found {
             Plan::Wait(wait) => {
                 if let Phase::Pausing(pausing) = &mut self.phase {
+                    let owners = matches!(wait, Wait::Owners { .. });
+                    pausing.owners_since = owners.then(|| pausing.owners_since.unwrap_or(now));
                     pausing.wait = Some(wait);
                 }
             }
@@ -275,10 +305,12 @@ impl Core {
         }
     }
 
-    /// Who has no link, and still time to come back, could not answer yet.
+    /// A worker without a link that has still time to come back could not answer yet; nor could a
+    /// worker that fell silent together with many others.
     fn evidence_is_in(&self, now: Time, pausing: &Pausing) -> bool {
         let had_its_chance = |worker: &WorkerId| {
-            self.links.of_registered(*worker).is_some() || pausing.returned.contains(worker)
+            let linked = self.links.of_registered(*worker).is_some();
+            (linked || pausing.returned.contains(worker)) && !self.silence.is_awaited(now, *worker)
         };
         pausing.missing.is_empty()
             || (now.since(pausing.since) >= ANSWER && pausing.missing.iter().all(had_its_chance))
@@ -292,13 +324,46 @@ impl Core {
         now.since(pausing.since) >= ANSWER || linked.all(heard)
     }
 
+    /// What the run allows to give up, or an operator asks to.
+    fn give_up(&self, now: Time, pausing: &Pausing) -> Option<GiveUp> {
+        if self.state.is_to_go_back() {
+            return Some(GiveUp::Everything);
+        }
+        let after = Duration::from_millis(self.state.run()?.give_up_after_ms?);
+        let waited = now.since(pausing.owners_since?);
+        (waited >= after).then_some(GiveUp::Silent(after))
+    }
+
+    /// An operator wants the run to go back.
+    pub(super) fn go_back(&mut self, now: Time) {
+        match self.phase {
+            Phase::Steady | Phase::Holding(_) => self.pause(now),
+            Phase::Pausing(_) => self.advance(now),
+            Phase::Proposed(_) => {}
+        }
+    }
+
     /// How many workers take part in a change that has too few, and since when.
     pub(super) fn short_of_workers(&self) -> Option<(u32, Time)> {
+        match self.waits()? {
+            (Wait::Workers(count), pausing) => Some((*count, pausing.since)),
+            (Wait::Owners { .. }, _) => None,
+        }
+    }
+
+    /// How many parameter shards a change waits for, for which owners, and since when.
+    pub(super) fn waits_for_owners(&self) -> Option<(u32, &BTreeSet<WorkerId>, Time)> {
+        match self.waits()? {
+            (Wait::Owners { shards, owners }, pausing) => {
+                Some((*shards, owners, pausing.owners_since?))
+            }
+            (Wait::Workers(_), _) => None,
+        }
+    }
+
+    fn waits(&self) -> Option<(&Wait, &Pausing)> {
         match &self.phase {
-            Phase::Pausing(pausing) => match pausing.wait? {
-                Wait::Workers(count) => Some((count, pausing.since)),
-                Wait::Owner(_) => None,
-            },
+            Phase::Pausing(pausing) => Some((pausing.wait.as_ref()?, pausing)),
             Phase::Steady | Phase::Holding(_) | Phase::Proposed(_) => None,
         }
     }
@@ -314,6 +379,7 @@ impl Core {
         self.reached = record.resume;
         self.partition.renew(now);
         self.feeds = Feeds::default();
+        self.catch_up.renew();
         self.phase = Phase::Steady;
         for Loss { worker, .. } in lost {
             let link = self.links.of_registered(worker);
@@ -326,6 +392,9 @@ impl Core {
         }
         let members = self.member_links();
         self.announce(members);
+        if self.state.is_to_go_back() {
+            return self.pause(now); // An operator asked while this generation was on its way.
+        }
         self.consider(now);
     }
 
@@ -382,7 +451,9 @@ impl Core {
     fn expect_nothing_of(&mut self, worker: WorkerId) {
         self.silence.forget(worker);
         self.telemetry.remove(&worker);
+        self.progress.forget(worker);
         self.feeds.forget(worker);
+        self.catch_up.forget(worker);
         if let Phase::Pausing(pausing) = &mut self.phase {
             pausing.missing.remove(&worker);
         }

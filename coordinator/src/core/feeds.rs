@@ -14,6 +14,7 @@ use everstep_transport::protocol::{Generation, Record, RunSpec, Shard, WorkerId}
 use everstep_transport::time::Time;
 
 use super::plan::{Target, candidates};
+use crate::assign::Occasion;
 use crate::state::Worker;
 
 /// After this long, those who are ready no longer wait for those who are not, and who came later is
@@ -75,7 +76,7 @@ impl Feeds {
         let (generation, since) = (record.number, now);
         let mut feeds = Self { generation, since, learners, ..Self::default() };
         let all = candidates(known, all.into_iter());
-        let target = Target::new(run, record.shards(), Some(record), &all);
+        let target = Target::new(run, record.shards(), Some(record), &all, Occasion::Planned);
         feeds.lessons = lessons(record, &target, &feeds.learners.joiners);
         feeds.uneven = feeds.lessons.is_empty() && !target.is_met(record);
         feeds
@@ -150,6 +151,14 @@ impl Feeds {
         &self.ready
     }
 
+    /// The workers that learn and are not ready, but for those that lack a link: time does not
+    /// bring these nearer.
+    pub(super) fn unready(&self) -> BTreeSet<WorkerId> {
+        let learn =
+            |worker: &&WorkerId| !self.ready.contains(worker) && !self.cut.contains_key(worker);
+        self.lessons.keys().filter(learn).copied().collect()
+    }
+
     /// Whether a change of generation would bring the record nearer to what it should be.
     pub(super) fn are_due(&self, now: Time) -> bool {
         let all = self.ready.len() == self.lessons.len();
@@ -183,6 +192,15 @@ pub(super) fn frees_somebody(record: &Record, leaving: &BTreeSet<WorkerId>) -> b
     let needed: BTreeSet<WorkerId> =
         needed.map(|run| record.member(run.owners[0]).worker).collect();
     record.members.len() > 1 && leaving.iter().any(|worker| !needed.contains(worker))
+}
+
+/// Of how many parameter shards only workers that are to leave have copies, this one among them.
+pub(super) fn retained(record: &Record, leaving: &BTreeSet<WorkerId>, worker: WorkerId) -> u32 {
+    let retained = record.owners.iter().filter(|run| {
+        let owners = || run.owners.iter().map(|rank| record.member(*rank).worker);
+        owners().any(|owner| owner == worker) && owners().all(|owner| leaving.contains(&owner))
+    });
+    retained.map(|run| run.count).sum()
 }
 
 #[cfg(test)]

@@ -1,9 +1,14 @@
-//! Whether the members' results are those of one history.
+//! The end of a run: whether the members' results are those of one history, and what then becomes
+//! of the workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Record, Shard, WorkerId};
+use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
+use everstep_transport::protocol::{Message, Record, Shard, WorkerId};
+use everstep_transport::time::Time;
+
+use super::links::Phase;
+use super::{Command, Core, LinkId};
 
 /// Whether a result is of this generation: of all that the worker owns in it, and of nothing else.
 /// A result says of no generation, and may have been on its way when the generation began.
@@ -36,4 +41,30 @@ pub(super) fn agreement(
         }
     }
     Ok(())
+}
+
+impl Core {
+    pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
+        let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
+        self.propose(now, Command::End { run, outcome, figures });
+    }
+
+    /// The run is over: everyone may go, or waits for the next; nobody is missed.
+    pub(super) fn dismiss(&mut self, now: Time) {
+        self.begin_anew(now);
+        for link in self.workers_in(|phase| !matches!(phase, Phase::Connected | Phase::Released)) {
+            match self.links.find(link).map(|link| link.phase) {
+                _ if self.state.is_ephemeral() => self.release(link, Message::Dismiss),
+                Some(Phase::Greeted(None) | Phase::Foreign(_)) => {}
+                _ => self.set_free(link),
+            }
+        }
+    }
+
+    /// The worker's run is over. It may say Hello again, as nobody.
+    pub(super) fn set_free(&mut self, link: LinkId) {
+        let Some(term) = self.leader() else { return };
+        self.links.enter(link, Phase::Connected);
+        self.send(link, Message::Released { term });
+    }
 }

@@ -34,7 +34,8 @@ impl Core {
         let mut newest = self.state.written().max(self.reported.newest(now));
         let mut fresh = Vec::new();
         for line in lines.into_iter().filter(|line| line.step.0 <= steps) {
-            if line.step == newest.next() {
+            let skips = fresh.is_empty() && self.state.lacks_lines() && line.step > newest;
+            if line.step == newest.next() || skips {
                 newest = line.step;
                 fresh.push(line);
             }
@@ -53,9 +54,11 @@ impl Core {
             self.reported = Reported::default();
         }
         let leader = self.state.record().map(|record| record.step_leader());
-        if let Some(link) = leader.and_then(|worker| self.links.of_registered(worker)) {
-            let generation = self.state.generation();
-            self.send(link, Message::HeartbeatAnswer { generation, written });
+        if let Some(worker) = leader
+            && let Some(link) = self.links.of_registered(worker)
+        {
+            let (generation, retained) = (self.state.generation(), self.retained(worker));
+            self.send(link, Message::HeartbeatAnswer { generation, written, retained });
         }
         self.conclude(now);
     }

@@ -10,6 +10,18 @@ use everstep_transport::protocol::{NodeName, WorkerId};
 
 use super::LinkId;
 
+/// What the end of a link tells of the peer's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEnd {
+    /// The process said that it ends: it is dead.
+    Goodbye,
+    /// The peer's host refuses packets for the process, and nothing arrives on the link any more.
+    /// An answer is not worth waiting for, but a firewall refuses packets for a living process too.
+    Refused,
+    /// Anything else: the process may live.
+    Lost,
+}
+
 /// How far the peer on a link has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {

@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 
+use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{Message, NodeName, RequestId, Wish};
 use everstep_transport::time::Time;
 
 use super::links::Phase;
 use super::reads::Seen;
 use super::reign::Reign;
-use super::silence::Doubt;
+use super::silence::{Certainty, Doubt};
 use super::{Core, Effect, LinkId};
 use crate::state::{Command, Verdict, wish_digest};
 
@@ -89,7 +90,18 @@ impl Core {
         match wish {
             Wish::Submit(_) => self.receive_waiting(now),
             Wish::Drain(worker) => self.drained(now, *worker),
+            Wish::Rollback { .. } if *verdict == Verdict::Accepted => self.go_back(now),
+            Wish::Revoke(node) if *verdict == Verdict::Accepted => self.revoked(now, node),
             _ => {}
+        }
+    }
+
+    /// The next generation does without a revoked worker, if the others can go on without it. It
+    /// may hold the only copy of something: then the run waits for an operator's rollback.
+    fn revoked(&mut self, now: Time, node: &Identity) {
+        if let Some(worker) = self.state.on_node(&node.name).filter(|_| node.role == Role::Worker) {
+            let reason = "an operator revoked it".to_string();
+            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Refused });
         }
     }
 
@@ -99,7 +111,7 @@ impl Core {
             && let Some(worker) = self.state.on_node(name)
         {
             let reason = format!("its process {}", super::workers::bounded(how));
-            self.suspect(now, worker, Doubt { reason, dead: true });
+            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Dead });
         }
     }
 }

@@ -5,9 +5,12 @@
 //! for. It knows no links, no phases and no clock but the moment that it is given.
 //!
 //! In four steps: how far history goes ([`history`]), who holds what at that point ([`holdings`]),
-//! who takes part ([`roster`]), who owns and computes what ([`owners`], towards a [`target`]). If a
-//! shard has no holder, and none can turn up any more, history goes back to its beginning, and the
-//! steps are taken again from there.
+//! who takes part ([`roster`]), who owns and computes what ([`owners`], towards a [`target`]).
+//!
+//! History goes back to its beginning, and the steps are taken again from there, in two cases: the
+//! processes of all owners of some shard have ended, or the operator gives up waiting for them. A
+//! shard that no answer shows, while one of its owners may live, is waited for: silence is not
+//! death, however long it lasts (I21).
 
 mod history;
 mod holdings;
@@ -15,16 +18,14 @@ mod owners;
 mod roster;
 mod target;
 
-use std::collections::{BTreeMap, BTreeSet};
-#[cfg(feature = "planted")]
-use std::time::Duration;
-
 use everstep_transport::protocol::generation::{Cause, Member};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     Generation, MetricsLine, Record, RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use self::history::History;
 use self::holdings::Holdings;
@@ -32,9 +33,14 @@ use self::roster::Roster;
 pub(super) use self::target::{Target, candidates};
 use super::partition::Pair;
 use super::silence::Silence;
+use crate::assign::Occasion;
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 use crate::state::{Change, Standing, Worker};
+
+/// A coordinator with the planted bug takes an owner for dead that is silent for so long.
+#[cfg(feature = "planted")]
+const IMPATIENCE: Duration = Duration::from_secs(10);
 
 /// All that a plan is made from.
 pub(super) struct Evidence<'a> {
@@ -61,6 +67,9 @@ pub(super) struct Evidence<'a> {
     pub(super) written: Step,
     /// The newest step of which a member has said that it is committed.
     pub(super) reached: Step,
+    /// Why the state of silent owners is given up, or the run is to go back although nothing is
+    /// lost: the words of the event.
+    pub(super) give_up: Option<&'a GiveUp>,
     #[cfg(feature = "planted")]
     pub(super) plant: Option<Plant>,
 }
@@ -75,12 +84,26 @@ pub(super) enum Plan {
 }
 
 /// What there is to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// More workers: so many take part.
     Workers(u32),
-    /// An owner of this shard, which may live.
-    Owner(Shard),
+    /// The silent owners of so many parameter shards that nobody else shows.
+    Owners {
+        /// How many shards.
+        shards: u32,
+        /// Those of their owners that may live, by id.
+        owners: BTreeSet<WorkerId>,
+    },
+}
+
+/// What may be given up without proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum GiveUp {
+    /// Shards whose owners have been waited for so long: `redundancy.give_up_after`.
+    Silent(Duration),
+    /// Every step of the run, as an operator asks.
+    Everything,
 }
 
 /// Plans the generation after the current one.
@@ -94,17 +117,14 @@ pub(super) fn plan(evidence: &Evidence) -> Plan {
     let holdings = Holdings::at(&history, evidence, &answered);
     let roster = Roster::choose(evidence, &answered, &holdings);
     let orphans = holdings.missing(&roster.members);
-    let Some(&first) = orphans.first() else {
-        let ground = Ground { history, holdings, roster };
-        return Plan::Change(Box::new(ground.change(evidence, &answered)));
-    };
-    match orphans.iter().copied().find(|shard| evidence.may_turn_up(*shard, &answered)) {
-        Some(shard) => Plan::Wait(Wait::Owner(shard)),
-        None => {
-            let reason = evidence.obituary(first, orphans.len());
-            let reached = history.step().max(evidence.written).max(evidence.reached);
-            Plan::Change(Box::new(go_back(evidence, &answered, (reached, reason))))
+    let reached = history.step().max(evidence.written).max(evidence.reached);
+    match evidence.ground_to_go_back(&orphans, &answered) {
+        Some(reason) => Plan::Change(Box::new(go_back(evidence, &answered, (reached, reason)))),
+        None if orphans.is_empty() => {
+            let ground = Ground { history, holdings, roster };
+            Plan::Change(Box::new(ground.change(evidence, &answered)))
         }
+        None => Plan::Wait(evidence.owners_awaited(&orphans, &answered)),
     }
 }
 
@@ -155,7 +175,8 @@ impl Ground<'_> {
         // A run that is over already waits for nobody.
         let waiting = stay.len() < run.min_workers as usize && resume < Step(run.steps);
         let candidates = candidates(evidence.workers, stay.iter().copied());
-        let target = Target::new(run, evidence.shards, evidence.current, &candidates);
+        let occasion = self.occasion(evidence);
+        let target = Target::new(run, evidence.shards, evidence.current, &candidates, occasion);
         let members = roster.members.iter().map(|worker| Member {
             worker: *worker,
             name: evidence.workers[worker].name.clone(),
@@ -163,6 +184,11 @@ impl Ground<'_> {
             data_shards: if waiting { Vec::new() } else { target.data_shards(*worker) },
         });
         let members: Vec<Member> = members.collect();
+        #[cfg(feature = "planted")]
+        let members = match evidence.plant {
+            Some(Plant::IgnoreTree) if !waiting => dealt(members, run.batch.data_shards),
+            _ => members,
+        };
         let owners = owners::owners(evidence, &target, holdings, &roster.members);
         let predecessor = evidence.newest;
         let mut record = Record {
@@ -178,6 +204,14 @@ impl Ground<'_> {
         };
         record.cause = self.cause(evidence, &record);
         record
+    }
+
+    /// At the initial state every worker owns what it should: no planned change follows, which
+    /// would bring the data shards together again.
+    fn occasion(&self, evidence: &Evidence) -> Occasion {
+        let lost = self.roster.departed(evidence).count() > self.roster.left.len();
+        let anew = matches!(self.holdings, Holdings::Everyone);
+        if lost && !anew { Occasion::Loss } else { Occasion::Planned }
     }
 
     /// Why the generation begins. One with the same members and other shards evens them out; one
@@ -252,20 +286,56 @@ impl Evidence<'_> {
         self.current.into_iter().flat_map(|current| current.members.iter().map(|m| m.worker))
     }
 
-    /// Whether a holder of the shard may answer yet: somebody who learned it, or an owner that
-    /// lives. Silence is not death.
-    fn may_turn_up(&self, shard: Shard, answered: &BTreeSet<WorkerId>) -> bool {
+    /// Why the run has to go back, if it has to: an operator asks for it; or the owners of some of
+    /// these shards, which no answer shows, have all ended, or have been silent for as long as the
+    /// run allows. A worker that learned such a shard may answer yet while the evidence is not
+    /// complete.
+    fn ground_to_go_back(
+        &self,
+        orphans: &[Shard],
+        answered: &BTreeSet<WorkerId>,
+    ) -> Option<String> {
         #[cfg(feature = "planted")]
-        if self.plant == Some(Plant::HastyRollback) {
-            return false;
+        if self.plant == Some(Plant::HastyRollback) && !orphans.is_empty() {
+            return Some(self.obituary(orphans[0], orphans.len()));
         }
-        let now = self.now;
-        #[cfg(feature = "planted")]
-        let now =
-            now + Duration::from_secs(u64::from(self.plant == Some(Plant::ImpatientRollback)));
-        let may_live = |owner: WorkerId| !self.silence.has_given_up(now, owner);
-        let mut silent = self.owners_before(shard).filter(|owner| !answered.contains(owner));
-        !self.complete || silent.any(may_live)
+        if !self.complete {
+            return None;
+        }
+        match self.give_up {
+            Some(GiveUp::Everything) => return Some("an operator asked for it".into()),
+            Some(GiveUp::Silent(_)) | None => {}
+        }
+        let is_lost = |shard: &Shard| self.silent_owners(*shard, answered).next().is_none();
+        let lost: Vec<Shard> = orphans.iter().copied().filter(is_lost).collect();
+        lost.first().map(|first| self.obituary(*first, lost.len()))
+    }
+
+    /// The owners of a shard that have not answered, and whose processes may live; without those
+    /// that have been silent for longer than the run waits.
+    fn silent_owners(
+        &self,
+        shard: Shard,
+        answered: &BTreeSet<WorkerId>,
+    ) -> impl Iterator<Item = WorkerId> {
+        let may_live = |owner: &WorkerId| {
+            #[cfg(feature = "planted")]
+            if self.plant == Some(Plant::ImpatientRollback) {
+                return self.silence.unheard(self.now, *owner) < IMPATIENCE;
+            }
+            let given_up = match self.give_up {
+                Some(GiveUp::Silent(span)) => self.silence.unheard(self.now, *owner) >= *span,
+                _ => false,
+            };
+            !self.silence.is_dead(*owner) && !given_up
+        };
+        let silent = self.owners_before(shard).filter(|owner| !answered.contains(owner));
+        silent.filter(may_live)
+    }
+
+    fn owners_awaited(&self, orphans: &[Shard], answered: &BTreeSet<WorkerId>) -> Wait {
+        let owners = orphans.iter().flat_map(|shard| self.silent_owners(*shard, answered));
+        Wait::Owners { shards: orphans.len() as u32, owners: owners.collect() }
     }
 
     fn owners_before(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
@@ -298,6 +368,17 @@ impl Evidence<'_> {
         let wanted = (self.written.0 + 1..=resume.0).map(Step);
         wanted.map_while(|step| known.get(&step).copied().cloned()).collect()
     }
+}
+
+/// A planted bug: data shards dealt out one by one.
+#[cfg(feature = "planted")]
+fn dealt(mut members: Vec<Member>, data_shards: u32) -> Vec<Member> {
+    let count = members.len() as u32;
+    for (member, rank) in members.iter_mut().zip(0..) {
+        let mine = (rank..data_shards).step_by(count as usize);
+        member.data_shards = mine.map(everstep_transport::protocol::DataShard).collect();
+    }
+    members
 }
 
 #[cfg(test)]

@@ -87,6 +87,7 @@ impl Core {
                 }
                 Question::Tokens => Reply::Tokens(self.state.tokens().views()),
                 Question::Runs => Reply::Runs(self.runs(now)),
+                Question::Revoked => Reply::Revoked(self.state.revoked_views()),
             };
             self.send(link, Message::Told(reply));
         }

@@ -1,14 +1,24 @@
-//! Who has not been heard for too long, and who else is suspected to be gone.
+//! Which workers are suspected to be gone, and which of them are worth waiting for.
 //!
-//! A suspicion is no verdict: a suspect that answers is acquitted. Some are known to be dead: their
-//! process said goodbye, or its end was noticed. Silence alone is not death, but after
-//! [`GIVEN_UP`] nobody waits any longer.
+//! A suspicion has a [`Certainty`]. Silence and a refused port are hints: a suspect that answers is
+//! acquitted, and nothing is given up for a hint alone. Only [`Certainty::Dead`] is proof that a
+//! worker's state is gone: its process said goodbye, its host reported the end of the process, or
+//! another process has taken its place.
+//!
+//! When many workers fall silent together, the network of this coordinator is the likelier cause:
+//! that is an [`Outage`]. The detector then suspects nobody for silence until the outage has lasted
+//! [`OUTAGE`], and never while it hears nobody at all. Each worker that is heard again gives all
+//! the others a fresh deadline, but only once, so that a worker whose link comes and goes cannot
+//! keep a dead one in the run.
+//!
+//! Of workers whose links are cut at one moment, the one whose heartbeat was due first is silent
+//! alone for a moment: a worker is suspected for silence only while another one is heard.
 //!
 //! A coordinator that was itself late (paused, starved, its messages still in a queue) cannot tell
-//! its own silence from theirs: then everyone gets a fresh deadline. It does not know who is a
-//! member, nor what a suspicion leads to.
+//! its own silence from theirs: then every worker gets a fresh deadline. The detector does not know
+//! which workers are members, nor what a suspicion leads to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
@@ -19,8 +29,12 @@ use crate::state::Loss;
 
 /// A registered worker that says nothing for this long is suspected.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2_200);
-/// A worker that was not heard for this long counts as dead.
-pub(super) const GIVEN_UP: Duration = Duration::from_secs(10);
+/// Workers that fell silent together are waited for this long, as long as any other is heard.
+const OUTAGE: Duration = Duration::from_secs(20);
+/// After an outage a worker has this long to dial again, counted from the first that did.
+const RETURN: Duration = Duration::from_secs(6);
+/// Another worker was heard within this long, more than two heartbeats: the coordinator hears.
+const HEARS: Duration = Duration::from_millis(600);
 /// A tick that is later than this makes all deadlines anew.
 const LATE: Duration = Duration::from_millis(500);
 
@@ -28,8 +42,22 @@ const LATE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Doubt {
     pub(super) reason: String,
-    /// Its process is known to be gone, or to have given up.
-    pub(super) dead: bool,
+    pub(super) certainty: Certainty,
+}
+
+/// How certain it is that nothing more comes from a suspect; in ascending order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Certainty {
+    /// The worker is silent, or has lost a link. It may answer at any moment.
+    Silent,
+    /// The worker answers, but its device computes one data shard for far too long. Only progress
+    /// acquits it.
+    Hung,
+    /// The worker's host refuses packets for its process: the worker's answer is worth no wait. But
+    /// anyone can forge a refusal, so it proves nothing.
+    Refused,
+    /// The worker's process has ended, or has given up what it held.
+    Dead,
 }
 
 #[derive(Debug)]
@@ -41,16 +69,39 @@ struct Suspicion {
     since: Time,
 }
 
+/// Many workers are missing at once.
+#[derive(Clone, Copy, Debug)]
+struct Outage {
+    since: Time,
+    /// Until when the missing workers are waited for.
+    until: Time,
+}
+
+/// A worker is heard: what that means for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing.
+    Alone,
+    /// It returns from an outage: the others that are missing have a fresh deadline.
+    First,
+}
+
 #[derive(Debug)]
 pub(super) struct Silence {
     heard: BTreeMap<WorkerId, Time>,
     suspects: BTreeMap<WorkerId, Suspicion>,
+    /// Workers that were spared when another one returned from an outage, and until when.
+    spared: BTreeMap<WorkerId, Time>,
+    /// The workers that have returned from the outage: each spares the others once.
+    returned: BTreeSet<WorkerId>,
+    outage: Option<Outage>,
     ticked: Time,
 }
 
 impl Silence {
     pub(super) fn new(now: Time) -> Self {
-        Self { heard: BTreeMap::new(), suspects: BTreeMap::new(), ticked: now }
+        let (heard, suspects, spared, returned) = Default::default();
+        Self { heard, suspects, spared, returned, outage: None, ticked: now }
     }
 
     /// A coordinator begins to listen: to these workers, each with a fresh deadline.
@@ -59,16 +110,25 @@ impl Silence {
         Self { heard, ..Self::new(now) }
     }
 
-    /// The worker lives; from its first sign on it is listened for.
-    pub(super) fn heard(&mut self, now: Time, worker: WorkerId) {
-        self.heard.insert(worker, now);
+    /// The worker lives; from its first sign on it is listened for. If it was missing in an outage,
+    /// the others that are missing get a fresh deadline.
+    pub(super) fn heard(&mut self, now: Time, worker: WorkerId) -> Heard {
+        let was_silent = self.is_silent(now, worker);
+        let known = self.heard.insert(worker, now).is_some();
+        let returns = self.outage.is_some() && known && was_silent;
+        if !returns || !self.returned.insert(worker) {
+            return Heard::Alone;
+        }
+        let missing: Vec<WorkerId> = self.missing(now).collect();
+        self.spared.extend(missing.into_iter().map(|worker| (worker, now + RETURN)));
+        Heard::First
     }
 
-    /// The worker is suspected from now on. The first reason stays, unless it was a guess and the
-    /// new one is knowledge. Returns whether this is news.
+    /// The worker is suspected from now on. The first reason stays, unless the new one has a
+    /// stronger ground. Returns whether this is news.
     pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) -> bool {
         match self.suspects.get_mut(&worker) {
-            Some(known) if known.doubt.dead || !doubt.dead => false,
+            Some(known) if known.doubt.certainty >= doubt.certainty => false,
             Some(known) => {
                 known.doubt = doubt;
                 true
@@ -81,22 +141,42 @@ impl Silence {
         }
     }
 
-    /// It has answered: nothing is left of the suspicion.
+    /// It has answered: nothing is left of the suspicion, unless its device hangs.
     pub(super) fn acquit(&mut self, worker: WorkerId) {
-        self.suspects.remove(&worker);
+        if !self.is_hung(worker) {
+            self.suspects.remove(&worker);
+        }
     }
 
-    /// It is back on a link of its own: suspected perhaps, but not dead.
-    pub(super) fn revive(&mut self, now: Time, worker: WorkerId) {
-        self.heard(now, worker);
-        if let Some(known) = self.suspects.get_mut(&worker) {
-            known.doubt.dead = false;
+    /// Its device has gone on. Returns whether it was suspected to hang.
+    pub(super) fn goes_on(&mut self, worker: WorkerId) -> bool {
+        let was_hung = self.is_hung(worker);
+        if was_hung {
+            self.suspects.remove(&worker);
         }
+        was_hung
+    }
+
+    fn is_hung(&self, worker: WorkerId) -> bool {
+        self.certainty(worker) == Some(Certainty::Hung)
+    }
+
+    /// It is back on a link of its own: suspected perhaps, but its process has not ended.
+    pub(super) fn revive(&mut self, now: Time, worker: WorkerId) -> Heard {
+        let heard = self.heard(now, worker);
+        if let Some(known) = self.suspects.get_mut(&worker)
+            && known.doubt.certainty != Certainty::Hung
+        {
+            known.doubt.certainty = Certainty::Silent;
+        }
+        heard
     }
 
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.heard.remove(&worker);
         self.suspects.remove(&worker);
+        self.spared.remove(&worker);
+        self.returned.remove(&worker);
     }
 
     pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
@@ -107,13 +187,13 @@ impl Silence {
         self.suspects.keys().copied()
     }
 
+    /// Whether the worker's process is known to have ended, or to have given up what it held.
     pub(super) fn is_dead(&self, worker: WorkerId) -> bool {
-        self.suspects.get(&worker).is_some_and(|known| known.doubt.dead)
+        self.certainty(worker) == Some(Certainty::Dead)
     }
 
-    /// Nothing is to be expected of the worker any more: it is dead, or unheard for too long.
-    pub(super) fn has_given_up(&self, now: Time, worker: WorkerId) -> bool {
-        self.is_dead(worker) || self.unheard(now, worker) >= GIVEN_UP
+    fn certainty(&self, worker: WorkerId) -> Option<Certainty> {
+        self.suspects.get(&worker).map(|known| known.doubt.certainty)
     }
 
     /// How a member is lost: by what it was suspected of, else by `otherwise`.
@@ -137,22 +217,94 @@ impl Silence {
         late
     }
 
-    /// Whether an answer of the worker is worth waiting for: it is not suspected, or only of a lost
-    /// link, which it may have again in a moment.
+    /// Whether an answer of the worker is worth waiting for: it is not suspected; or it is not dead
+    /// and may be back in a moment, or many others are missing as well.
     pub(super) fn may_answer(&self, now: Time, worker: WorkerId) -> bool {
-        !self.is_suspected(worker)
-            || (!self.is_dead(worker) && self.unheard(now, worker) < PATIENCE)
+        let soon = !self.is_silent(now, worker);
+        match self.certainty(worker) {
+            None => true,
+            Some(Certainty::Silent) => soon || self.is_awaited(now, worker),
+            Some(Certainty::Hung) => false,
+            Some(Certainty::Refused) => soon && self.outage.is_some(),
+            Some(Certainty::Dead) => false,
+        }
+    }
+
+    /// Whether the worker is silent, and waited for all the same, since many fell silent together.
+    pub(super) fn is_awaited(&self, now: Time, worker: WorkerId) -> bool {
+        let lasts = self.outage.is_some_and(|outage| now < outage.until);
+        lasts && self.is_silent(now, worker) && self.certainty(worker) <= Some(Certainty::Silent)
     }
 
     /// Time has passed, and this coordinator was there.
     pub(super) fn tick(&mut self, now: Time) {
         self.ticked = now;
+        self.look_for_outage(now);
     }
 
-    /// The workers whose deadline has passed and that are not suspected yet, by id.
+    /// Many workers may be missing from now on, or not any more. Returns whether an outage begins.
+    pub(super) fn look_for_outage(&mut self, now: Time) -> bool {
+        let missing = self.missing(now).count();
+        if missing < 2 || !self.are_many(missing) {
+            // Those that are left have as long as any other worker that returns from an outage.
+            let waits = missing > 0 || self.spared.values().any(|until| now < *until);
+            let lasting = self.outage.filter(|outage| waits && now < outage.until);
+            let until = |outage: Outage| outage.until.min(now + RETURN);
+            self.outage = lasting.map(|outage| Outage { until: until(outage), ..outage });
+            if self.outage.is_none() {
+                self.returned.clear();
+                self.spared.clear();
+            }
+            return false;
+        }
+        let all = self.heard.keys().filter(|worker| !self.is_dead(**worker)).count();
+        let begins = self.outage.is_none();
+        let outage = self.outage.get_or_insert(Outage { since: now, until: now + OUTAGE });
+        if missing == all {
+            outage.until = outage.until.max(now + RETURN);
+        }
+        begins
+    }
+
+    /// How many workers are silent, and for how long at least one of them has been, if that is an
+    /// outage.
+    pub(super) fn outage(&self, now: Time) -> Option<(usize, Duration)> {
+        let outage = self.outage?;
+        let silent = self.missing(now).filter(|worker| self.is_silent(now, *worker));
+        Some((silent.count(), now.since(outage.since) + PATIENCE))
+    }
+
+    /// Workers that are silent or suspected, and may live.
+    fn missing(&self, now: Time) -> impl Iterator<Item = WorkerId> {
+        self.heard.keys().copied().filter(move |worker| self.is_missing(now, *worker))
+    }
+
+    fn is_missing(&self, now: Time, worker: WorkerId) -> bool {
+        let is_missed = self.is_suspected(worker) && !self.is_hung(worker);
+        !self.is_dead(worker) && (is_missed || self.is_silent(now, worker))
+    }
+
+    /// The workers whose deadline has passed and that are not suspected yet, by id; none that an
+    /// outage excuses, and none while nobody else is heard.
     pub(super) fn silent(&self, now: Time) -> Vec<WorkerId> {
-        let silent = self.heard.iter().filter(|(_, heard)| now.since(**heard) >= PATIENCE);
-        silent.map(|(&worker, _)| worker).filter(|worker| !self.is_suspected(*worker)).collect()
+        let silent = self.heard.keys().copied().filter(|worker| self.is_silent(now, *worker));
+        silent
+            .filter(|worker| !self.is_suspected(*worker) && !self.is_awaited(now, *worker))
+            .filter(|worker| self.hears_another(now, *worker))
+            .collect()
+    }
+
+    /// Whether another worker was heard a moment ago, if there is any that may live.
+    fn hears_another(&self, now: Time, worker: WorkerId) -> bool {
+        let others = self.heard.iter().filter(|(other, _)| **other != worker);
+        let mut living = others.filter(|(other, _)| !self.is_missing(now, **other)).peekable();
+        living.peek().is_none() || living.any(|(_, heard)| now.since(*heard) < HEARS)
+    }
+
+    /// Whether the worker's deadline has passed.
+    pub(super) fn is_silent(&self, now: Time, worker: WorkerId) -> bool {
+        let spared = self.spared.get(&worker).is_some_and(|until| now < *until);
+        self.unheard(now, worker) >= PATIENCE && !spared
     }
 
     /// Whether so many are more than a fifth of all: then it may be this coordinator that does not
@@ -162,7 +314,36 @@ impl Silence {
     }
 
     /// How long nothing was heard of the worker. One that is not listened for was never heard.
-    fn unheard(&self, now: Time, worker: WorkerId) -> Duration {
-        self.heard.get(&worker).map_or(GIVEN_UP, |heard| now.since(*heard))
+    pub(super) fn unheard(&self, now: Time, worker: WorkerId) -> Duration {
+        self.heard.get(&worker).map_or(PATIENCE, |heard| now.since(*heard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Time {
+        Time(0) + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn i8_the_first_that_a_cut_silences_is_not_suspected_before_the_others_fall_silent() {
+        let [first, second, third] = [WorkerId(1), WorkerId(2), WorkerId(3)];
+        let mut silence = Silence::begin(at(0), [first, second, third].into_iter());
+        silence.heard(at(200), second);
+        silence.heard(at(200), third);
+        assert_eq!(silence.silent(at(2_300)), [], "nobody is heard any more");
+        silence.tick(at(2_400));
+        assert_eq!(silence.silent(at(2_400)), [], "all have fallen silent: an outage");
+    }
+
+    #[test]
+    fn a_worker_that_is_silent_while_others_are_heard_is_suspected_at_its_deadline() {
+        let mut silence = Silence::begin(at(0), [WorkerId(1), WorkerId(2)].into_iter());
+        silence.heard(at(2_000), WorkerId(2));
+        assert_eq!(silence.silent(at(2_200)), [WorkerId(1)]);
+        let alone = Silence::begin(at(0), [WorkerId(1)].into_iter());
+        assert_eq!(alone.silent(at(2_200)), [WorkerId(1)]);
     }
 }

@@ -3,8 +3,11 @@
 
 mod confirm;
 mod cut_off;
+mod hangs;
+mod joining;
 mod lines;
 mod losses;
+mod outages;
 mod partitions;
 mod planned;
 #[cfg(feature = "planted")]
@@ -87,6 +90,8 @@ struct Actor {
     /// The shards that it is fed, and whether it has learned them.
     lessons: Option<Vec<Shard>>,
     ready: bool,
+    /// How far it says to be behind.
+    behind: u64,
 }
 
 impl World {
@@ -232,6 +237,12 @@ impl World {
         self.say(self.operator, request(number, wish));
     }
 
+    /// An operator cancels the newest run.
+    fn cancel(&mut self, number: u64) {
+        let run = self.core.state().run_id();
+        self.request(number, Wish::Cancel(run));
+    }
+
     fn hear(&mut self, link: LinkId) -> Vec<Message> {
         self.said.remove(&link).unwrap_or_default()
     }
@@ -273,12 +284,20 @@ impl World {
     }
 
     fn cut(&mut self, link: LinkId) {
-        self.give(Input::Disconnected { link, gone: false, reason: "timed out".into() });
+        self.give(Input::Disconnected { link, end: LinkEnd::Lost, reason: "timed out".into() });
     }
 
     fn kill(&mut self, link: LinkId) {
         self.workers.remove(&link);
-        self.give(Input::Disconnected { link, gone: true, reason: "nobody listens".into() });
+        let (end, reason) = (LinkEnd::Goodbye, "it said goodbye".into());
+        self.give(Input::Disconnected { link, end, reason });
+    }
+
+    /// The worker's host refuses packets for it; it may live.
+    fn refuse(&mut self, link: LinkId) {
+        self.workers.remove(&link);
+        let (end, reason) = (LinkEnd::Refused, "nobody listens".into());
+        self.give(Input::Disconnected { link, end, reason });
     }
 
     fn actor(&mut self, link: LinkId) -> &mut Actor {
@@ -300,6 +319,8 @@ impl World {
             unreachable: vec![],
             held: false,
             ready: actor.ready,
+            behind: actor.behind,
+            computing: None,
             telemetry: None,
         }
     }
@@ -535,7 +556,8 @@ fn commit(generation: Generation, step: Step) -> Commit {
 fn registration(incarnation: u64) -> Registration {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: SHARDS, samples: 99 };
-    let address = (Ipv4Addr::LOCALHOST, 40_000).into();
+    let port = 20_000 + (incarnation % 40_000) as u16;
+    let address = (Ipv4Addr::LOCALHOST, port).into();
     let (zone, device) = (None, Device::default());
     Registration { incarnation, address, fingerprint, probe: 7, zone, device }
 }

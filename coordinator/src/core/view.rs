@@ -7,18 +7,24 @@ mod cluster;
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::outcome::{Outcome, Update, Waiting, WorkerState, WorkerView};
-use everstep_transport::protocol::{Rank, WorkerId};
+use everstep_transport::protocol::outcome::{
+    Outcome, OwnersAwaited, Update, Waiting, WorkerState, WorkerView,
+};
+use everstep_transport::protocol::{NodeName, Rank, WorkerId};
 use everstep_transport::time::Time;
 
 pub use self::cluster::{ClusterView, End};
+use super::links::Phase;
 use super::partition::Pair;
 use super::reads::Seen;
-use super::{Core, LinkId};
+use super::{Core, LinkId, feeds};
 use crate::state::{Standing, Worker};
 
 /// Most lines, and most events, in one answer.
 pub(super) const PAGE: usize = 200;
+
+/// Most nodes of idle workers in one answer.
+const MOST_IDLE: usize = 1_000;
 
 /// What each watcher was last told of the workers.
 #[derive(Debug, Default)]
@@ -67,11 +73,23 @@ impl Core {
             events: events.iter().take(PAGE).cloned().collect(),
             workers,
             forgotten,
+            idle: self.idle(),
             divergence: self.state.divergence(),
             waiting: self.waiting(),
+            owners_awaited: self.owners_awaited(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
         }
+    }
+
+    /// Nodes of workers that wait for a run: there is none, or none any more.
+    fn idle(&self) -> Vec<NodeName> {
+        if self.state.run().is_some() && self.running() {
+            return Vec::new();
+        }
+        let idle = self.workers_in(|phase| matches!(phase, Phase::Greeted(None)));
+        let links = idle.into_iter().filter_map(|link| self.links.find(link));
+        links.map(|link| link.identity.name.clone()).take(MOST_IDLE).collect()
     }
 
     fn views(&self) -> Vec<WorkerView> {
@@ -84,6 +102,7 @@ impl Core {
             let place = members.get(&worker);
             WorkerView {
                 worker,
+                number: known.number,
                 name: known.name.clone(),
                 address: known.registration.address,
                 rank: place.map(|(rank, _)| *rank),
@@ -92,15 +111,40 @@ impl Core {
                 device: known.registration.device.clone(),
                 telemetry: self.telemetry.get(&worker).copied(),
                 state: self.state_of(worker, known),
+                retained: self.retained(worker),
+                waits_for: self.waits_of(worker),
             }
         });
         views.collect()
+    }
+
+    /// Of how many parameter shards a worker that is to leave, and others like it, have the only
+    /// copies.
+    pub(super) fn retained(&self, worker: WorkerId) -> u32 {
+        let is_leaving = |known: &Worker| known.standing == Standing::Leaving;
+        if !self.running() || !self.state.workers().get(&worker).is_some_and(is_leaving) {
+            return 0;
+        }
+        let leaving = self.state.present().filter(|(_, known)| is_leaving(known));
+        let leaving = leaving.map(|(worker, _)| worker).collect();
+        self.state.record().map_or(0, |record| feeds::retained(record, &leaving, worker))
+    }
+
+    fn waits_of(&self, worker: WorkerId) -> Option<String> {
+        match self.retained(worker) {
+            0 => self.catch_up.reason(worker).filter(|_| self.running()),
+            1 => Some("a parameter shard of which no worker that stays has a copy".into()),
+            shards => {
+                Some(format!("{shards} parameter shards of which no worker that stays has a copy"))
+            }
+        }
     }
 
     fn state_of(&self, worker: WorkerId, known: &Worker) -> WorkerState {
         match known.standing {
             Standing::Lost => WorkerState::Lost,
             Standing::Left => WorkerState::Left,
+            _ if !self.running() => WorkerState::Finished,
             Standing::Member | Standing::Leaving if self.silence.is_suspected(worker) => {
                 WorkerState::Suspected
             }
@@ -122,6 +166,13 @@ impl Core {
         let lasting = self.partition.lasting(now);
         let both = |(a, b): &Pair| self.state.is_member(*a) && self.state.is_member(*b);
         if self.running() { lasting.filter(both).collect() } else { Vec::new() }
+    }
+
+    /// A run that starts no step, since owners of parameter shards are silent.
+    fn owners_awaited(&self) -> Option<OwnersAwaited> {
+        let (shards, owners, since) = self.waits_for_owners().filter(|_| self.running())?;
+        let owners = owners.iter().copied().collect();
+        Some(OwnersAwaited { shards, owners, since_unix_ms: self.unix_ms(since) })
     }
 
     /// A run that has begun and starts no step, for want of workers.

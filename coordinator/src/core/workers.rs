@@ -7,17 +7,21 @@ use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
 use everstep_transport::protocol::{Message, NodeName, WorkerId};
 use everstep_transport::time::Time;
 
-use super::links::{Link, Phase};
-use super::silence::Doubt;
+use super::links::{Link, LinkEnd, Phase};
+use super::silence::{Certainty, Doubt};
 use super::{Core, LinkId, finish};
 use crate::state::{Command, Standing, Verdict};
 
 /// Most characters of a peer's words that become history.
 const MAX_REASON: usize = 1_000;
 
-/// As much of a peer's words as may become history.
+/// As much of a peer's words as may become history, and nothing that would steer a terminal.
 pub(super) fn bounded(words: &str) -> String {
-    words.chars().take(MAX_REASON).collect()
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    words.chars().take(MAX_REASON).map(shown).collect()
 }
 
 /// What a worker says when it cannot go on.
@@ -44,34 +48,42 @@ impl Core {
     }
 
     /// A worker that is no member may come back in time; a member is missed at once.
-    pub(super) fn disconnected(&mut self, now: Time, link: LinkId, gone: bool, reason: &str) {
+    pub(super) fn disconnected(&mut self, now: Time, link: LinkId, end: LinkEnd, reason: &str) {
         self.requests.forget(link);
         self.watchers.forget(link);
         self.confirmations.forget(link);
         let name = self.links.find(link).map(|link| link.identity.name.clone());
+        let certainty = match end {
+            LinkEnd::Goodbye => Certainty::Dead,
+            LinkEnd::Refused => Certainty::Refused,
+            LinkEnd::Lost => Certainty::Silent,
+        };
+        let gone = end != LinkEnd::Lost;
+        let doubt = Doubt { reason: format!("its link closed: {}", bounded(reason)), certainty };
         match self.links.remove(link) {
+            // A worker that fell silent before its link timed out is judged by its silence.
+            Some(Phase::Registered(worker)) if !gone && self.silence.is_silent(now, worker) => {}
             Some(Phase::Registered(worker)) if gone || self.state.is_member(worker) => {
-                let reason = format!("its link closed: {}", bounded(reason));
-                self.suspect(now, worker, Doubt { reason, dead: gone });
+                self.suspect(now, worker, doubt);
             }
-            Some(_) if gone && self.leader().is_none() => self.note_departure(name, reason),
+            Some(_) if gone && self.leader().is_none() => self.note_departure(name, doubt),
             _ => {}
         }
     }
 
     /// Whoever leads has noticed it, too; unless that one is gone as well.
-    fn note_departure(&mut self, name: Option<NodeName>, reason: &str) {
+    fn note_departure(&mut self, name: Option<NodeName>, doubt: Doubt) {
         self.departed.retain(|worker, _| self.state.is_present(*worker));
         if let Some(worker) = name.and_then(|name| self.state.on_node(&name)) {
-            self.departed.insert(worker, format!("its link closed: {}", bounded(reason)));
+            self.departed.insert(worker, doubt);
         }
     }
 
-    /// Who comes to lead knows that these are gone.
+    /// Who comes to lead knows that these are gone, or suspects it.
     pub(super) fn miss_departed(&mut self, now: Time) {
-        for (worker, reason) in std::mem::take(&mut self.departed) {
+        for (worker, doubt) in std::mem::take(&mut self.departed) {
             if self.state.is_present(worker) {
-                self.suspect(now, worker, Doubt { reason, dead: true });
+                self.suspect(now, worker, doubt);
             }
         }
     }
@@ -189,9 +201,10 @@ impl Core {
     /// The worker is registered, and this is its link from now on.
     fn admit(&mut self, now: Time, link: LinkId, worker: WorkerId) {
         let Some(term) = self.leader() else { return };
-        self.silence.revive(now, worker);
+        let heard = self.silence.revive(now, worker);
         self.links.enter(link, Phase::Registered(worker));
         self.send(link, Message::Registered { worker, term });
+        self.hear(now, heard);
         self.catch_up(now, link, worker);
     }
 
@@ -206,13 +219,31 @@ impl Core {
         let Some(Link { identity, .. }) = self.links.find(from) else { return };
         let name = identity.name.clone();
         self.links.enter(from, Phase::Registering(registration.incarnation));
-        if let Some(worker) = self.state.on_node(&name)
-            && self.state.workers()[&worker].registration.incarnation != registration.incarnation
-        {
-            self.suspect(now, worker, Doubt { reason: "it registered anew".into(), dead: true });
-        }
+        self.replace_incarnations(now, &name, &registration);
         let run = self.state.run_id();
         self.propose(now, Command::Register { run, name, registration });
+    }
+
+    /// A process that registers under the name of a worker, or listens at the address of a worker
+    /// whose link is lost, has taken the place of that worker's process, which has ended.
+    fn replace_incarnations(&mut self, now: Time, name: &NodeName, registration: &Registration) {
+        let Registration { incarnation, address, .. } = registration;
+        let replaced = self.state.present().filter_map(|(worker, known)| {
+            let unlinked = self.links.of_registered(worker).is_none();
+            match &known.registration {
+                same if same.incarnation == *incarnation => None,
+                _ if known.name == *name => Some((worker, "it registered anew")),
+                other if other.address == *address && unlinked => {
+                    Some((worker, "another process listens at its address"))
+                }
+                _ => None,
+            }
+        });
+        let replaced: Vec<(WorkerId, &str)> = replaced.collect();
+        for (worker, reason) in replaced {
+            let (reason, certainty) = (reason.into(), Certainty::Dead);
+            self.suspect(now, worker, Doubt { reason, certainty });
+        }
     }
 
     /// A worker whose link is gone meanwhile has until its deadline to come back.
@@ -228,7 +259,7 @@ impl Core {
         let waits = phase == Some(Phase::Registering(incarnation));
         match (link.filter(|_| waits), verdict) {
             (Some(link), Verdict::Registered(worker)) => self.admit(now, link, worker),
-            (None, Verdict::Registered(worker)) => self.silence.heard(now, worker),
+            (None, Verdict::Registered(worker)) => _ = self.silence.heard(now, worker),
             (Some(link), Verdict::Refused(reason)) => {
                 self.release(link, Message::Refused { reason });
             }
@@ -240,7 +271,8 @@ impl Core {
 // What a registered worker says.
 impl Core {
     fn work(&mut self, now: Time, from: LinkId, worker: WorkerId, message: Message) {
-        self.silence.heard(now, worker);
+        let heard = self.silence.heard(now, worker);
+        self.hear(now, heard);
         match message {
             Message::Heartbeat(heartbeat) if heartbeat.worker == worker => {
                 self.heartbeat(now, from, heartbeat);
@@ -264,7 +296,7 @@ impl Core {
     }
 
     fn heartbeat(&mut self, now: Time, from: LinkId, heartbeat: Heartbeat) {
-        let Heartbeat { worker, generation, promised, lines, unreachable, .. } = heartbeat;
+        let Heartbeat { worker, generation, promised, lines, unreachable, behind, .. } = heartbeat;
         let current = self.state.generation();
         match heartbeat.telemetry.filter(|_| self.state.is_present(worker)) {
             Some(telemetry) => drop(self.telemetry.insert(worker, telemetry)),
@@ -273,11 +305,17 @@ impl Core {
         if promised > current {
             self.keep_promise(now);
         }
+        if self.state.is_member(worker) {
+            self.gets_on(now, worker, heartbeat.computing);
+        }
         if heartbeat.ready {
             self.feeds.learned(now, worker, generation);
         }
         if generation == current {
             self.cut_from_learners(now, worker, &unreachable);
+            if self.feeds.lessons().contains_key(&worker) {
+                self.catch_up.tell(now, worker, behind);
+            }
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {
@@ -291,7 +329,8 @@ impl Core {
             }
         }
         let (generation, written) = (self.state.generation(), self.state.written());
-        self.send(from, Message::HeartbeatAnswer { generation, written });
+        let retained = self.retained(worker);
+        self.send(from, Message::HeartbeatAnswer { generation, written, retained });
     }
 
     fn finished(&mut self, now: Time, result: WorkerResult) {
@@ -312,7 +351,7 @@ impl Core {
         let last = !self.state.present().any(|(other, _)| lives(other));
         if !fatal && !last {
             let reason = format!("it failed: {reason}");
-            return self.suspect(now, worker, Doubt { reason, dead: true });
+            return self.suspect(now, worker, Doubt { reason, certainty: Certainty::Dead });
         }
         let named = |id| self.state.workers().get(&id).map(|known| known.name.clone());
         let (says, blamed) = (named(worker), at_fault.unwrap_or(worker));

@@ -1,11 +1,13 @@
 //! The actor around the seat: inputs come as messages, effects are done at once.
 
+mod admit;
 mod carry;
 mod outfit;
+mod told;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
@@ -20,6 +22,7 @@ use super::asked::{Ask, Known, Petition, Petitions, elsewhere};
 use super::book::Keeper;
 #[cfg(feature = "failpoints")]
 use super::failpoint;
+use super::files::OperatorFolder;
 use super::gate::Admission;
 use super::journal::Journal;
 use super::looks::{Look, Looks};
@@ -78,6 +81,9 @@ pub(crate) struct Coordinator {
     endpoint: Arc<Endpoint>,
     /// The removed coordinators with which it has no links.
     shut_out: Vec<NodeName>,
+    /// The newest entry that revoked a node, as the endpoint was told.
+    revoked: u64,
+    operator: OperatorFolder,
     links: BTreeMap<LinkId, Link>,
     /// Time zero.
     start: Instant,
@@ -98,7 +104,7 @@ pub(crate) struct Coordinator {
     history: History,
     book: Keeper,
     keys: Keys,
-    /// The tokens that need no agreement.
+    /// The tokens that admit nodes before the cluster is founded.
     tokens: Tokens,
     admissions: Admissions,
     applicants: Option<mpsc::Receiver<Admission>>,
@@ -143,6 +149,8 @@ impl Coordinator {
             seat,
             endpoint,
             shut_out: Vec::new(),
+            revoked: 0,
+            operator: outfit.operator,
             links: BTreeMap::new(),
             start,
             writer,
@@ -170,8 +178,8 @@ impl Coordinator {
         }
     }
 
-    /// The one place where a clock is read: at the start of every handler, since timers starve
-    /// under load.
+    /// The one place where a monotonic clock is read: at the start of every handler, since timers
+    /// starve under load.
     fn now(&self) -> Time {
         Time(self.start.elapsed().as_nanos() as u64)
     }
@@ -183,6 +191,7 @@ impl Coordinator {
         #[cfg(feature = "failpoints")]
         failpoint::on_input(&input);
         let now = self.now();
+        self.seat.set_clock(now, unix_ms());
         let handled = self.seat.handle(now, input).map_err(CoordinatorError::from);
         if let Err(error) = handled.and_then(|()| self.carry_out()) {
             // What follows may tell of what is not written.
@@ -225,6 +234,11 @@ impl Coordinator {
             self.book.heard(*revision, members.clone());
         }
     }
+}
+
+/// A clock before 1970 is wrong anyway; it only stamps events.
+pub(super) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 impl Actor for Coordinator {
@@ -345,30 +359,6 @@ impl Handler<HistoryKept> for Coordinator {
         match done.and_then(|()| self.restored(before)) {
             Ok(()) => self.happen(Input::Tick),
             Err(error) => self.failure = Some(error),
-        }
-    }
-}
-
-impl Handler<Admission> for Coordinator {
-    type Result = ();
-
-    fn handle(&mut self, admission: Admission, _: &mut Self::Context) {
-        let Admission { applicant, now, answer } = admission;
-        let judged = match self.tokens.judge(&applicant, now) {
-            Err(Refusal::UnknownToken) => {
-                self.seat.core().state().tokens().judge(&applicant, now).map(|()| false)
-            }
-            judged => judged.map(|()| true),
-        };
-        match judged {
-            Ok(false) => {
-                let (token, node) = (applicant.token, applicant.identity.name);
-                self.admissions.entry((token, node.clone())).or_default().push(answer);
-                self.happen(Input::Admit { token, node });
-            }
-            // An error means that nobody waits any more.
-            Ok(true) => drop(answer.send(Ok(()))),
-            Err(refusal) => drop(answer.send(Err(refusal))),
         }
     }
 }

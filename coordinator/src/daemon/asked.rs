@@ -13,7 +13,7 @@ use everstep_transport::protocol::{self, CoordinatorView, NodeName, RunId};
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
-use crate::core::{Core, LinkId};
+use crate::core::{Core, LinkEnd, LinkId};
 use crate::history::History;
 use crate::raft::ReplicaId;
 use crate::seat::Input;
@@ -103,7 +103,7 @@ impl Petitions {
         });
         let closed = before.map(|open| {
             let reason = "it was answered, or nobody waited any more".into();
-            Input::Disconnected { link: open.link, gone: true, reason }
+            Input::Disconnected { link: open.link, end: LinkEnd::Goodbye, reason }
         });
         let identity = Identity { role: Role::Operator, name: name.expect("a valid name") };
         let connected = Input::Connected { link, identity };
@@ -199,7 +199,7 @@ mod tests {
         assert!(words.ends_with("ask coordinator 7, at http://127.0.0.1:5"), "{words}");
         let id = RequestId { client: 1, number: 1 };
         let (answer, mut answered) = oneshot::channel();
-        let request = Message::Request { id, wish: Wish::Cancel };
+        let request = Message::Request { id, wish: Wish::Cancel(1) };
         petitions.open(Petition { message: request, answer }, true);
         petitions.hear(LinkId(FIRST_LINK + 1), &message, false);
         let answer = answered.try_recv().expect("an answer");
@@ -211,7 +211,7 @@ mod tests {
     fn a_request_that_came_before_its_coordinator_led_is_said_once_more_while_somebody_waits() {
         let mut petitions = Petitions::default();
         let id = RequestId { client: 1, number: 1 };
-        let message = Message::Request { id, wish: Wish::Cancel };
+        let message = Message::Request { id, wish: Wish::Cancel(1) };
         let mut open = |leads| {
             let (answer, answered) = oneshot::channel();
             petitions.open(Petition { message: message.clone(), answer }, leads);

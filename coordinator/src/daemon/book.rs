@@ -7,13 +7,15 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName, codec};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
+use rustix::io::Errno;
 
 use super::files::replace;
 
@@ -21,6 +23,8 @@ use super::files::replace;
 const MAGIC: [u8; 8] = *b"esbook_\x02";
 /// [`MAGIC`], the vocabulary's layout, the digest of the rest.
 const HEAD: usize = 16 + 32;
+/// Between two tries to write it where no more files can be opened.
+const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What is in it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -68,6 +72,14 @@ enum Problem {
     Damaged,
 }
 
+impl BookError {
+    /// Whether the process, or the system, may open no more files now: that passes.
+    fn is_shortage(&self) -> bool {
+        let Problem::File(error) = &self.problem else { return false };
+        matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+    }
+}
+
 impl Book {
     /// Writes a new book.
     pub(super) fn create(path: &Path, content: Content) -> Result<Self, BookError> {
@@ -96,6 +108,12 @@ impl Book {
         self.save()
     }
 
+    /// Lists this coordinator alone.
+    pub(super) fn begin(&mut self, own: CoordinatorView) -> Result<(), BookError> {
+        self.content.members = vec![own];
+        self.save()
+    }
+
     /// Takes a newer list; an older one, or the same, changes nothing.
     pub(super) fn heard(
         &mut self,
@@ -110,7 +128,8 @@ impl Book {
     }
 
     /// Keeps the book up to date from a thread of its own: a disk may take seconds. `report` is
-    /// called there if that fails; nothing is written any more then.
+    /// called there if that fails; nothing is written any more then. Where no more files can be
+    /// opened the list is written later: the log has it, too.
     ///
     /// # Panics
     /// If the system cannot start a thread.
@@ -120,8 +139,17 @@ impl Book {
         let work = move || {
             while let Ok(list) = heard.recv() {
                 let (revision, members) = heard.try_iter().last().unwrap_or(list);
-                if let Err(error) = self.heard(revision, members) {
-                    return report(error);
+                let mut written = self.heard(revision, members);
+                while let Err(error) = written {
+                    if !error.is_shortage() {
+                        return report(error);
+                    }
+                    tracing::warn!(%error, "the list of coordinators is written later");
+                    written = match heard.recv_timeout(SHORTAGE_PAUSE) {
+                        Ok((revision, members)) => self.heard(revision, members),
+                        Err(RecvTimeoutError::Timeout) => self.save(),
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    };
                 }
             }
         };
@@ -136,7 +164,7 @@ impl Book {
         let bytes = [&MAGIC[..], &layout, blake3::hash(&body).as_bytes(), &body].concat();
         let failed =
             |error: io::Error| BookError { path: self.path.clone(), problem: error.into() };
-        replace(&self.path, &bytes, 0o644).map_err(failed)
+        replace(&self.path, &bytes, 0o600).map_err(failed)
     }
 }
 

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use actix::Addr;
 use everstep_transport::identity::Role;
-use everstep_transport::quic::Link;
+use everstep_transport::quic::{Link, LinkError};
 use tokio::sync::watch;
 
 use super::actor::{Arrival, Coordinator, Expelled, Happening};
-use crate::core::LinkId;
+use crate::core::{LinkEnd, LinkId};
 use crate::seat::Input;
 
 /// While so many entries wait for the disk, messages wait too: they would bring more. Those of
@@ -61,8 +61,8 @@ impl Desk {
                     if error.is_expulsion() && !waits {
                         self.expelled();
                     }
-                    let (gone, reason) = (error.is_gone(), error.to_string());
-                    (Input::Disconnected { link: id, gone, reason }, true)
+                    let (end, reason) = (end_of(&error), error.to_string());
+                    (Input::Disconnected { link: id, end, reason }, true)
                 }
             };
             if waits && self.backlog.wait_for(|waiting| *waiting < MAX_BACKLOG).await.is_err() {
@@ -72,5 +72,14 @@ impl Desk {
                 return;
             }
         }
+    }
+}
+
+/// What a link's error tells of the peer's process. Only the process itself can prove that it ends.
+fn end_of(error: &LinkError) -> LinkEnd {
+    match error {
+        LinkError::Gone { .. } => LinkEnd::Goodbye,
+        LinkError::Unreachable { .. } => LinkEnd::Refused,
+        _ => LinkEnd::Lost,
     }
 }

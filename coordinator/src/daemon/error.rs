@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use everstep_transport::identity::{IdentityError, TokenError};
-use everstep_transport::quic::{BindError, EnrolError};
+use everstep_transport::quic::{BindError, EnrolError, HostPort};
 
 use super::book::BookError;
 #[cfg(feature = "failpoints")]
@@ -27,12 +27,23 @@ pub enum CoordinatorError {
     /// There is a cluster already, or another node's files.
     #[error("there is a cluster in {} already; start without --bootstrap and --join", .0.display())]
     AlreadyThere(PathBuf),
+    /// Another coordinator is at work in the directory.
+    #[error("another coordinator uses {}", .0.display())]
+    InUse(PathBuf),
     /// The coordinator of the directory has not been admitted yet.
     #[error("the coordinator in {} has not joined its cluster yet", .0.display())]
     NotJoined(PathBuf),
     /// The address is one that nobody else could call.
     #[error("cannot listen on {0}: the others must be able to call the address; name one")]
     Unspecified(SocketAddr),
+    /// The address is one that no other machine can call, and coordinators are on other machines.
+    #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
+    Loopback {
+        /// The address.
+        listen: SocketAddr,
+        /// A coordinator on another machine.
+        coordinator: HostPort,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     File {

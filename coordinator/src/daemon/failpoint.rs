@@ -244,6 +244,7 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Lines { .. } => "lines",
         Command::End { .. } => "end",
         Command::ShutOut { .. } => "shut_out",
+        Command::Recover { .. } => "recover",
         Command::Found { .. } => "found",
         Command::Coordinator { .. } => "coordinator",
         Command::SpendToken { .. } => "spend_token",
@@ -261,11 +262,12 @@ mod tests {
     use std::collections::BTreeSet;
 
     use everstep_transport::identity::{Identity, Role};
+    use everstep_transport::protocol::figures::RunFigures;
     use everstep_transport::protocol::outcome::Outcome;
     use everstep_transport::protocol::{Generation, NodeName, Step, Term, WorkerId, exemplars};
 
     use super::*;
-    use crate::core::LinkId;
+    use crate::core::{LinkEnd, LinkId};
     use crate::raft::{HardState, Kind, Place};
     use crate::state::{Change, Entry};
 
@@ -294,7 +296,8 @@ mod tests {
         let lose = Command::Lose { worker: WORKER, reason: "gone".into() };
         let drain = Command::Drain { worker: WORKER };
         let lines = Command::Lines { generation: Generation(1), lines: vec![] };
-        let end = Command::End { run: 1, outcome: Outcome::Running };
+        let end =
+            Command::End { run: 1, outcome: Outcome::Running, figures: RunFigures::default() };
         let others = [Command::Lead, lose, drain, lines, end];
         let place = Place { index: 2, term: Term(1) };
         let entry = |command| raft::Entry {
@@ -318,7 +321,8 @@ mod tests {
                 messages.extend([held, ready, cut_off, plain].map(Message::Heartbeat));
             }
         }
-        let gone = Input::Disconnected { link: LINK, gone: true, reason: "closed".into() };
+        let gone =
+            Input::Disconnected { link: LINK, end: LinkEnd::Goodbye, reason: "closed".into() };
         let messages = messages.into_iter().map(|message| Input::Message { from: LINK, message });
         messages.chain([Input::Connected { link: LINK, identity }, gone]).collect()
     }
@@ -365,7 +369,7 @@ mod tests {
     /// What is said only where there are several runs; what workers say to each other; what
     /// operators say only over HTTP, or when they look around; and what has points by what is in
     /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 17] = [
+    const WITHOUT_A_POINT: [&str; 19] = [
         "released",
         "prepared",
         "commit",
@@ -380,9 +384,11 @@ mod tests {
         "ask_coordinators",
         "ask_tokens",
         "ask_runs",
+        "ask_revoked",
         "told_coordinators",
         "told_tokens",
         "told_runs",
+        "told_revoked",
     ];
 
     #[test]

@@ -6,27 +6,29 @@
 //! which never touch the disk. `coordinators` says who it is, and who all are. `log.redb` and
 //! `history.log` are made here, and read and written elsewhere.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_transport::identity::{Authority, Credentials, Identity, JoinToken, Role};
-use everstep_transport::identity::{NODE_LIFETIME, Terms, Tokens};
-use everstep_transport::protocol::{CoordinatorId, Frame, Keys, NodeName, Secret};
+use everstep_transport::identity::{
+    AcceptedToken, Authority, Credentials, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
+};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Frame, Keys, NodeName, Secret};
 
 use super::CoordinatorError;
 use super::book::{Book, Content};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::journal::Journal;
+pub(super) use super::operator_folder::OperatorFolder;
 use crate::log::Log;
 use crate::log::replica::Owner;
 use crate::raft::{Kept, ReplicaId, Snapshot};
 use crate::seat::SeatError;
-use crate::state::{FOUNDER, State};
+use crate::state::{Coordinator, FOUNDER, State};
 
 const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
@@ -35,12 +37,14 @@ const COORDINATOR_TOKEN: &str = "coordinator.token";
 pub(super) const BOOK_FILE: &str = "coordinators";
 const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "history.log";
+/// The key with which a coordinator joins, until it has joined.
+pub(super) const JOINING_KEY: &str = "joining.key";
+/// Written once, to see whether files can be.
+const TRIED: &str = "tried";
+/// The log as it was before a recovery.
+const LOG_BEFORE: &str = "log.redb.before-recovery";
 /// There while the others are made.
 const UNFINISHED: &str = "unfinished";
-
-/// The operator's certificate lies beside the authority's key: a short life would protect nothing,
-/// and whoever has a copy of it on another machine is to be let in tomorrow as well.
-const OPERATOR_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A cluster's identity, a coordinator's place in it, and where both are kept.
 pub(super) struct Cluster {
@@ -166,9 +170,34 @@ impl Cluster {
         self.book.content().id
     }
 
+    /// Opens the log, and nothing else. While it is open no coordinator runs in the directory.
+    pub(super) fn log(&self, id: CoordinatorId) -> Result<(Log, Kept), CoordinatorError> {
+        Ok(Log::open(&self.dir.join(LOG_FILE), self.owner(id))?)
+    }
+
+    /// Writes another log in the place of the one that is there, whole or not at all, and keeps
+    /// that one beside it. Returns where.
+    pub(super) fn replace_log(
+        &self,
+        id: CoordinatorId,
+        kept: &Kept,
+    ) -> Result<PathBuf, CoordinatorError> {
+        let (path, before) = (self.dir.join(LOG_FILE), self.dir.join(LOG_BEFORE));
+        let at = |path: &Path| {
+            let path = path.to_path_buf();
+            |source| CoordinatorError::File { path, source }
+        };
+        fs::copy(&path, &before).map_err(at(&before))?;
+        File::open(&before).and_then(|file| file.sync_all()).map_err(at(&before))?;
+        sync_dir(&self.dir).map_err(at(&self.dir))?;
+        Log::create(&path, self.owner(id), kept)?;
+        sync_dir(&self.dir).map_err(at(&self.dir))?;
+        Ok(before)
+    }
+
     /// What has happened so far.
     pub(super) fn past(&self, id: CoordinatorId) -> Result<Past, CoordinatorError> {
-        let (log, kept) = Log::open(&self.dir.join(LOG_FILE), self.owner(id))?;
+        let (log, kept) = self.log(id)?;
         let begins = reach(&kept.snapshot)?;
         let cluster = self.owner(id).cluster;
         let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), cluster, begins)?;
@@ -177,19 +206,30 @@ impl Cluster {
 
     /// The coordinator's own credentials; writes the operator's.
     pub(super) fn renew_credentials(&self) -> Result<Credentials, CoordinatorError> {
-        let home = self.dir.join(OPERATOR_DIR);
-        create_dir(&home)?;
-        let operator = NodeName::parse("operator").expect("a valid name");
-        self.issue(Role::Operator, operator, OPERATOR_LIFETIME)?.save(&home)?;
+        self.operator_folder().write()?;
         self.issue(Role::Coordinator, self.book.content().name.clone(), NODE_LIFETIME)
     }
 
-    /// The tokens that are accepted without asking the log: their uses are not counted.
-    pub(super) fn tokens(&self) -> Tokens {
-        let mut tokens = Tokens::default();
-        tokens.accept(self.workers.accepted(Terms::unlimited(Role::Worker)));
-        tokens.accept(self.coordinators.accepted(Terms::unlimited(Role::Coordinator)));
-        tokens
+    /// The operator's credentials.
+    pub(super) fn operator_folder(&self) -> OperatorFolder {
+        OperatorFolder::find(self.dir.join(OPERATOR_DIR), self.authority.clone())
+    }
+
+    /// The tokens in this directory's files, which admit any number of nodes until they are
+    /// revoked.
+    pub(super) fn default_tokens(&self) -> Vec<AcceptedToken> {
+        let workers = self.workers.accepted(Terms::unlimited(Role::Worker));
+        vec![workers, self.coordinators.accepted(Terms::unlimited(Role::Coordinator))]
+    }
+
+    /// The coordinator that founds a cluster is listed before its first entry says so: an operator
+    /// may ask at once.
+    pub(super) fn list(&mut self, own: &Coordinator) -> Result<(), CoordinatorError> {
+        let Some(id) = self.id().filter(|_| self.book.content().revision == 0) else {
+            return Ok(());
+        };
+        let Coordinator { name, address, api, .. } = own.clone();
+        Ok(self.book.begin(CoordinatorView { id, name, address, api })?)
     }
 
     /// What makes another node a coordinator like this one.
@@ -208,6 +248,10 @@ impl Cluster {
         let owner = self.owner(id);
         Log::create(&self.dir.join(LOG_FILE), owner, kept)?;
         Journal::create(&self.dir.join(JOURNAL_FILE), owner.cluster)?;
+        for path in [LOG_FILE, JOURNAL_FILE].map(|name| self.dir.join(name)) {
+            let made = fs::set_permissions(&path, fs::Permissions::from_mode(0o600));
+            made.map_err(|source| CoordinatorError::File { path, source })?;
+        }
         #[cfg(feature = "failpoints")]
         failpoint::on_stage("begun");
         Ok(())
@@ -268,9 +312,10 @@ fn draw(dir: &Path) -> Result<u64, CoordinatorError> {
     Ok(u64::from_le_bytes(number))
 }
 
-fn create_dir(path: &Path) -> Result<(), CoordinatorError> {
-    fs::create_dir_all(path)
-        .map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })
+/// Makes a directory, and those around it, unless it is there. What is made is this user's alone.
+pub(super) fn create_dir(path: &Path) -> Result<(), CoordinatorError> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })
 }
 
 /// Writes a file durably, under another name first: whoever reads it never reads half of it.
@@ -284,6 +329,21 @@ pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
     path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Makes the directory, locks it and tries it, before anything is spent that cannot be had again.
+/// The lock ends with the file that is returned.
+pub(super) fn prepare(dir: &Path) -> Result<File, CoordinatorError> {
+    create_dir(dir)?;
+    let at = |source| CoordinatorError::File { path: dir.to_path_buf(), source };
+    let lock = File::open(dir).map_err(at)?;
+    // A file system that has no locks leaves that to the log's own.
+    if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+        return Err(CoordinatorError::InUse(dir.to_path_buf()));
+    }
+    let tried = dir.join(TRIED);
+    replace(&tried, &[0; 4096], 0o600).and_then(|()| fs::remove_file(&tried)).map_err(at)?;
+    Ok(lock)
 }
 
 /// Makes durable which files there are.

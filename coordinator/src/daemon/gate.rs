@@ -1,7 +1,7 @@
 //! Who decides whom the cluster admits: the actor, which knows the tokens and can ask the log.
 //!
-//! In: applicants, from the endpoint's tasks. Out: the actor's verdicts. Nodes that the cluster has
-//! admitted may stay.
+//! In: applicants, and nodes with a certificate that is due, from the endpoint's tasks. Out: the
+//! actor's verdicts. A revoked node gets no certificate, by a token or by a renewal.
 
 use actix::Message;
 use everstep_transport::identity::{Applicant, Gatekeeper, Identity, Refusal, UnixTime, Verdict};
@@ -10,13 +10,21 @@ use tokio::sync::{mpsc, oneshot};
 /// Most applicants that wait for the actor; who comes then is told to ask again.
 const WAITING: usize = 64;
 
-/// A node asks to be admitted, and waits for the answer.
+/// A node asks for a certificate, and waits for the answer.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Admission {
-    pub(super) applicant: Applicant,
+    pub(super) subject: Subject,
     pub(super) now: UnixTime,
     pub(super) answer: oneshot::Sender<Result<(), Refusal>>,
+}
+
+/// A node that asks for a certificate.
+pub(super) enum Subject {
+    /// It has a token.
+    Applicant(Applicant),
+    /// It has a certificate, which is due.
+    Node(Identity),
 }
 
 /// The endpoint's side of it.
@@ -28,15 +36,21 @@ pub(super) fn gate() -> (Gate, mpsc::Receiver<Admission>) {
     (Gate(ask), asked)
 }
 
-impl Gatekeeper for Gate {
-    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
+impl Gate {
+    fn ask(&self, subject: Subject, now: UnixTime) -> Verdict {
         let (answer, answered) = oneshot::channel();
         // Should there be no room, the answer's sender is dropped.
-        let _ = self.0.try_send(Admission { applicant, now, answer });
+        let _ = self.0.try_send(Admission { subject, now, answer });
         Box::pin(async { answered.await.unwrap_or(Err(Refusal::Undecided)) })
     }
+}
 
-    fn renew(&self, _node: Identity, _now: UnixTime) -> Verdict {
-        Box::pin(std::future::ready(Ok(())))
+impl Gatekeeper for Gate {
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
+        self.ask(Subject::Applicant(applicant), now)
+    }
+
+    fn renew(&self, node: Identity, now: UnixTime) -> Verdict {
+        self.ask(Subject::Node(node), now)
     }
 }

@@ -5,20 +5,23 @@
 //! to be one of the coordinators, and is told its id and who the others are ([`ask`]). If that
 //! breaks off it may be done again: for the same directory the id is the same.
 
+use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use everstep_transport::identity::{JoinToken, Role};
+use everstep_transport::identity::{Credentials, JoinToken, NodeKey, Role};
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, Message};
-use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
+use everstep_transport::quic::{
+    ConnectError, Endpoint, Expected, HostPort, Link, Settings, enrol_as,
+};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::CoordinatorError;
 #[cfg(feature = "failpoints")]
 use super::failpoint;
-use super::files::{Cluster, refuse_existing};
-use crate::state;
+use super::files::{Cluster, JOINING_KEY, prepare, refuse_existing};
+use super::{CoordinatorError, Taken, take_addresses};
+use crate::{http, state};
 
 /// How long coordinators are asked before it gives up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,52 +30,108 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Between two rounds.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The directory of a coordinator that has the cluster's keys: the one that is there, if it was
-/// to join already and has not yet, or a new one.
+/// The coordinator of the directory, if it was to join already and has not yet; none in an empty
+/// directory.
+fn begun(dir: &Path) -> Result<Option<Cluster>, CoordinatorError> {
+    let Err(existing) = refuse_existing(dir) else { return Ok(None) };
+    match Cluster::load(dir.to_path_buf()) {
+        Ok(cluster) if cluster.id().is_none() => Ok(Some(cluster)),
+        _ => Err(existing),
+    }
+}
+
+/// The directory of a coordinator that has the cluster's keys: the one that is [`begun`], or a new
+/// one; and its addresses. The directory is locked as long as the file that comes with it is open.
+///
+/// The directory is made and tried before the token is shown to anybody, the addresses are taken,
+/// and the key is kept: tried again, by this process or the next in the same directory, it spends
+/// no other use of the token.
 pub(super) async fn adopt(
     dir: PathBuf,
     token: &str,
-    coordinators: &[SocketAddr],
-    here: IpAddr,
-) -> Result<Cluster, CoordinatorError> {
+    coordinators: &[HostPort],
+    (listen, http): (SocketAddr, Option<&http::Options>),
+) -> Result<(Cluster, Taken, File), CoordinatorError> {
     let token: JoinToken = token.parse()?;
-    if let Err(existing) = refuse_existing(&dir) {
-        return match Cluster::load(dir) {
-            Ok(cluster) if cluster.id().is_none() => Ok(cluster),
-            _ => Err(existing),
-        };
+    let begun = begun(&dir)?;
+    if let Some(place) = HostPort::out_of_reach(coordinators, listen).await {
+        return Err(CoordinatorError::Loopback { listen, coordinator: place.clone() });
     }
-    let began = Instant::now();
+    let (lock, key_file) = (prepare(&dir)?, dir.join(JOINING_KEY));
+    let taken = take_addresses(listen, http)?;
+    let cluster = match begun {
+        Some(cluster) => cluster,
+        None => {
+            let key = NodeKey::read_or_make(&key_file)?;
+            let asking = be_told(&token, &key, coordinators, listen.ip());
+            let told = HostPort::await_answer(coordinators, asking).await;
+            // After a refusal the key is of no use.
+            if matches!(&told, Err(CoordinatorError::Enrol(error)) if !error.may_pass()) {
+                let _ = fs::remove_file(&key_file);
+            }
+            let (credentials, keys) = told?;
+            Cluster::adopt(dir, &credentials, &keys)?
+        }
+    };
+    let _ = fs::remove_file(key_file); // it is of no use any more
+    Ok((cluster, taken, lock))
+}
+
+/// Enrols, and asks for the cluster's keys. Credentials outlive a question without an answer.
+async fn be_told(
+    token: &JoinToken,
+    key: &NodeKey,
+    coordinators: &[HostPort],
+    here: IpAddr,
+) -> Result<(Credentials, Keys), CoordinatorError> {
+    let (began, mut held) = (Instant::now(), None);
     loop {
-        let mut last = CoordinatorError::Unanswered("none was named".into());
-        for address in coordinators {
-            let enrolled = enrol(*address, &token, Role::Coordinator).await;
-            let credentials = match enrolled {
-                Ok(credentials) => credentials,
-                Err(error) if error.may_pass() => {
-                    last = error.into();
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
+        let (addresses, mut last) = resolve(coordinators).await;
+        for address in addresses {
+            let credentials = match held.take() {
+                Some(credentials) => credentials,
+                None => match enrol_as(address, token, Role::Coordinator, key).await {
+                    Ok(credentials) => {
+                        #[cfg(feature = "failpoints")]
+                        failpoint::on_stage("enrolled");
+                        credentials
+                    }
+                    Err(error) if error.may_pass() => {
+                        last = error.into();
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                },
             };
-            #[cfg(feature = "failpoints")]
-            failpoint::on_stage("enrolled");
             let settings = Settings::for_address(here);
             let endpoint = Endpoint::bind((here, 0).into(), &credentials, settings, None)?;
-            match fetch_keys(&endpoint, *address).await {
+            match fetch_keys(&endpoint, address).await {
                 Ok(keys) => {
                     #[cfg(feature = "failpoints")]
                     failpoint::on_stage("keyed");
-                    return Cluster::adopt(dir, &credentials, &keys);
+                    return Ok((credentials, keys));
                 }
                 Err(reason) => last = CoordinatorError::Unanswered(reason),
             }
+            held = Some(credentials);
         }
         if began.elapsed() > PATIENCE {
             return Err(last);
         }
         sleep(PAUSE).await;
     }
+}
+
+/// Where the named coordinators are now, and what to say if none of them answers.
+async fn resolve(coordinators: &[HostPort]) -> (Vec<SocketAddr>, CoordinatorError) {
+    let (mut addresses, mut reason) = (Vec::new(), String::from("none was named"));
+    for place in coordinators {
+        match place.resolve().await {
+            Ok(found) => addresses.extend(found),
+            Err(error) => reason = format!("{place}: {error}"),
+        }
+    }
+    (addresses, CoordinatorError::Unanswered(reason))
 }
 
 async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, String> {
@@ -90,13 +149,22 @@ pub(super) async fn ask(
     endpoint: &Endpoint,
     cluster: &mut Cluster,
     own: &state::Coordinator,
-    named: &[SocketAddr],
+    named: &[HostPort],
+) -> Result<CoordinatorId, CoordinatorError> {
+    HostPort::await_answer(named, ask_all(endpoint, cluster, own, named)).await
+}
+
+async fn ask_all(
+    endpoint: &Endpoint,
+    cluster: &mut Cluster,
+    own: &state::Coordinator,
+    named: &[HostPort],
 ) -> Result<CoordinatorId, CoordinatorError> {
     let began = Instant::now();
     let mut reason = String::from("none was named");
     loop {
         let known = cluster.book.content().members.iter().map(|view| view.address);
-        let places: Vec<SocketAddr> = known.chain(named.iter().copied()).collect();
+        let places: Vec<SocketAddr> = known.chain(resolve(named).await.0).collect();
         for address in places {
             match ask_at(endpoint, address, own).await {
                 Ok(Answer { revision, members, id }) => {

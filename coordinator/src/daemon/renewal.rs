@@ -4,17 +4,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_transport::identity::{Authority, NODE_LIFETIME};
+use everstep_transport::identity::{Authority, Credentials, NODE_LIFETIME};
 use everstep_transport::quic::Endpoint;
 use tokio::time::sleep;
 
-/// From one certificate to the next; what fails is tried twice again before it is too late.
-pub(super) const PAUSE: Duration = NODE_LIFETIME.checked_div(3).expect("not by zero");
+/// How often the wall clock is looked at. A monotonic clock stands still while a machine is
+/// suspended, and may say too late that a certificate is due.
+pub(super) const PAUSE: Duration = Duration::from_secs(60);
 
-/// Presents a newer certificate after every pause, as long as it is polled.
-pub(super) async fn attend(endpoint: Arc<Endpoint>, authority: Arc<Authority>, pause: Duration) {
+/// Presents a newer certificate whenever `are_due` says so of the present one, as long as it is
+/// polled.
+pub(super) async fn attend(
+    endpoint: Arc<Endpoint>,
+    authority: Arc<Authority>,
+    pause: Duration,
+    are_due: impl Fn(&Credentials) -> bool,
+) {
     loop {
         sleep(pause).await;
+        if !are_due(&endpoint.credentials()) {
+            continue;
+        }
         let identity = endpoint.credentials().identity().clone();
         let newer = authority.issue(&identity, NODE_LIFETIME).map_err(|error| error.to_string());
         let presented =
@@ -44,7 +54,7 @@ mod tests {
         let settings = Settings::for_address([127, 0, 0, 1].into());
         let endpoint = Endpoint::bind(listen, &credentials, settings, None).expect("bound");
         let endpoint = Arc::new(endpoint);
-        let renewals = attend(endpoint.clone(), authority, Duration::from_millis(1));
+        let renewals = attend(endpoint.clone(), authority, Duration::from_millis(1), |_| true);
         let newer = async |than: Vec<_>| {
             while endpoint.credentials().chain() == than {
                 tokio::task::yield_now().await;

@@ -49,6 +49,12 @@ pub struct Generations {
 }
 
 impl Generations {
+    /// Another run begins. The reports of generations stay: their numbers go on.
+    pub fn begin(&mut self) {
+        (self.newest, self.recent) = (None, VecDeque::new());
+        self.lost.clear();
+    }
+
     /// Takes the next event.
     pub fn event(&mut self, kind: &EventKind) {
         match kind {

@@ -21,7 +21,7 @@ const REASONS: [(&str, &[&str]); 7] = [
     ("process", &["its process "]),
     ("silence", &["no heartbeat", "it did not answer"]),
     ("failure", &["it failed"]),
-    ("replaced", &["it registered anew"]),
+    ("replaced", &["it registered anew", "another process listens"]),
     ("unreachable", &["it and worker "]),
     ("other", &[""]),
 ];

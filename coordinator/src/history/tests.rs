@@ -40,7 +40,8 @@ fn history(kinds: impl IntoIterator<Item = EventKind>) -> History {
 #[test]
 fn whatever_happens_is_counted_once() {
     let name = NodeName::parse("worker-1").expect("a name");
-    let registered = |id| EventKind::Registered { worker: WorkerId(id), name: name.clone() };
+    let registered =
+        |id| EventKind::Registered { worker: WorkerId(id), name: name.clone(), number: 1 };
     let mut history = history([
         registered(2),
         registered(3),

@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, Payload};
-use everstep_transport::identity::{Role, Terms, format_token_id, parse_token_id};
-use everstep_transport::protocol::{CoordinatorId, Message, RunSpec, Wish, WorkerId};
+use everstep_transport::identity::{Identity, Role, Terms, format_token_id, parse_token_id};
+use everstep_transport::protocol::{CoordinatorId, Message, RunId, RunSpec, Step, Wish, WorkerId};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
@@ -29,9 +29,47 @@ pub(super) async fn submit(source: Data<Source>, key: Key, body: Payload) -> Ans
     Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name, "id": id })))
 }
 
-pub(super) async fn cancel(source: Data<Source>, key: Key) -> Answer {
-    source.wish(key, Wish::Cancel).await?;
-    Ok(HttpResponse::Ok().json(json!({ "state": "failed", "reason": "it was cancelled" })))
+/// Which run is to end; none named: the newest.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ending {
+    run: Option<RunId>,
+}
+
+/// A client that may ask again has to name the run: it might be another one by then.
+pub(super) async fn cancel(source: Data<Source>, key: Key, body: Payload) -> Answer {
+    let next = "send {\"run\": ID}, with the id that /api/v1/runs tells";
+    let body = read(body).await?;
+    let Ending { run } = match body.is_empty() {
+        true => Ending::default(),
+        false => parse(&body, next)?,
+    };
+    let run = match run {
+        Some(run) => run,
+        None if key.id().is_some() => {
+            let error = "with the header `Idempotency-Key`, the run has to be named";
+            return Err(Problem::bad(error, next));
+        }
+        None => source.overview(false).await?.runs.last().map_or(0, |run| run.id),
+    };
+    source.wish(key, Wish::Cancel(run)).await?;
+    let reason = "it was cancelled";
+    Ok(HttpResponse::Ok().json(json!({ "run": run, "state": "failed", "reason": reason })))
+}
+
+/// Where a run is to go back to.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Target {
+    run: RunId,
+    step: u64,
+}
+
+pub(super) async fn rollback(source: Data<Source>, key: Key, body: Payload) -> Answer {
+    let next = "send {\"run\": ID, \"step\": 0}, with the id that /api/v1/runs tells";
+    let Target { run, step } = parse(&read(body).await?, next)?;
+    source.wish(key, Wish::Rollback { run, step: Step(step) }).await?;
+    Ok(HttpResponse::Accepted().json(json!({ "run": run, "step": step })))
 }
 
 pub(super) async fn drain(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
@@ -96,6 +134,9 @@ pub(super) async fn create_token(
         "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; the last two are optional";
     let body = read(body).await?;
     let Wanted { role, uses, ttl_s } = parse(&body, next)?;
+    if role != Role::Worker {
+        return Err(too_much(role));
+    }
     // A clock before 1970 is wrong anyway.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let expires_unix_s = ttl_s.map(|ttl| now.saturating_add(ttl));
@@ -111,6 +152,23 @@ pub(super) async fn create_token(
     let mut made = json!(made);
     made["token"] = json!(token.to_string());
     Ok(HttpResponse::Created().json(made))
+}
+
+/// What such a token yields is worth more than this connection, which is not encrypted.
+fn too_much(role: Role) -> Problem {
+    let error = format!("over HTTP tokens are made for workers only, not with the role {role}");
+    let next = "use `everstep token create` or `everstep coordinator add`, which ask over a link";
+    Problem::new(StatusCode::FORBIDDEN, error, next)
+}
+
+/// A worker that is revoked loses its links at once.
+pub(super) async fn revoke(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
+    let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
+    let overview = source.overview(false).await?;
+    let found = overview.cluster.workers.iter().find(|view| view.worker == worker);
+    let name = found.map(|view| view.name.clone()).ok_or_else(|| no_worker(&id))?;
+    source.wish(key, Wish::Revoke(Identity { role: Role::Worker, name })).await?;
+    Ok(HttpResponse::Ok().json(json!({ "id": worker, "state": "revoked" })))
 }
 
 pub(super) async fn revoke_token(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {

@@ -3,7 +3,8 @@
 //! On loopback anybody on this machine may read, and whoever changes something must show the token.
 //! A web page in this machine's browser is nobody: its name for this address is not ours, so a host
 //! name that it had made to point here is refused, and no other origin is ever let in. On any other
-//! address the token is needed for everything.
+//! address reading needs a token, too: that for changes, or another for nothing else. A liveness
+//! probe needs none anywhere: it tells nothing but that the process answers.
 
 use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap};
 use actix_web::http::{Method, StatusCode};
@@ -15,15 +16,22 @@ use super::token::Token;
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
     pub(super) token: Token,
-    /// Whoever only reads must show it, too.
+    /// The token is from a file that the operator named, and reading needs it, too.
     pub(super) for_everything: bool,
+    /// A token that is enough to read. With it, reading needs either token.
+    pub(super) read_token: Option<Token>,
     /// The address that is listened on can be reached from this machine alone.
     pub(super) loopback: bool,
 }
 
 impl Guard {
     /// Whether a request with this head may be answered.
-    pub(super) fn permit(&self, method: &Method, headers: &HeaderMap) -> Result<(), Problem> {
+    pub(super) fn permit(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), Problem> {
         let mut hosts = headers.get_all(HOST);
         if self.loopback && !hosts.all(|host| host.to_str().is_ok_and(is_this_machine)) {
             let error = "this address is not answered under the name in the header `host`";
@@ -31,24 +39,35 @@ impl Guard {
             return Err(Problem::new(StatusCode::FORBIDDEN, error, next));
         }
         let reads = matches!(*method, Method::GET | Method::HEAD);
-        if reads && !self.for_everything {
+        let is_open = !self.for_everything && self.read_token.is_none();
+        if reads && (is_open || path == "/livez") {
             return Ok(());
         }
+        let for_reading = |shown: &[u8]| self.read_token.as_ref().is_some_and(|it| it.is(shown));
         let mut shown = headers.get_all(AUTHORIZATION);
         match (shown.next().map(|value| bearer(value.as_bytes())), shown.next()) {
             (Some(Some(token)), None) if self.token.is(token) => Ok(()),
-            (None, _) => Err(self.unauthorised("it needs a token")),
-            _ => Err(self.unauthorised("the token is not the one of this coordinator")),
+            (Some(Some(token)), None) if for_reading(token) && reads => Ok(()),
+            (Some(Some(token)), None) if for_reading(token) => {
+                let error = "the token is for reading only, and this changes something";
+                Err(Problem::new(StatusCode::FORBIDDEN, error, self.advice(false)))
+            }
+            (None, _) => Err(self.unauthorised("it needs a token", reads)),
+            _ => Err(self.unauthorised("the token is not the one of this coordinator", reads)),
         }
     }
 
-    fn unauthorised(&self, error: &str) -> Problem {
-        let file = match self.for_everything {
-            true => "it is in the file that `--http-token` names",
-            false => "it is in the file `api.token` in the coordinator's directory",
+    fn unauthorised(&self, error: &str, reads: bool) -> Problem {
+        Problem::new(StatusCode::UNAUTHORIZED, error, self.advice(reads))
+    }
+
+    fn advice(&self, reads: bool) -> String {
+        let file = match (reads && self.read_token.is_some(), self.for_everything) {
+            (true, _) => "it is in the file that `--http-read-token` names",
+            (false, true) => "it is in the file that `--http-token` names",
+            (false, false) => "it is in the file `api.token` in the coordinator's directory",
         };
-        let next = format!("send the header `Authorization: Bearer TOKEN`; {file}");
-        Problem::new(StatusCode::UNAUTHORIZED, error, next)
+        format!("send the header `Authorization: Bearer TOKEN`; {file}")
     }
 }
 
@@ -83,14 +102,16 @@ mod tests {
         let path = dir.path().join("token");
         std::fs::write(&path, SECRET).expect("written");
         let token = Token::read(&path).expect("a token");
-        Guard { token, for_everything, loopback }
+        Guard { token, for_everything, read_token: None, loopback }
     }
 
     fn status(guard: &Guard, method: Method, headers: &[(HeaderName, &str)]) -> u16 {
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).expect("a value");
         let mut map = HeaderMap::new();
         headers.iter().for_each(|(name, text)| map.append(name.clone(), value(text)));
-        guard.permit(&method, &map).map_or_else(|problem| problem.status.as_u16(), |()| 200)
+        guard
+            .permit(&method, "/api/v1/status", &map)
+            .map_or_else(|problem| problem.status.as_u16(), |()| 200)
     }
 
     #[test]
@@ -140,5 +161,38 @@ mod tests {
         let shown = [host, (AUTHORIZATION, &right)];
         assert_eq!(status(&guard, Method::GET, &shown[..1]), 401);
         assert_eq!(status(&guard, Method::GET, &shown), 200);
+    }
+
+    #[test]
+    fn a_token_for_reading_reads_and_changes_nothing() {
+        const READER: &str = "a-token-for-prometheus-and-no-one-else";
+        for for_everything in [false, true] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = dir.path().join("reader");
+            std::fs::write(&path, READER).expect("written");
+            let read_token = Some(Token::read(&path).expect("a token"));
+            let guard = Guard { read_token, ..guard(false, for_everything) };
+            let (reads, changes) = (format!("Bearer {READER}"), format!("Bearer {SECRET}"));
+            for (method, shown, expected) in [
+                (Method::GET, None, 401),
+                (Method::GET, Some(&reads), 200),
+                (Method::GET, Some(&changes), 200),
+                (Method::POST, None, 401),
+                (Method::POST, Some(&reads), 403),
+                (Method::DELETE, Some(&reads), 403),
+                (Method::POST, Some(&changes), 200),
+            ] {
+                let shown: Vec<_> = shown.iter().map(|it| (AUTHORIZATION, it.as_str())).collect();
+                assert_eq!(status(&guard, method.clone(), &shown), expected, "{method} {shown:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_liveness_probe_needs_no_token() {
+        let guard = guard(false, true);
+        let answer = |path| guard.permit(&Method::GET, path, &HeaderMap::new()).is_ok();
+        assert_eq!(["/livez", "/livezz", "/readyz", "/"].map(answer), [true, false, false, false]);
+        assert!(guard.permit(&Method::POST, "/livez", &HeaderMap::new()).is_err());
     }
 }

@@ -18,7 +18,9 @@ pub(super) fn text(overview: &Overview) -> String {
     run(&mut page, overview);
     workers(&mut page, overview);
     devices(&mut page, overview);
-    history(&mut page, overview);
+    if overview.cluster.leads.is_some() {
+        history(&mut page, overview);
+    }
     log(&mut page, overview);
     page.0
 }
@@ -151,6 +153,8 @@ const FIGURES: [Figure; 6] = [
     }),
 ];
 
+/// What every coordinator counts alike, since all have one history: told by the leader alone, so
+/// that a sum over all coordinators counts everything once.
 fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
     let help = "Workers that registered.";
     page.counter("everstep_registrations_total", help, tally.registrations);

@@ -17,7 +17,7 @@ use super::source::Source;
 use super::{Overview, Place, metrics};
 
 /// Every path, with what is there.
-pub(super) const PATHS: [(&str, &str); 20] = [
+pub(super) const PATHS: [(&str, &str); 22] = [
     ("GET /livez", "200 while the process answers"),
     ("GET /readyz", "200 while a coordinator is known to lead; else 503"),
     ("GET /metrics", "figures, as Prometheus reads them"),
@@ -32,11 +32,13 @@ pub(super) const PATHS: [(&str, &str); 20] = [
     ("GET /api/v1/runs", "the runs that are over, and the one under way"),
     ("GET /api/v1/tokens", "the tokens that admit nodes, without their secrets"),
     ("POST /api/v1/run", "submits a run, as in run.json; needs the token"),
-    ("POST /api/v1/run/cancel", "ends the run; needs the token"),
+    ("POST /api/v1/run/cancel", "ends the run, or {\"run\": ID}; needs the token"),
+    ("POST /api/v1/run/rollback", "lets the run go back to a checkpoint; needs the token"),
     ("POST /api/v1/workers/ID/drain", "lets a worker leave; needs the token"),
+    ("POST /api/v1/workers/ID/revoke", "lets a worker in no more; needs the token"),
     ("POST /api/v1/coordinators/ID/remove", "does without a coordinator; needs the token"),
     ("POST /api/v1/coordinators/transfer", "lets another coordinator lead; needs the token"),
-    ("POST /api/v1/tokens", "makes a token, and tells it once; needs the token"),
+    ("POST /api/v1/tokens", "makes a token for workers, and tells it once; needs the token"),
     ("DELETE /api/v1/tokens/ID", "admits nobody with a token any more; needs the token"),
 ];
 
@@ -79,7 +81,9 @@ fn lay_changes(config: &mut ServiceConfig) {
         |path: &str, route: fn(Route) -> Route| resource(path, "POST").route(route(web::post()));
     config
         .service(change("/api/v1/run/cancel", |route| route.to(changes::cancel)))
+        .service(change("/api/v1/run/rollback", |route| route.to(changes::rollback)))
         .service(change("/api/v1/workers/{id}/drain", |route| route.to(changes::drain)))
+        .service(change("/api/v1/workers/{id}/revoke", |route| route.to(changes::revoke)))
         .service(change("/api/v1/coordinators/transfer", |route| route.to(changes::transfer)))
         .service(change("/api/v1/coordinators/{id}/remove", |route| route.to(changes::remove)))
         .service(

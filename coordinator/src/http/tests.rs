@@ -11,6 +11,7 @@ use super::*;
 fn worker(id: u64, rank: u32) -> WorkerView {
     WorkerView {
         worker: WorkerId(id),
+        number: rank + 1,
         name: NodeName::parse(&format!("worker-{id}")).expect("a name"),
         address: ([127, 0, 0, 1], 40_000 + id as u16).into(),
         rank: Some(Rank(rank)),
@@ -19,6 +20,8 @@ fn worker(id: u64, rank: u32) -> WorkerView {
         device: Device::default(),
         telemetry: None,
         state: WorkerState::Training,
+        retained: 0,
+        waits_for: None,
     }
 }
 
@@ -47,6 +50,9 @@ pub(crate) fn view() -> ClusterView {
         line: Some(line),
         workers: vec![on_gpu(worker(5, 0)), worker(9, 1)],
         waiting: None,
+        owners_awaited: None,
+        outage: None,
+        now_unix_ms: 90_000,
         unreachable: Vec::new(),
         divergence: None,
         end: None,
@@ -80,8 +86,9 @@ pub(super) fn overview() -> Overview {
 #[test]
 fn an_address_beyond_this_machine_needs_a_token_for_everything() {
     let options = |listen: &str, token: Option<&str>| Options {
-        listen: listen.parse().expect("an address"),
+        listen: Some(listen.parse().expect("an address")),
         token: token.map(PathBuf::from),
+        read_token: None,
     };
     for (listen, token) in
         [("127.0.0.1:0", None), ("[::1]:0", None), ("127.8.8.8:1", None), ("0.0.0.0:0", Some("t"))]

@@ -5,7 +5,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::HttpError;
@@ -16,7 +16,7 @@ const MIN_BYTES: usize = 32;
 const MAX_BYTES: usize = 1024;
 
 /// A token, as its digest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token(blake3::Hash);
 
 impl Token {
@@ -29,6 +29,15 @@ impl Token {
             return Err(HttpError::Token(path.to_path_buf()));
         }
         Ok(Self(blake3::hash(text.as_bytes())))
+    }
+
+    /// The same, unless other users than the file's owner and group may read it, or write it.
+    pub(super) fn read_private(path: &Path) -> Result<Self, HttpError> {
+        let mode = fs::metadata(path).map_err(|source| failed(path, source))?.permissions().mode();
+        match mode & 0o006 {
+            0 => Self::read(path),
+            _ => Err(HttpError::Public(path.to_path_buf())),
+        }
     }
 
     /// Reads the token in a file, which is made if it is not there.

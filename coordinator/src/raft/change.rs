@@ -7,7 +7,6 @@
 
 use ::raft::StateRole;
 use ::raft::eraftpb::{ConfChangeTransition, ConfChangeType, ConfChangeV2};
-use protobuf::Message as _;
 
 use super::batch::{Entry, HardState};
 use super::members::{Members, NOBODY, ReplicaId};
@@ -147,5 +146,8 @@ fn changes(
 
 /// A change of members as Raft has encoded it.
 pub(super) fn parse_change(bytes: &[u8]) -> Option<ConfChangeV2> {
-    ConfChangeV2::parse_from_bytes(bytes).ok()
+    ::raft::parse_conf_change_v2(bytes).ok()
 }
+
+#[cfg(test)]
+mod tests;

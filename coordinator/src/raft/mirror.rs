@@ -101,7 +101,6 @@ impl HardState {
             term: self.term.0,
             vote: self.vote.unwrap_or(NOBODY).0,
             commit: self.commit,
-            ..eraftpb::HardState::default()
         }
     }
 

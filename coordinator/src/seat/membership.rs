@@ -194,7 +194,8 @@ impl Seat {
         let coordinator = self.own.clone();
         let command = match self.founds {
             Some(ephemeral) if coordinators.is_empty() => {
-                Command::Found { ephemeral, founder: coordinator }
+                let tokens = self.tokens.clone();
+                Command::Found { ephemeral, founder: coordinator, tokens }
             }
             _ if listed => Command::Coordinator { id: Some(id.0), coordinator },
             // It does not know the log yet, or was removed, and asks whether it may go.

@@ -135,6 +135,7 @@ impl World {
             epoch_unix_ms: 0,
             snapshot_entries: 10_000,
             founds: (id == 1).then_some(false),
+            tokens: Vec::new(),
             book,
             lacks_history: false,
         };
@@ -196,7 +197,10 @@ impl World {
             let reason = "cut".to_string();
             self.later(
                 WAY,
-                Happening::Arrives(id, Input::Disconnected { link: there, gone: true, reason }),
+                Happening::Arrives(
+                    id,
+                    Input::Disconnected { link: there, end: LinkEnd::Refused, reason },
+                ),
             );
         }
     }

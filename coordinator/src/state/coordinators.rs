@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use everstep_transport::identity::AcceptedToken;
+use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
 
 use super::{Coordinator, State, Verdict};
@@ -58,10 +60,12 @@ impl State {
         &mut self,
         ephemeral: bool,
         founder: &Coordinator,
+        tokens: &[AcceptedToken],
     ) -> Result<Verdict, String> {
         match self.coordinators.get(&FOUNDER) {
             None if self.coordinators.is_empty() => {
                 self.ephemeral = ephemeral;
+                tokens.iter().for_each(|token| self.tokens.accept(token.clone()));
                 self.place(FOUNDER, founder);
                 Ok(Verdict::Coordinator(FOUNDER))
             }
@@ -136,10 +140,34 @@ impl State {
         if self.coordinators.values().all(|known| known.name != gone.name) {
             self.shut_out.insert(id, gone);
         }
-        if self.shut_out.len() > SHUT_OUT {
+        self.forget_oldest_shut_out();
+        Ok(Verdict::Accepted)
+    }
+
+    /// Only the survivor is left. The others do not come back: two clusters would lead the workers.
+    pub(super) fn recover(
+        &mut self,
+        unix_ms: u64,
+        survivor: CoordinatorId,
+    ) -> Result<Verdict, String> {
+        let Some(own) = self.coordinators.remove(&survivor) else {
+            return Err(format!("coordinator {survivor} is none of them any more"));
+        };
+        let mut gone = std::mem::take(&mut self.coordinators);
+        gone.append(&mut self.leaving);
+        gone.retain(|_, known| known.name != own.name);
+        self.shut_out.append(&mut gone);
+        self.forget_oldest_shut_out();
+        self.coordinators.insert(survivor, own);
+        (self.revision, self.lacks_lines) = (self.applied, self.run.is_some());
+        self.note(unix_ms, EventKind::Recovered { coordinator: survivor });
+        Ok(Verdict::Accepted)
+    }
+
+    fn forget_oldest_shut_out(&mut self) {
+        while self.shut_out.len() > SHUT_OUT {
             self.shut_out.pop_first();
         }
-        Ok(Verdict::Accepted)
     }
 }
 

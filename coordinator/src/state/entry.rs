@@ -8,7 +8,8 @@
 
 use std::net::SocketAddr;
 
-use everstep_transport::identity::TokenId;
+use everstep_transport::identity::{AcceptedToken, TokenId};
+use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{
@@ -66,6 +67,8 @@ pub enum Command {
         run: u64,
         /// How.
         outcome: Outcome,
+        /// How it did, as the proposer knows it from lines and events.
+        figures: RunFigures,
     },
     /// An operator wishes something. However often this comes into the log, it is done once.
     Request {
@@ -80,6 +83,8 @@ pub enum Command {
         ephemeral: bool,
         /// The first coordinator.
         founder: Coordinator,
+        /// The tokens in the coordinators' files, which admit nodes from the beginning.
+        tokens: Vec<AcceptedToken>,
     },
     /// A coordinator is to be one of them, or is found elsewhere than before.
     Coordinator {
@@ -93,6 +98,12 @@ pub enum Command {
     ShutOut {
         /// Its id.
         coordinator: CoordinatorId,
+    },
+    /// An operator goes on from the directory of one coordinator: all others are lost for good, and
+    /// shut out. The directory may lack entries that were agreed on.
+    Recover {
+        /// The id of the coordinator that is left.
+        survivor: CoordinatorId,
     },
     /// A node was admitted with a token.
     SpendToken {

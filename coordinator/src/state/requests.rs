@@ -14,8 +14,6 @@ use super::{State, Verdict};
 
 /// Of so many clients the newest outcome is kept.
 pub(super) const CLIENTS: usize = 1_000;
-/// Most tokens that are accepted at a time.
-pub(super) const TOKENS: usize = 1_000;
 
 /// The newest outcomes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -112,21 +110,16 @@ impl State {
     fn grant(&mut self, unix_ms: u64, wish: &Wish) -> Result<Verdict, String> {
         match wish {
             Wish::Submit(run) => self.submit(unix_ms, run),
-            Wish::Cancel => self.cancel(unix_ms),
+            Wish::Cancel(run) => self.cancel(unix_ms, *run),
             Wish::Drain(worker) => {
                 self.must_run()?;
                 self.drain(unix_ms, *worker)
             }
-            Wish::CreateToken(_) if self.tokens.count() >= TOKENS => {
-                Err(format!("there are {TOKENS} tokens already; revoke some"))
-            }
-            Wish::CreateToken(token) => {
-                self.tokens.accept(token.clone());
-                Ok(Verdict::Accepted)
-            }
-            Wish::RevokeToken(token) if self.tokens.revoke(token) => Ok(Verdict::Accepted),
-            Wish::RevokeToken(_) => Err("there is no such token".into()),
+            Wish::CreateToken(token) => self.create_token(unix_ms, token),
+            Wish::RevokeToken(token) => self.revoke_token(token),
+            Wish::Revoke(node) => self.revoke(unix_ms, node),
             Wish::Remove(coordinator) => self.remove(*coordinator),
+            Wish::Rollback { run, step } => self.want_rollback(*run, *step),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
 use everstep_transport::protocol::{Generation, MetricsLine, News, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -16,7 +17,7 @@ use super::{State, Verdict};
 const REMEMBERED: usize = 100;
 
 /// A run that is over.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct PastRun {
     /// Its id: the index of the entry that submitted it.
     pub id: RunId,
@@ -30,6 +31,8 @@ pub struct PastRun {
     pub hash: Option<[u8; 32]>,
     /// Why its bits are not those of any other such run, if they are not.
     pub divergence: Option<String>,
+    /// How it did.
+    pub figures: RunFigures,
 }
 
 impl State {
@@ -78,24 +81,31 @@ impl State {
         (self.foundation, self.probes) = (None, Probes::default());
         self.workers.clear();
         self.gone.clear();
+        self.numbers.retain(|name, _| self.nodes.contains_key(name));
         self.nodes.clear();
         self.unreachable.clear();
-        (self.record, self.waiting_since) = (None, None);
+        (self.record, self.waiting_since, self.goes_back) = (None, None, false);
         (self.outcome, self.written) = (Outcome::Running, Step(0));
+        self.lacks_lines = false;
         self.news.push(News::Run(self.run_id));
         self.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
     }
 
-    pub(super) fn cancel(&mut self, unix_ms: u64) -> Result<Verdict, String> {
+    /// Ends the run, and no other that was begun since.
+    pub(super) fn cancel(&mut self, unix_ms: u64, run: RunId) -> Result<Verdict, String> {
         self.must_run()?;
         if self.run.is_none() {
             return Err("there is no run to cancel".into());
         }
-        self.end(unix_ms, Outcome::Failed { name: None, reason: "it was cancelled".into() });
+        self.must_be(run)?;
+        let outcome = Outcome::Failed { name: None, reason: "it was cancelled".into() };
+        let steps = self.run.as_ref().map_or(0, |run| run.steps);
+        self.end(unix_ms, outcome, RunFigures { steps, ..RunFigures::default() });
         Ok(Verdict::Accepted)
     }
 
-    pub(super) fn end(&mut self, unix_ms: u64, outcome: Outcome) {
+    /// The run is over, with these figures, as far as the proposer knows them.
+    pub(super) fn end(&mut self, unix_ms: u64, outcome: Outcome, figures: RunFigures) {
         let run = self.run.as_ref();
         let (name, steps) = run.map_or((String::new(), 0), |run| (run.name.clone(), run.steps));
         let (failure, hash) = match &outcome {
@@ -111,11 +121,13 @@ impl State {
         };
         let (id, steps) = (self.run_id, self.written);
         let divergence = self.divergence();
-        self.past_runs.push_back(PastRun { id, name, steps, failure, hash, divergence });
+        let figures = RunFigures { ended_unix_ms: Some(unix_ms), ..figures };
+        let past = PastRun { id, name, steps, failure, hash, divergence, figures };
+        self.past_runs.push_back(past);
         if self.past_runs.len() > REMEMBERED {
             self.past_runs.pop_front();
         }
-        self.outcome = outcome;
+        (self.outcome, self.goes_back) = (outcome, false);
     }
 
     /// Nothing that leaves the cluster is taken from outside the current generation: not even a
@@ -142,7 +154,7 @@ impl State {
         let mut taken = Vec::new();
         for line in lines.iter().filter(|line| line.step.0 <= steps) {
             if self.follows(line.step) {
-                self.written = line.step;
+                (self.written, self.lacks_lines) = (line.step, false);
                 taken.push(line.clone());
             }
         }
@@ -156,11 +168,37 @@ impl State {
         if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step == self.written {
             return step > Step(0);
         }
-        step == self.written.next()
+        step == self.written.next() || self.lacks_lines && step > self.written
+    }
+
+    /// Whether the next lines need not follow the newest: some were lost with the log of other
+    /// coordinators.
+    pub fn lacks_lines(&self) -> bool {
+        self.lacks_lines
+    }
+
+    /// An operator wants the run to go back to this step: the next generation does.
+    pub(super) fn want_rollback(&mut self, run: RunId, step: Step) -> Result<Verdict, String> {
+        self.must_run()?;
+        self.must_be(run)?;
+        if self.record.is_none() {
+            return Err("the run has not begun: there is nothing to go back from".into());
+        }
+        if step != Step(0) {
+            return Err(format!("there is no checkpoint of step {step}, only of step 0"));
+        }
+        self.goes_back = true;
+        Ok(Verdict::Accepted)
+    }
+
+    /// Whether an operator wants the run to go back, and it has not done so yet.
+    pub fn is_to_go_back(&self) -> bool {
+        self.goes_back
     }
 
     /// The run goes back to this step.
     pub(super) fn go_back(&mut self, step: Step) {
+        self.goes_back = false;
         self.written = self.written.min(step);
         self.news.push(News::Forget(step));
     }

@@ -1,6 +1,8 @@
 use std::net::Ipv4Addr;
 
-use everstep_transport::identity::{JoinToken, Role, Terms};
+use everstep_transport::identity::{
+    AcceptedToken, Identity, JoinToken, Refusal, Role, Terms, format_token_id,
+};
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
@@ -39,7 +41,7 @@ fn register_for(
 }
 
 fn end(run: u64, outcome: Outcome) -> Entry {
-    entry(Command::End { run, outcome })
+    entry(Command::End { run, outcome, figures: exemplars::figures() })
 }
 
 /// A generation that all of its predecessor survive.
@@ -423,7 +425,8 @@ fn coordinator(node: &str, incarnation: u64, port: u16) -> Coordinator {
 }
 
 fn found(ephemeral: bool) -> Entry {
-    entry(Command::Found { ephemeral, founder: coordinator("one", 1, 1) })
+    let tokens = Vec::new();
+    entry(Command::Found { ephemeral, founder: coordinator("one", 1, 1), tokens })
 }
 
 /// Whoever lost its disk does not know what it has promised: it is another one.
@@ -517,7 +520,7 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
     let others = 2..requests::CLIENTS as u64 + 2;
     entries.extend(others.map(|client| {
         let id = RequestId { client, number: 1 };
-        entry(Command::Request { id, wish: Wish::Cancel })
+        entry(Command::Request { id, wish: Wish::Cancel(1) })
     }));
     entries.extend([made(1), spend("two"), spend("one")]);
     let (_, verdicts) = replay(&entries);
@@ -681,4 +684,96 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
         let error = State::decode(&state.encode()).expect_err(problem).to_string();
         assert!(error.contains(problem), "{error}");
     }
+}
+
+/// As of a moment, milliseconds of Unix time.
+fn wish_at(unix_ms: u64, number: u64, wish: Wish) -> Entry {
+    Entry { unix_ms, command: Command::Request { id: RequestId { client: 1, number }, wish } }
+}
+
+fn token(number: u8, uses: Option<u32>, expires_unix_s: Option<u64>) -> AcceptedToken {
+    let (id, secret) = (format_token_id(&[number; 9]), "A".repeat(43));
+    let token: JoinToken = format!("es1.{id}.{secret}.{secret}").parse().expect("one");
+    token.accepted(Terms { role: Role::Worker, uses, expires_unix_s })
+}
+
+#[test]
+fn tokens_that_have_expired_make_room_and_a_late_joiner_is_told_for_an_hour() {
+    let mut state = State::default();
+    let make = |number: u64, expires| Wish::CreateToken(token_of(number, expires));
+    for number in 1..=access::TOKENS as u64 {
+        let made = state.apply(number, Term(1), &wish_at(0, number, make(number, 60)));
+        assert_eq!(made, Verdict::Accepted);
+    }
+    let (next, after) = (access::TOKENS as u64 + 1, access::TOKENS as u64 + 2);
+    let full = Verdict::Refused("there are 1000 tokens already; revoke some".into());
+    assert_eq!(state.apply(next, Term(1), &wish_at(59_999, next, make(next, 120))), full);
+    let spend = Command::SpendToken { token: token_of(7, 60).id(), node: name("late") };
+    let late = state.apply(after, Term(1), &Entry { unix_ms: 61_000, command: spend });
+    assert_eq!(late, Verdict::NotAdmitted(Refusal::Expired { unix_s: 60 }));
+    let made = wish_at(61_000, after + 1, make(after, 120));
+    assert_eq!(state.apply(after + 1, Term(1), &made), Verdict::Accepted);
+    assert_eq!(state.tokens().count(), 1);
+    let much = Wish::CreateToken(token(9, Some(1_001), None));
+    let refused = Verdict::Refused("a token admits at most 1000 nodes, not 1001".into());
+    assert_eq!(state.apply(after + 2, Term(1), &wish_at(61_000, after + 2, much)), refused);
+}
+
+fn token_of(number: u64, expires: u64) -> AcceptedToken {
+    let mut id = [0; 9];
+    id[..8].copy_from_slice(&number.to_le_bytes());
+    let secret = "A".repeat(43);
+    let text = format!("es1.{}.{secret}.{secret}", format_token_id(&id));
+    let token: JoinToken = text.parse().expect("one");
+    token.accepted(Terms { role: Role::Worker, uses: Some(1), expires_unix_s: Some(expires) })
+}
+
+#[test]
+fn the_tokens_of_the_beginning_are_listed_and_revoked_for_good() {
+    let first = token(1, None, None);
+    let command = Command::Found {
+        ephemeral: false,
+        founder: coordinator("one", 1, 1),
+        tokens: vec![first.clone()],
+    };
+    let found = entry(command);
+    let revoke = wish(1, Wish::RevokeToken(first.id()));
+    let (state, verdicts) = replay(&[found.clone(), revoke, found]);
+    assert_eq!(verdicts[1..], [Verdict::Accepted, Verdict::Coordinator(FOUNDER)]);
+    assert_eq!(state.tokens().count(), 0, "founding it once more brings nothing back");
+}
+
+#[test]
+fn a_revoked_node_is_remembered_in_snapshots_and_admitted_by_no_token() {
+    let node = |role, text: &str| Identity { role, name: name(text) };
+    let worker = node(Role::Worker, "worker-1");
+    let entries = [
+        wish(1, Wish::CreateToken(token(3, Some(4), None))),
+        wish(2, Wish::Revoke(worker.clone())),
+        wish(3, Wish::Revoke(node(Role::Coordinator, "coordinator-1"))),
+        entry(Command::SpendToken { token: [3; 9], node: name("worker-1") }),
+    ];
+    let (state, verdicts) = replay(&entries);
+    assert_eq!(verdicts[1], Verdict::Accepted);
+    assert!(matches!(&verdicts[2], Verdict::Refused(words) if words.contains("removed")));
+    assert_eq!(verdicts[3], Verdict::NotAdmitted(Refusal::Removed));
+    let state = State::decode(&state.encode()).expect("its own bytes");
+    assert!(state.is_revoked(&worker) && !state.is_revoked(&node(Role::Operator, "worker-1")));
+    assert_eq!((state.revocations_revision(), state.revoked_views()[0].since_unix_ms), (2, 5));
+}
+
+#[test]
+fn a_cancel_ends_the_run_that_it_names_and_no_other() {
+    let other = RunSpec { name: "other".into(), ..exemplars::run() };
+    let entries = [
+        found(false),
+        submitted(),
+        wish(1, Wish::Cancel(2)),
+        submit(2, other),
+        wish(2, Wish::Cancel(2)),
+    ];
+    let (state, verdicts) = replay(&entries);
+    assert_eq!(verdicts[2], Verdict::Accepted);
+    assert_eq!(verdicts[4], Verdict::Refused("run 2 is not the current one".into()));
+    assert_eq!((state.run_id(), state.outcome()), (4, &Outcome::Running));
 }

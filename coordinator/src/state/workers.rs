@@ -11,6 +11,8 @@ use super::{State, Verdict};
 /// A registered worker.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Worker {
+    /// What people call it: see `State::number`.
+    pub number: u32,
     /// Its node.
     pub name: NodeName,
     /// What it stated.
@@ -70,10 +72,12 @@ impl State {
         }
         let worker = self.next_id();
         self.probes.note(worker, registration);
-        self.note(unix_ms, EventKind::Registered { worker, name: name.clone() });
+        let number = self.number(name);
+        self.note(unix_ms, EventKind::Registered { worker, name: name.clone(), number });
         self.nodes.insert(name.clone(), worker);
         let (name, registration) = (name.clone(), registration.clone());
-        self.workers.insert(worker, Worker { name, registration, standing: Standing::Registered });
+        let standing = Standing::Registered;
+        self.workers.insert(worker, Worker { number, name, registration, standing });
         Ok(Verdict::Registered(worker))
     }
 
@@ -84,6 +88,26 @@ impl State {
             return WorkerId(self.workers.len() as u64 + 2);
         }
         WorkerId(self.applied)
+    }
+
+    /// What people call the worker of this node: 1, 2, 3 in the order of the first registrations. A
+    /// node keeps its number, also into the next run, until nothing is remembered of its workers.
+    fn number(&mut self, name: &NodeName) -> u32 {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        self.numbered += 1;
+        self.numbers.insert(name.clone(), self.numbered);
+        self.numbered
+    }
+
+    /// Nothing is remembered of a worker any more.
+    fn forget(&mut self, worker: WorkerId) {
+        if let Some(known) = self.workers.remove(&worker)
+            && !self.nodes.contains_key(&known.name)
+        {
+            self.numbers.remove(&known.name);
+        }
     }
 
     /// The first worker lays the foundation; everyone else must stand on the same.
@@ -111,7 +135,7 @@ impl State {
             ));
         }
         self.vacate(worker);
-        self.workers.remove(&worker);
+        self.forget(worker);
         let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
         self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
         Ok(Verdict::Accepted)
@@ -149,7 +173,7 @@ impl State {
         let is_lost = |id: &WorkerId| self.workers[id].standing == Standing::Lost;
         let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
         if let Some(worker) = self.gone.remove(oldest) {
-            self.workers.remove(&worker);
+            self.forget(worker);
         }
     }
 

@@ -1,5 +1,6 @@
 //! A coordinator in a process of its own, and workers and operators on real links.
 
+mod access;
 mod client;
 mod http;
 mod killed;

@@ -186,7 +186,7 @@ async fn nothing_is_begun_where_anything_is_left_of_another() {
     let whole = left_by_a_run().await;
     let checked = tokio::task::spawn_blocking(move || {
         let token = String::from_utf8(read(whole.path(), "coordinator.token")).expect("text");
-        let join = || Start::Join { token: token.clone(), coordinators: vec![anywhere()] };
+        let join = || Start::Join { token: token.clone(), coordinators: vec![anywhere().into()] };
         for file in FILES {
             for start in [bootstrap(), join()] {
                 let dir = tempfile::tempdir().expect("a directory");
@@ -247,8 +247,10 @@ async fn a_directory_that_cannot_be_written_is_refused() {
     });
     checked.await.expect("it is refused");
     // Nobody can write here.
-    let refused = tokio::task::spawn_blocking(|| begin(Path::new("/proc/cluster"), bootstrap()));
-    let refused = refused.await.expect("no panic");
+    let nowhere = PathBuf::from("/proc/cluster");
+    let options = Options { dir: nowhere, listen: anywhere(), start: bootstrap(), http: None };
+    let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");
+    let refused = refused.expect_err("it cannot be made");
     assert!(matches!(refused, CoordinatorError::File { .. }), "{refused}");
 }
 
@@ -318,7 +320,7 @@ async fn a_workers_token_makes_no_coordinator() {
     let cluster = Cluster::idle(None).await;
     let dir = tempfile::tempdir().expect("a directory");
     let token = fs::read_to_string(cluster.path("join.token")).expect("a token");
-    let start = Start::Join { token, coordinators: vec![cluster.address] };
+    let start = Start::Join { token, coordinators: vec![cluster.address.into()] };
     let path = dir.path().to_path_buf();
     let options = Options { dir: path, listen: anywhere(), start, http: None };
     let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");

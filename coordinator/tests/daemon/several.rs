@@ -220,7 +220,7 @@ async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
 fn who_cannot_join_is_told_why() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = |token: &str| {
-        let (token, coordinators) = (token.to_string(), vec![anywhere()]);
+        let (token, coordinators) = (token.to_string(), vec![anywhere().into()]);
         let start = Start::Join { token, coordinators };
         Options { dir: dir.path().to_path_buf(), listen: anywhere(), start, http: None }
     };

@@ -32,6 +32,7 @@ const LASTING: &str = "lasting";
 const JOIN: &str = "EVERSTEP_TEST_JOIN";
 const COORDINATORS: &str = "EVERSTEP_TEST_COORDINATORS";
 const HTTP_TOKEN: &str = "EVERSTEP_TEST_HTTP_TOKEN";
+const HTTP_READ_TOKEN: &str = "EVERSTEP_TEST_HTTP_READ_TOKEN";
 /// What the process says before its addresses.
 const LISTENS: &str = "it listens on ";
 /// What the process says before how it ended.
@@ -57,7 +58,8 @@ pub fn be_a_coordinator() {
         (None, Err(_)) => Start::Again,
     };
     let token = std::env::var_os(HTTP_TOKEN).map(Into::into);
-    let http = Some(http::Options { listen: anywhere(), token });
+    let read_token = std::env::var_os(HTTP_READ_TOKEN).map(Into::into);
+    let http = Some(http::Options { listen: Some(anywhere()), token, read_token });
     let options = Options { dir: dir.into(), listen, start, http };
     let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
     match run(options, ready) {
@@ -257,6 +259,13 @@ impl Cluster {
         Self::of(Process::start_with(dir.path(), anywhere(), lasting), dir).await
     }
 
+    /// The same, with an API that is read with the token in this file.
+    pub async fn read_with(token: &Path) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let environment = [(BOOTSTRAP, OsStr::new(LASTING)), (HTTP_READ_TOKEN, token.as_os_str())];
+        Self::of(Process::start_with(dir.path(), anywhere(), environment), dir).await
+    }
+
     async fn of(process: Process, dir: tempfile::TempDir) -> Self {
         let (address, api) = (process.address, process.api);
         let operator = operator(dir.path(), address).await;
@@ -313,6 +322,24 @@ impl Cluster {
         let token = std::fs::read_to_string(self.dir.path().join("join.token")).expect("a token");
         let token: JoinToken = token.parse().expect("a token");
         enrol(self.address, &token, Role::Worker).await.expect("enrolled")
+    }
+
+    /// Has something changed, by the operator of the coordinator's folder. It is said again until
+    /// it is answered: a founder may not lead yet, and an operator that revokes itself is cut off.
+    pub async fn wish(&self, number: u64, wish: Wish) -> Option<String> {
+        let (id, start) = (RequestId { client: 2, number }, Instant::now());
+        loop {
+            let held = Credentials::load(&self.path("operator")).expect("credentials");
+            if let Ok(operator) = Node::call(self.address, &held).await {
+                let request = Message::Request { id, wish: wish.clone() };
+                let asked = tokio::time::timeout(Duration::from_secs(1), operator.ask(request));
+                if let Ok(Some(Message::Answer { refusal, .. })) = asked.await {
+                    return refusal;
+                }
+            }
+            assert!(start.elapsed() < PATIENCE, "no answer");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Everything that a watcher is told. One that has just begun may not lead yet.
@@ -410,7 +437,7 @@ impl Node {
 pub struct Worker {
     pub node: Node,
     pub id: WorkerId,
-    credentials: Credentials,
+    pub credentials: Credentials,
 }
 
 impl Worker {
@@ -439,6 +466,22 @@ impl Worker {
     /// Gives a sign of life from the first generation; once its lines are written, returns what is
     /// written, and the number of the generation that the coordinator answers with.
     pub async fn beat(&self, lines: Vec<MetricsLine>) -> (Step, Generation) {
+        let step = lines.last().map_or(Step(0), |line| line.step);
+        self.lives(lines);
+        loop {
+            match self.node.hear().await {
+                Message::HeartbeatAnswer { generation, written, .. } if written >= step => {
+                    return (written, generation);
+                }
+                Message::HeartbeatAnswer { .. } => {}
+                Message::Pause { .. } => {}
+                other => panic!("no answer but {other:?}"),
+            }
+        }
+    }
+
+    /// Says that it lives, in the first generation, with these lines.
+    pub fn lives(&self, lines: Vec<MetricsLine>) {
         let (worker, generation, promised) = (self.id, Generation(1), Generation(1));
         let step = lines.last().map_or(Step(0), |line| line.step);
         let (held, ready, telemetry) = (false, false, None);
@@ -452,19 +495,11 @@ impl Worker {
             unreachable,
             held,
             ready,
+            behind: 0,
+            computing: None,
             telemetry,
         };
         self.node.say(Message::Heartbeat(heartbeat));
-        loop {
-            match self.node.hear().await {
-                Message::HeartbeatAnswer { generation, written } if written >= step => {
-                    return (written, generation);
-                }
-                Message::HeartbeatAnswer { .. } => {}
-                Message::Pause { .. } => {}
-                other => panic!("no answer but {other:?}"),
-            }
-        }
     }
 
     /// Has trained the last step.

@@ -3,6 +3,7 @@
 //! m, v: the two means, which start at zero and are corrected for it by `1 - beta^step`.
 
 use super::Apply;
+use crate::reduce::canonical;
 use multiversion::multiversion;
 
 /// The factors of one step, the same for every element. Made in f64, rounded once.
@@ -41,9 +42,9 @@ fn update(step: &Step, state: (&mut [f32], &mut [f32], &mut [f32]), gradient: &[
     let (weights, mean, square) = state;
     for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
         let g = g * step.clip;
-        *m = step.beta1 * *m + (1.0 - step.beta1) * g;
-        *v = step.beta2 * *v + (1.0 - step.beta2) * (g * g);
-        *w -= step.rate * *m / (v.sqrt() * step.root + step.epsilon);
+        *m = canonical(step.beta1 * *m + (1.0 - step.beta1) * g);
+        *v = canonical(step.beta2 * *v + (1.0 - step.beta2) * (g * g));
+        *w = canonical(*w - step.rate * *m / (v.sqrt() * step.root + step.epsilon));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Lion's rule: every weight moves by the learning rate, in the direction of a mean of gradients.
 
 use super::Apply;
+use crate::reduce::canonical;
 use multiversion::multiversion;
 
 /// Weights and m, both of the gradient's length; m is the running mean of gradients.
@@ -14,8 +15,9 @@ pub(super) fn update(
     let ((weights, mean), (beta1, beta2)) = (state, betas);
     for ((w, m), g) in weights.iter_mut().zip(mean).zip(gradient) {
         let g = g * apply.clip;
-        *w -= apply.learning_rate * sign(beta1 * *m + (1.0 - beta1) * g);
-        *m = beta2 * *m + (1.0 - beta2) * g;
+        let moved = apply.learning_rate * sign(beta1 * *m + (1.0 - beta1) * g);
+        *w = canonical(*w - moved);
+        *m = canonical(beta2 * *m + (1.0 - beta2) * g);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Stochastic gradient descent, with or without heavy-ball momentum.
 
 use super::Apply;
+use crate::reduce::canonical;
 use multiversion::multiversion;
 
 /// Weights and velocity, both of the gradient's length.
@@ -13,8 +14,8 @@ pub(super) fn update_with_momentum(
 ) {
     let (weights, velocity) = state;
     for ((w, v), g) in weights.iter_mut().zip(velocity).zip(gradient) {
-        *v = momentum * *v + g * apply.clip;
-        *w -= apply.learning_rate * *v;
+        *v = canonical(momentum * *v + g * apply.clip);
+        *w = canonical(*w - apply.learning_rate * *v);
     }
 }
 
@@ -22,6 +23,6 @@ pub(super) fn update_with_momentum(
 #[multiversion(targets = "simd")]
 pub(super) fn update(weights: &mut [f32], gradient: &[f32], apply: &Apply<'_>) {
     for (w, g) in weights.iter_mut().zip(gradient) {
-        *w -= apply.learning_rate * (g * apply.clip);
+        *w = canonical(*w - apply.learning_rate * (g * apply.clip));
     }
 }

@@ -110,6 +110,29 @@ fn lion_stands_still_where_there_is_no_gradient() {
     assert_eq!(state.master, [1.0, 1.0]);
 }
 
+/// Which NaN an operation makes depends on the processor; owners must not.
+#[test]
+fn i3_what_is_no_number_has_the_same_bits_after_every_update() {
+    let layout = layout();
+    let numbers = [f32::INFINITY, -f32::NAN, f32::from_bits(0x7fff_ffff), f32::MAX, 1.0];
+    for rule in RULES {
+        let optimizer = Optimizer::new(rule, 0.1).expect("valid settings");
+        for master in numbers {
+            for gradient in numbers {
+                let mut state = optimizer.state(vec![master; 2]);
+                let range = 3..5;
+                let apply =
+                    Apply { step: 1, learning_rate: f32::MAX, clip: 1.0, layout: &layout, range };
+                update(&optimizer, &mut state, &[gradient, -gradient], &apply);
+                for value in state.moments.iter().flatten().chain(&state.master) {
+                    let bits = value.to_bits();
+                    assert!(!value.is_nan() || bits == 0x7fc0_0000, "{rule:?}: {bits:x}");
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     /// Invariant I3 for updates: whoever owns whichever part makes the same bits.
     #[test]

@@ -5,6 +5,8 @@
 
 use std::array;
 
+use super::nan::canonical_f64;
+
 /// Elements of a block.
 const BLOCK: usize = 64 << 10;
 /// Partial sums of a block: element `i` goes to lane `i % LANES`. A power of two.
@@ -14,7 +16,7 @@ const LANES: usize = 16;
 ///
 /// An f64 holds the square of an f32 exactly, so even a fused multiply-add gives these bits.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
-    values.chunks(BLOCK).map(block).fold(0.0, |sum, block| sum + block)
+    canonical_f64(values.chunks(BLOCK).map(block).fold(0.0, |sum, block| sum + block))
 }
 
 /// The lanes are summed along a binary tree that halves them: lane `i` and lane `i + half`.
@@ -61,7 +63,8 @@ mod tests {
         }
         // Squares far beyond what an f32 holds.
         assert_eq!(sum_of_squares(&[1e30, 1e-30]), f64::from(1e30f32).powi(2));
-        assert!(sum_of_squares(&[1.0, f32::NAN]).is_nan());
+        let (nan, minus) = (sum_of_squares(&[1.0, f32::NAN]), sum_of_squares(&[-f32::NAN]));
+        assert_eq!((nan.is_nan(), nan.to_bits()), (true, minus.to_bits()));
     }
 
     #[test]

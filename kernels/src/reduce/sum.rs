@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use super::nan::canonical;
 use super::tree::{Node, Tree};
 use crate::buffer::{Buffer, Pool, Shared};
 
@@ -139,21 +140,21 @@ fn add(pair: (Operand, Operand), pool: &Pool) -> Buffer {
     match pair {
         (Operand::Owned(mut left), right) => {
             for (left, right) in left.iter_mut().zip(right.iter()) {
-                *left += right;
+                *left = canonical(*left + right);
             }
             left
         }
         (left, Operand::Owned(mut right)) => {
             // Addition commutes to the bit; it is the grouping that matters.
             for (left, right) in left.iter().zip(right.iter_mut()) {
-                *right += left;
+                *right = canonical(left + *right);
             }
             right
         }
         (left, right) => {
             let mut sum = pool.take(left.len());
             for ((sum, left), right) in sum.iter_mut().zip(left.iter()).zip(right.iter()) {
-                *sum = left + right;
+                *sum = canonical(left + right);
             }
             sum
         }

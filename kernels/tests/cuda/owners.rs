@@ -57,7 +57,9 @@ fn check_rule(rule: Rule) {
         gradient: upload(&mut driver, &zeros),
     };
     for step in 1..=5 {
-        let gradient = values(step, range.len());
+        let mut gradient = values(step, range.len());
+        // What is no number has the same bits, too.
+        gradient[..3].copy_from_slice(&[f32::INFINITY, -f32::NAN, f32::from_bits(0x7fff_ffff)]);
         let range = range.clone();
         let apply = Apply { step, learning_rate: 0.01, clip: 0.7, layout: &layout, range };
         driver.write(shard.gradient, bytemuck::cast_slice(&gradient));

@@ -112,7 +112,8 @@ impl Scene {
         let run = exemplars::run();
         let run = everstep::RunSpec { name: format!("run-{}", self.runs), ..run };
         assert_eq!(self.council.wish(Wish::Submit(run)), Ok(()));
-        assert_eq!(self.council.wish(Wish::Cancel), Ok(()));
+        let run = self.council.newest_run();
+        assert_eq!(self.council.wish(Wish::Cancel(run)), Ok(()));
     }
 
     fn has_met(&self) -> bool {

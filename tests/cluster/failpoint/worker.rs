@@ -216,7 +216,9 @@ fn a_member_may_die_at_any_point_after_the_last_step() {
 
 #[test]
 fn a_worker_that_joins_a_waiting_run_may_die_at_any_point() {
+    // What it does not own it lacks, when it becomes a member.
     let world = world(60, &[("run.min_workers", 3), ("run.start_workers", 3)]);
+    let world = world.with("redundancy.copies", 2);
     block_on(async {
         let mut scene = Scene::begin(&world, &["", "", "commit.receive"]).await;
         assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
@@ -232,10 +234,10 @@ fn a_worker_that_joins_a_waiting_run_may_die_at_any_point() {
 #[test]
 fn a_member_of_a_waiting_run_may_die_at_any_point_of_anothers_join() {
     let world = world(60, &[("run.min_workers", 4), ("run.start_workers", 4)]);
-    let world = world.with("redundancy.copies", 4);
+    let world = world.with("redundancy.copies", 2);
     world.undisturbed();
     abreast(points(By::HostingWaiting), async |point| {
-        let mut scene = Scene::begin(&world, &["", "", point, "commit.receive"]).await;
+        let mut scene = Scene::begin(&world, &["", point, "", "commit.receive"]).await;
         assert!(scene.until(|scene| scene.cluster.progress().waiting.is_some()).await);
         scene.add("");
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, Role};
 use everstep_transport::protocol::outcome::{Outcome, Update};
-use everstep_transport::protocol::{CoordinatorId, Message, RequestId, Step, Wish};
+use everstep_transport::protocol::{CoordinatorId, Message, RequestId, RunId, Step, Wish};
 use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -70,7 +70,15 @@ impl Council {
 
     /// What starts one that founds the cluster in this directory.
     pub fn founding(&self, dir: &Path) -> Command {
-        command(&self.folder, &["coordinator", "--dir", show(dir), "--bootstrap"])
+        self.coordinator(&["--dir", show(dir), "--bootstrap"])
+    }
+
+    /// What starts a coordinator. Its API has a port of the system's choice: the default one is
+    /// another cluster's, once the coordinator that had it starts again.
+    fn coordinator(&self, flags: &[&str]) -> Command {
+        let mut command = command(&self.folder, &[&["coordinator"], flags].concat());
+        command.env("EVERSTEP_HTTP", "127.0.0.1:0");
+        command
     }
 
     /// Another one joins.
@@ -92,13 +100,13 @@ impl Council {
         let token = format!("@{}", show(&self.members[0].dir.join("coordinator.token")));
         let addresses = self.addresses();
         let join = ["--join", &token, "--coordinators", &addresses];
-        command(&self.folder, &[&["coordinator", "--dir", show(dir)], &join[..]].concat())
+        self.coordinator(&[&["--dir", show(dir)], &join[..]].concat())
     }
 
     /// What starts one again where it was.
     pub fn again(&self, dir: &Path, address: SocketAddr) -> Command {
         let listen = address.to_string();
-        command(&self.folder, &["coordinator", "--dir", show(dir), "--listen", &listen])
+        self.coordinator(&["--dir", show(dir), "--listen", &listen])
     }
 
     /// Starts one again that has ended, or is killed now; with something more in its environment.
@@ -158,6 +166,11 @@ impl Council {
         let id = RequestId { client: 7, number: self.wishes };
         let all = || self.members.iter().chain(another);
         until("an answer", || all().find_map(|member| member.wish(id, &wish)))
+    }
+
+    /// The id of the newest run.
+    pub fn newest_run(&self) -> RunId {
+        until("a run", || self.members.iter().filter_map(Member::watch).find_map(|it| it.run))
     }
 
     /// Waits until the run is over; returns how.

@@ -42,9 +42,14 @@ impl Program {
         Self { child: command.spawn().expect("the program starts"), said }
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        send(self.child.id(), signal);
+        send(self.id(), signal);
     }
 
     /// Writes to its stdin, a pipe.

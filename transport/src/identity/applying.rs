@@ -4,16 +4,49 @@
 //! to send, and new credentials. The issuer proved to be of the token's or the node's own cluster
 //! before anything is sent, yet its answer is checked: it must be what was asked for.
 
+use std::path::Path;
+
 use rcgen::{CertificateParams, KeyPair};
 use rkyv::rancor::Error as Failure;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 
+use super::credentials::{read_key, write_key};
 use super::enrolment::{Answer, Request, aligned, statement};
 use super::{
     Credentials, EnrolmentError, Identity, IdentityError, JoinToken, Role, public_key_digest,
 };
 
-/// A node that has a token, and a key that never leaves this process.
+/// The key of a node that has no certificate yet. An enrolment that is tried again with the same
+/// key is the same node, and spends no other use of its token.
+pub struct NodeKey(PrivatePkcs8KeyDer<'static>);
+
+impl NodeKey {
+    /// A new key.
+    ///
+    /// # Errors
+    /// [`IdentityError::Certificate`] when no key can be made.
+    pub fn create() -> Result<Self, IdentityError> {
+        Ok(Self(KeyPair::generate()?.serialize_der().into()))
+    }
+
+    /// The key in this file. A file that is not there, or holds no key, gets a new one, with mode
+    /// 0600.
+    ///
+    /// # Errors
+    /// [`IdentityError`]: the file cannot be written.
+    pub fn read_or_make(path: &Path) -> Result<Self, IdentityError> {
+        if let Ok(key) = read_key(path)
+            && KeyPair::try_from(&key).is_ok()
+        {
+            return Ok(Self(key));
+        }
+        let made = Self::create()?;
+        write_key(path, made.0.secret_pkcs8_der())?;
+        Ok(made)
+    }
+}
+
+/// A node that has a token, and a key that never leaves this machine.
 pub(crate) struct Application<'a> {
     token: &'a JoinToken,
     role: Role,
@@ -21,8 +54,13 @@ pub(crate) struct Application<'a> {
 }
 
 impl<'a> Application<'a> {
-    pub(crate) fn new(token: &'a JoinToken, role: Role) -> Result<Self, EnrolmentError> {
-        Ok(Self { token, role, key: KeyPair::generate().map_err(IdentityError::from)? })
+    pub(crate) fn new(
+        token: &'a JoinToken,
+        role: Role,
+        NodeKey(key): &NodeKey,
+    ) -> Result<Self, EnrolmentError> {
+        let key = KeyPair::try_from(key).map_err(IdentityError::from)?;
+        Ok(Self { token, role, key })
     }
 
     /// For a node that has a key, and with it a name.

@@ -31,6 +31,25 @@ impl Tokens {
         self.accepted.remove(token).is_some()
     }
 
+    /// Forgets the tokens that expired at `until`, or earlier: they admit no node any more.
+    pub fn forget_expired(&mut self, until: UnixTime) {
+        let is_good = |token: &AcceptedToken| {
+            token.terms.expires_unix_s.is_none_or(|expires| expires > until.as_secs())
+        };
+        self.accepted.retain(|_, (token, _)| is_good(token));
+    }
+
+    /// Whether the token is accepted, expired or not.
+    pub fn know(&self, token: &TokenId) -> bool {
+        self.accepted.contains_key(token)
+    }
+
+    /// Whether the token admits any number of nodes for ever: its uses need not be counted.
+    pub fn is_unlimited(&self, token: &TokenId) -> bool {
+        let terms = self.accepted.get(token).map(|(token, _)| &token.terms);
+        terms.is_some_and(|terms| terms.uses.is_none() && terms.expires_unix_s.is_none())
+    }
+
     /// How many tokens are accepted.
     pub fn count(&self) -> usize {
         self.accepted.len()

@@ -12,7 +12,7 @@ use super::ids::{NodeName, Step, WorkerId};
 use super::outcome::Event;
 use super::run::RunSpec;
 use super::step::MetricsLine;
-use crate::identity::{AcceptedToken, TokenId};
+use crate::identity::{AcceptedToken, Identity, TokenId};
 
 /// A coordinator: 1 is the founder, every other has the log index of its registration. Never
 /// reused.
@@ -50,16 +50,25 @@ pub struct RequestId {
 pub enum Wish {
     /// Train this.
     Submit(RunSpec),
-    /// End the run that is trained.
-    Cancel,
+    /// End this run, if it is the one that is trained.
+    Cancel(RunId),
     /// Let this worker go.
     Drain(WorkerId),
     /// Admit nodes with this token from now on.
     CreateToken(AcceptedToken),
     /// Admit nobody with this token any more.
     RevokeToken(TokenId),
+    /// Close the links of this worker or operator, and never let it in again under its name.
+    Revoke(Identity),
     /// Do without this coordinator.
     Remove(CoordinatorId),
+    /// Let the run go back to this step, and train again from there.
+    Rollback {
+        /// The run.
+        run: RunId,
+        /// A step of which a checkpoint exists: 0, the initial state.
+        step: Step,
+    },
 }
 
 /// What one entry of the log brought to the history of the cluster.

@@ -81,7 +81,8 @@ fn names(message: &Message) -> Vec<&NodeName> {
                 Outcome::Failed { name, .. } => name.as_ref(),
                 _ => None,
             };
-            events.chain(update.workers.iter().map(|view| &view.name)).chain(blamed).collect()
+            let workers = update.workers.iter().map(|view| &view.name);
+            events.chain(workers).chain(&update.idle).chain(blamed).collect()
         }
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
         Message::Told(Reply::Coordinators { coordinators, .. }) => {

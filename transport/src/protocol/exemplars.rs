@@ -5,14 +5,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
 use super::device::{Device, DeviceName, GpuId, Telemetry};
+use super::figures::{RunFigures, Trouble};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
-use super::message::{Fingerprint, Heartbeat, Message, Registration};
+use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::outcome::{
-    Event, EventKind, Outcome, PartEvaluation, Update, Waiting, WorkerResult, WorkerState,
-    WorkerView,
+    Event, EventKind, Outcome, OwnersAwaited, PartEvaluation, Update, Waiting, WorkerResult,
+    WorkerState, WorkerView,
 };
-use super::question::{CoordinatorStanding, Question, Reply, RunView, TokenView};
+use super::question::{CoordinatorStanding, Question, Reply, RevokedView, RunView, TokenView};
 use super::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, Rounding, RunSpec,
     ScheduleKind,
@@ -75,12 +76,15 @@ pub fn run() -> RunSpec {
             learning_rate: 1e-3,
             warmup_steps: 2,
             schedule: ScheduleKind::Cosine,
+            floor: OptimizerSpec::FLOOR,
             weight_decay: 0.1,
             clip_norm: Some(1.0),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
         copies: 2,
+        give_up_after_ms: None,
+        hang_after_ms: RunSpec::HANG_AFTER_MS,
     }
 }
 
@@ -143,6 +147,8 @@ fn from_worker() -> Vec<Message> {
         unreachable: vec![WORKER],
         held: true,
         ready: true,
+        behind: 1 << 20,
+        computing: Some(ShardTime { under_way_ms: 6, usual_ms: 7 }),
         telemetry: Some(telemetry()),
     };
     let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
@@ -180,7 +186,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::Refused { reason: "another model".into() },
         Message::Evicted { worker: WORKER },
         Message::Announce(record()),
-        Message::HeartbeatAnswer { generation, written: STEP },
+        Message::HeartbeatAnswer { generation, written: STEP, retained: 3 },
         Message::Pause { term, number: generation },
         Message::Feed {
             term,
@@ -266,6 +272,7 @@ fn between_workers() -> Vec<Message> {
 fn of_operators() -> Vec<Message> {
     let view = WorkerView {
         worker: WORKER,
+        number: 2,
         name: name(),
         address: address(),
         rank: Some(Rank(0)),
@@ -274,6 +281,8 @@ fn of_operators() -> Vec<Message> {
         device: device(),
         telemetry: Some(telemetry()),
         state: WorkerState::Training,
+        retained: 3,
+        waits_for: Some("3 parameter shards".into()),
     };
     let id = RequestId { client: 5, number: 6 };
     vec![
@@ -283,9 +292,15 @@ fn of_operators() -> Vec<Message> {
             lines: vec![line()],
             events: vec![event()],
             workers: vec![view],
+            idle: vec![name()],
             forgotten: vec![WorkerId(6)],
             divergence: Some("one computes on cpu".into()),
             waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),
+            owners_awaited: Some(OwnersAwaited {
+                shards: 3,
+                owners: vec![WorkerId(4)],
+                since_unix_ms: 5,
+            }),
             unreachable: vec![(WorkerId(6), WORKER)],
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
         }),
@@ -294,6 +309,28 @@ fn of_operators() -> Vec<Message> {
         Message::Answer { id, refusal: Some("expired".into()), run: Some(4) },
         Message::Transfer { id, to: Some(9) },
     ]
+}
+
+/// A run in figures.
+pub fn figures() -> RunFigures {
+    RunFigures {
+        steps: 9,
+        world_size: 2,
+        submitted_unix_ms: Some(1),
+        ended_unix_ms: Some(2),
+        first_loss: Some(5.5),
+        loss: Some(2.5),
+        validation_loss: Some(2.75),
+        metric: Some(0.5),
+        tokens_per_second: Some(1024.0),
+        eta_seconds: Some(3.0),
+        generations: 4,
+        steps_redone: 1,
+        workers_lost: 3,
+        rollbacks: 5,
+        longest_stall_ms: Some(60.0),
+        trouble: Some(Trouble { unix_ms: 6, words: "worker 2 was lost".into() }),
+    }
 }
 
 fn questions_and_replies() -> Vec<Message> {
@@ -314,7 +351,9 @@ fn questions_and_replies() -> Vec<Message> {
         step: STEP,
         hash: Some([5; 32]),
         divergence: Some("one computes on cpu".into()),
+        figures: figures(),
     };
+    let revoked = RevokedView { role: Role::Operator, name: name(), since_unix_ms: 7 };
     let accepted = token();
     let Terms { role, uses, expires_unix_s } = accepted.terms().clone();
     let token = TokenView {
@@ -327,6 +366,7 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Ask(Question::Coordinators),
         Message::Ask(Question::Tokens),
         Message::Ask(Question::Runs),
+        Message::Ask(Question::Revoked),
         Message::Told(Reply::Coordinators {
             term: TERM,
             applied: 9,
@@ -334,6 +374,7 @@ fn questions_and_replies() -> Vec<Message> {
         }),
         Message::Told(Reply::Tokens(vec![token])),
         Message::Told(Reply::Runs(vec![run])),
+        Message::Told(Reply::Revoked(vec![revoked])),
     ]
 }
 

@@ -65,10 +65,25 @@ pub struct Heartbeat {
     pub unreachable: Vec<WorkerId>,
     /// Its last commit holds, and all that follows from it is done: it waits.
     pub held: bool,
-    /// It was fed in this generation, and all that it was promised is here, at its last commit.
+    /// It was fed in this generation, and its copies of all that it learns are those of its last
+    /// commit.
     pub ready: bool,
+    /// Bytes that it lacks of the shards that it learns, gradients of committed steps too; 0 where
+    /// it learns nothing.
+    pub behind: u64,
+    /// The data shard that its device computes, if it has all that it needs for one.
+    pub computing: Option<ShardTime>,
     /// How its GPU did a moment ago, if it computes on one that tells. The log never has it.
     pub telemetry: Option<Telemetry>,
+}
+
+/// How long a device has computed a data shard, and how long it takes for one in this generation.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardTime {
+    /// So long it has computed the present one, milliseconds.
+    pub under_way_ms: u64,
+    /// So long it usually takes, milliseconds.
+    pub usual_ms: u64,
 }
 
 /// Everything that is said.
@@ -140,6 +155,9 @@ pub enum Message {
         generation: Generation,
         /// The newest step whose line is written.
         written: Step,
+        /// The receiver is to leave, and holds the last copies of so many parameter shards among
+        /// the workers that stay: it must not go before they are copied.
+        retained: u32,
     },
     /// Promise a number, and say what you hold.
     Pause {
@@ -148,9 +166,9 @@ pub enum Message {
         /// The number to promise.
         number: Generation,
     },
-    /// Send a learner what it needs: commits and parameters if it is no member, and the reduced
-    /// gradients of shards that it shall own. Told to all members, and to the learner. A later one
-    /// of the same generation replaces it.
+    /// Send a learner what it needs: commits if it is no member, and the reduced gradients of
+    /// shards that it shall own. Told to all members, and to the learner. A later one of the same
+    /// generation replaces it.
     Feed {
         /// The leader's term.
         term: Term,
@@ -165,7 +183,7 @@ pub enum Message {
         /// The shards it will own and does not own yet, ascending.
         shards: Vec<Shard>,
     },
-    /// Let the next commit carry `hold`.
+    /// Let the next commit carry `hold`; where the last one does, hold for as long again.
     Hold {
         /// The leader's term.
         term: Term,
@@ -387,9 +405,11 @@ impl Message {
             Self::Ask(Question::Coordinators) => "ask_coordinators",
             Self::Ask(Question::Tokens) => "ask_tokens",
             Self::Ask(Question::Runs) => "ask_runs",
+            Self::Ask(Question::Revoked) => "ask_revoked",
             Self::Told(Reply::Coordinators { .. }) => "told_coordinators",
             Self::Told(Reply::Tokens(_)) => "told_tokens",
             Self::Told(Reply::Runs(_)) => "told_runs",
+            Self::Told(Reply::Revoked(_)) => "told_revoked",
         }
     }
 }

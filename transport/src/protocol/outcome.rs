@@ -4,11 +4,12 @@
 #![allow(missing_docs)]
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::cluster::RunId;
+use super::cluster::{CoordinatorId, RunId};
 use super::device::{Device, Telemetry};
 use super::generation::Cause;
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
@@ -41,6 +42,9 @@ pub enum EventKind {
         worker: WorkerId,
         /// Its node.
         name: NodeName,
+        /// What people call it: 1 for the first of the cluster. A process keeps its number.
+        #[serde(rename = "worker_number")]
+        number: u32,
     },
     /// A worker was refused.
     Refused {
@@ -114,6 +118,12 @@ pub enum EventKind {
         /// Which shards, and whose.
         reason: String,
     },
+    /// An operator went on from one coordinator's directory, since most of them were lost for good.
+    /// Entries that only the lost ones had are gone.
+    Recovered {
+        /// The coordinator that is left.
+        coordinator: CoordinatorId,
+    },
     /// The run is complete.
     Complete {
         /// Its last step.
@@ -140,7 +150,7 @@ pub enum WorkerState {
     Suspected,
     /// Drains.
     Leaving,
-    /// Has trained the last step and reported its result.
+    /// Has trained the last step and reported its result, or its run is over.
     Finished,
     /// Gone.
     Lost,
@@ -154,6 +164,8 @@ pub struct WorkerView {
     /// Its id.
     #[serde(rename = "id")]
     pub worker: WorkerId,
+    /// What people call it: 1 for the first of the cluster. A process keeps its number.
+    pub number: u32,
     /// Its node.
     pub name: NodeName,
     /// Where it listens.
@@ -170,6 +182,10 @@ pub struct WorkerView {
     pub telemetry: Option<Telemetry>,
     /// What it does.
     pub state: WorkerState,
+    /// If it is to leave: of so many parameter shards no worker that stays has a copy yet.
+    pub retained: u32,
+    /// What its joining or leaving waits for, in words, where that takes long.
+    pub waits_for: Option<String>,
 }
 
 /// Validation of one data shard's part of the held-out samples.
@@ -255,11 +271,15 @@ pub struct Update {
     pub workers: Vec<WorkerView>,
     /// Workers of earlier answers on this link that are told of no longer.
     pub forgotten: Vec<WorkerId>,
+    /// Nodes of workers that wait for a run, a thousand at most.
+    pub idle: Vec<NodeName>,
     /// Why the run's bits are not those of any other such run, if they are not: the workers' first
     /// gradients differ.
     pub divergence: Option<String>,
     /// What the run waits for, where it waits.
     pub waiting: Option<Waiting>,
+    /// Whose return the run waits for, since nobody else holds their parameter shards.
+    pub owners_awaited: Option<OwnersAwaited>,
     /// Pairs of members that cannot reach each other, of which neither can be left out: no step
     /// commits before they can.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
@@ -276,6 +296,35 @@ pub struct Waiting {
     pub wanted: u32,
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
+}
+
+/// A run that starts no step: nobody shows some parameter shards, and owners of them may live.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct OwnersAwaited {
+    /// How many parameter shards.
+    pub shards: u32,
+    /// The silent owners, by id.
+    pub owners: Vec<WorkerId>,
+    /// Since when: wall clock of the coordinator, milliseconds of Unix time.
+    pub since_unix_ms: u64,
+}
+
+impl fmt::Display for OwnersAwaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ids: Vec<String> = self.owners.iter().map(ToString::to_string).collect();
+        let (noun, is, has, it) = match ids.len() {
+            1 => ("worker", "is", "has", "it"),
+            _ => ("workers", "are", "have", "they"),
+        };
+        let (ids, shards) = (ids.join(", "), self.shards);
+        let plural = if shards == 1 { "" } else { "s" };
+        write!(
+            f,
+            "{noun} {ids} {is} silent, and no other worker holds {shards} parameter \
+             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step 0` gives \
+             up what {it} held"
+        )
+    }
 }
 
 /// The state hash of a complete run: BLAKE3 over its last step (u64, little-endian) and the digest

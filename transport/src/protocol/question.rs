@@ -10,7 +10,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 use serde::Serializer;
 
 use super::cluster::{CoordinatorView, RunId};
-use super::ids::{Step, Term};
+use super::figures::RunFigures;
+use super::ids::{NodeName, Step, Term};
 use crate::identity::{Role, TokenId, format_token_id};
 
 /// What is asked.
@@ -22,6 +23,8 @@ pub enum Question {
     Tokens,
     /// Which runs are there, and were there?
     Runs,
+    /// Which workers and operators are revoked?
+    Revoked,
 }
 
 /// The answer.
@@ -36,11 +39,12 @@ pub enum Reply {
         /// All there are.
         coordinators: Vec<CoordinatorStanding>,
     },
-    /// The tokens, by id. Those in the coordinators' own files, which need no agreement, are not
-    /// among them.
+    /// The tokens, by id, those in the coordinators' own files among them.
     Tokens(Vec<TokenView>),
     /// The newest runs that are over, in the order of their ends, and last the one under way.
     Runs(Vec<RunView>),
+    /// The revoked workers and operators, by role and name.
+    Revoked(Vec<RevokedView>),
 }
 
 /// How a coordinator stands, as the one that answers knows it.
@@ -79,8 +83,19 @@ pub struct TokenView {
     pub expires_unix_s: Option<u64>,
 }
 
-/// A run, under way or over.
+/// A revoked worker or operator.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct RevokedView {
+    /// Its role.
+    pub role: Role,
+    /// The name in its certificate.
+    pub name: NodeName,
+    /// When the coordinators agreed to that, milliseconds of Unix time.
+    pub since_unix_ms: u64,
+}
+
+/// A run, under way or over.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct RunView {
     /// Its id.
     pub id: RunId,
@@ -98,6 +113,9 @@ pub struct RunView {
     /// Why its bits are not those of any other such run, if they are not.
     #[serde(rename = "bitwise_reason")]
     pub divergence: Option<String>,
+    /// How it does, or did.
+    #[serde(flatten)]
+    pub figures: RunFigures,
 }
 
 fn token_id<S: Serializer>(id: &TokenId, serializer: S) -> Result<S::Ok, S::Error> {

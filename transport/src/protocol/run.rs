@@ -35,6 +35,18 @@ pub struct RunSpec {
     pub rounding: Rounding,
     /// Owners of each parameter shard.
     pub copies: u32,
+    /// After how many milliseconds the run gives up a parameter shard whose owners are all silent,
+    /// and goes back to its newest checkpoint. None: never, it waits for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub give_up_after_ms: Option<u64>,
+    /// A device that computes a data shard for three times as long as it usually takes there, and
+    /// for at least so many milliseconds, is taken to hang.
+    #[serde(default = "hang_after_ms")]
+    pub hang_after_ms: u64,
+}
+
+fn hang_after_ms() -> u64 {
+    RunSpec::HANG_AFTER_MS
 }
 
 /// The model.
@@ -221,10 +233,22 @@ pub struct OptimizerSpec {
     pub warmup_steps: u64,
     /// How it goes on.
     pub schedule: ScheduleKind,
+    /// The rate of the last step, as a share of the full one, where the schedule falls.
+    #[serde(default = "floor")]
+    pub floor: f64,
     /// Decoupled decay of the matrices.
     pub weight_decay: f64,
     /// The gradient's global norm is clipped to this; none for no clipping.
     pub clip_norm: Option<f64>,
+}
+
+impl OptimizerSpec {
+    /// The rate of the last step where nobody says otherwise: it still changes weights.
+    pub const FLOOR: f64 = 0.1;
+}
+
+fn floor() -> f64 {
+    OptimizerSpec::FLOOR
 }
 
 /// The first value of a run specification that cannot be.
@@ -243,6 +267,26 @@ pub const MAX_COUNT: u32 = 65_536;
 pub const MAX_SAMPLES: u64 = 1 << 20;
 
 impl RunSpec {
+    /// The least time after which a device is taken to hang, where nobody says otherwise.
+    pub const HANG_AFTER_MS: u64 = 10_000;
+
+    /// Checks what silent workers and slow devices are waited for.
+    fn validate_patience(&self) -> Result<(), SpecError> {
+        if let Some(after) = self.give_up_after_ms {
+            let seconds = after / 1_000;
+            if !(10..=1 << 30).contains(&seconds) {
+                let problem = format!("is {seconds}s; it must be at least 10s, or \"never\"");
+                return refuse("redundancy.give_up_after", problem);
+            }
+        }
+        let hang_after = self.hang_after_ms / 1_000;
+        if !(1..=1 << 30).contains(&hang_after) {
+            let problem = format!("is {}ms; it must be at least 1s", self.hang_after_ms);
+            return refuse("redundancy.hang_after", problem);
+        }
+        Ok(())
+    }
+
     /// Checks every value; the first that cannot be is named.
     pub fn validate(&self) -> Result<(), SpecError> {
         let Self { batch, model, optimizer, data, .. } = self;
@@ -260,8 +304,10 @@ impl RunSpec {
         count("batch.micro_batch", batch.micro_batch)?;
         count("batch.accumulate", batch.accumulate)?;
         count("redundancy.copies", self.copies)?;
+        self.validate_patience()?;
         within("data.validation", data.validation, 0.0, 0.5)?;
         within("optimizer.learning_rate", optimizer.learning_rate, 0.0, 1e3)?;
+        within("optimizer.floor", optimizer.floor, 0.0, 1.0)?;
         within("optimizer.weight_decay", optimizer.weight_decay, 0.0, 1e3)?;
         if let Some(norm) = optimizer.clip_norm {
             if norm <= 0.0 {

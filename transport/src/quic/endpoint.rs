@@ -5,7 +5,7 @@
 //! and logged.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,17 +16,20 @@ use quinn::{
 };
 use rustls::pki_types::CertificateDer;
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
-use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 
 use super::error::{ConnectError, GOODBYE, NO_CERTIFICATE, NOT_ADMITTED};
 use super::link::Link;
 use super::links::EndpointStats;
+use super::place::Port;
 use super::presented::Presented;
+use super::probe::{Probes, Signs};
 use super::roster::NOT_LISTED;
 use super::settings::{Settings, SettingsError};
 use super::site::Site;
-use super::socket::{self, Batches, SocketBuffers};
+use super::slots::{Slot, Slots};
+use super::socket::{Batches, SocketBuffers};
 use super::{ENROL_ALPN, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
@@ -37,6 +40,9 @@ pub(super) const SERVER_NAME: &str = "everstep";
 const BACKLOG: usize = 64;
 /// How long a closing endpoint waits for its peers to have heard of it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long TLS may take, to the client's certificate, while many handshakes are in progress.
+const CROWDED_TIMEOUT: Duration = Duration::from_secs(1);
+const TOO_LONG: &str = "the handshake took too long";
 /// What the authority's secret is for, of which the keys of stateless resets are made.
 const RESETS: &str = "everstep: stateless resets of QUIC links";
 
@@ -113,19 +119,61 @@ impl Endpoint {
         enrolment: Option<Enrolment>,
         clock: Arc<dyn TimeProvider>,
     ) -> Result<Self, BindError> {
+        let port = Port::bind(listen, &settings)?;
+        Self::open_with_clock(port, credentials, settings, enrolment, clock)
+    }
+
+    /// As [`Endpoint::bind`], at a port that was taken before.
+    ///
+    /// # Errors
+    /// As [`Endpoint::bind`].
+    ///
+    /// # Panics
+    /// As [`Endpoint::bind`].
+    pub fn open(
+        port: Port,
+        credentials: &Credentials,
+        settings: Settings,
+        enrolment: Option<Enrolment>,
+    ) -> Result<Self, BindError> {
+        let clock = Arc::new(DefaultTimeProvider);
+        Self::open_with_clock(port, credentials, settings, enrolment, clock)
+    }
+
+    fn open_with_clock(
+        port: Port,
+        credentials: &Credentials,
+        settings: Settings,
+        enrolment: Option<Enrolment>,
+        clock: Arc<dyn TimeProvider>,
+    ) -> Result<Self, BindError> {
         settings.validate()?;
-        let failed = |source| BindError::Socket { address: listen, source };
-        let (socket, buffers) = socket::open(listen, settings.socket_buffer).map_err(failed)?;
-        let local_address = socket.local_addr().map_err(failed)?;
+        let Port { socket, buffers, address: local_address } = port;
+        let failed = |source| BindError::Socket { address: local_address, source };
         let presented = Arc::new(Presented::new(credentials)?);
-        let (links, roster, renewing) = Default::default();
-        let site =
-            Arc::new(Site { settings, links, roster, presented, enrolment, clock, renewing });
+        let (links, roster, renewing, failures) = Default::default();
+        let signs = Arc::new(Signs::default());
+        let probes =
+            settings.probe.map(|_| Probes::open(local_address.ip(), signs.clone())).transpose();
+        let probes = probes.map_err(failed)?.flatten();
+        let slots = Slots::new(settings.max_handshakes);
+        let site = Arc::new(Site {
+            settings,
+            links,
+            roster,
+            presented,
+            enrolment,
+            clock,
+            renewing,
+            slots,
+            failures,
+            probes,
+        });
         let (client, server) = configurations(&site)?;
-        let secret = site.enrolment.as_ref().map(|enrolment| enrolment.secret_for(RESETS));
+        let secret = site.enrolment.as_ref().map(|enrolment| reset_secret(enrolment, credentials));
         let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint(secret));
         let mtu = site.settings.largest_mtu;
-        let socket = Batches::new(runtime.wrap_udp_socket(socket).map_err(failed)?, mtu);
+        let socket = Batches::new(runtime.wrap_udp_socket(socket).map_err(failed)?, mtu, signs);
         let socket = Arc::new(socket);
         let quinn =
             quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
@@ -159,6 +207,12 @@ impl Endpoint {
         self.site.roster.replace(roster);
         // Whose handshake ends now is asked again once its link is in the table.
         self.site.links.expel(|peer| self.site.roster.admits(peer));
+    }
+
+    /// Nodes of the cluster are at these addresses: slots for handshakes are kept free for them. An
+    /// endpoint learns by itself from where its links come.
+    pub fn expect_from(&self, hosts: impl IntoIterator<Item = IpAddr>) {
+        hosts.into_iter().for_each(|host| self.site.slots.know(host));
     }
 
     /// Connects to a node; returns when both have let each other in.
@@ -254,6 +308,13 @@ impl fmt::Display for Expected {
     }
 }
 
+/// The secret of a node's stateless resets: the same when it is started again, and no other node's,
+/// whose resets would end this one's links.
+fn reset_secret(enrolment: &Enrolment, own: &Credentials) -> [u8; 32] {
+    let secret = enrolment.secret_for(RESETS);
+    *blake3::keyed_hash(&secret, own.identity().to_string().as_bytes()).as_bytes()
+}
+
 /// How both sides of an endpoint present and conduct themselves.
 fn configurations(site: &Site) -> Result<(ClientConfig, ServerConfig), rustls::Error> {
     let (presented, clock) = (&site.presented, &site.clock);
@@ -276,32 +337,33 @@ struct Door {
 
 impl Door {
     async fn attend(self: Arc<Self>, quinn: quinn::Endpoint) {
-        let most = self.site.settings.max_handshakes;
-        let slots = Arc::new(Semaphore::new(most));
         while let Some(incoming) = quinn.accept().await {
-            let Ok(slot) = slots.clone().try_acquire_owned() else {
+            let address = incoming.remote_address();
+            let Some(slot) = self.site.slots.take(address.ip()) else {
                 incoming.refuse();
-                self.site.handshake_failed("too many handshakes are in progress");
+                let reason = format!("{address}: too many handshakes are in progress");
+                self.site.handshake_failed(&reason);
                 continue;
             };
-            let crowded = slots.available_permits() < most / 2;
-            if crowded && !incoming.remote_address_validated() {
+            if slot.is_crowded && !incoming.remote_address_validated() {
                 // Under load only who can be reached at its address gets further.
                 let _ = incoming.retry(); // an unvalidated address may always be asked
                 continue;
             }
             let door = self.clone();
             tokio::spawn(async move {
-                door.meet(incoming).await;
+                door.meet(incoming, &slot).await;
                 drop(slot);
             });
         }
     }
 
-    async fn meet(&self, incoming: Incoming) {
+    async fn meet(&self, incoming: Incoming, slot: &Slot) {
         let address = incoming.remote_address();
-        let welcomed = timeout(self.site.settings.handshake_timeout, self.welcome(incoming)).await;
-        match welcomed.unwrap_or(Err("the handshake took too long".into())) {
+        let longest = self.site.settings.handshake_timeout;
+        let proof = if slot.is_crowded { longest.min(CROWDED_TIMEOUT) } else { longest };
+        let welcomed = timeout(longest, self.welcome(incoming, proof)).await;
+        match welcomed.unwrap_or(Err(TOO_LONG.into())) {
             // Waits, in its slot, while the backlog is full.
             Ok(Some(link)) => drop(self.deliver.send(link).await),
             Ok(None) => {}
@@ -309,9 +371,10 @@ impl Door {
         }
     }
 
-    /// A link to a node with a certificate; none for a node that has enrolled, or wants none.
-    async fn welcome(&self, incoming: Incoming) -> Result<Option<Link>, String> {
-        let connection = match incoming.await {
+    /// A link to a node with a certificate; none for a node that has enrolled, or wants none. TLS
+    /// may take as long as `proof`.
+    async fn welcome(&self, incoming: Incoming, proof: Duration) -> Result<Option<Link>, String> {
+        let connection = match timeout(proof, incoming.into_future()).await.map_err(|_| TOO_LONG)? {
             Err(error) if is_withdrawn(&error) => {
                 tracing::debug!("a peer has changed its mind");
                 return Ok(None);

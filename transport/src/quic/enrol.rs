@@ -14,7 +14,7 @@ use super::site::Site;
 use super::{ENROL_ALPN, socket, tls};
 use crate::identity::{
     Application, Credentials, Enrolment, EnrolmentError, Granted, Identity, JoinToken,
-    MAX_ENROLMENT, Refusal, Role, answer,
+    MAX_ENROLMENT, NodeKey, Refusal, Role, answer,
 };
 
 /// Binds the proof to one TLS session (RFC 8446, section 7.5).
@@ -23,7 +23,7 @@ const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
 /// Exchanges a join token for the credentials of a node of this role, which must be the token's, at
 /// the coordinator that listens on `address`. The node's key is made here; its name follows from
 /// the key, and the credentials' identity says it. Each try is another node: where the token's uses
-/// are counted, one whose answer is lost has cost a use.
+/// are counted, a try whose answer is lost has cost a use. See [`enrol_as`].
 ///
 /// # Errors
 /// [`EnrolError`], in words for the user.
@@ -32,7 +32,22 @@ pub async fn enrol(
     token: &JoinToken,
     role: Role,
 ) -> Result<Credentials, EnrolError> {
-    apply(address, token, Application::new(token, role)?).await
+    let key = NodeKey::create().map_err(EnrolmentError::from)?;
+    enrol_as(address, token, role, &key).await
+}
+
+/// The same with a key that outlives the try: however often it is tried, at whichever coordinators,
+/// it is one node, and spends one use of the token.
+///
+/// # Errors
+/// As [`enrol`].
+pub async fn enrol_as(
+    address: SocketAddr,
+    token: &JoinToken,
+    role: Role,
+    key: &NodeKey,
+) -> Result<Credentials, EnrolError> {
+    apply(address, token, Application::new(token, role, key)?).await
 }
 
 /// Enrols a node anew, whose certificate has expired while it had no link to renew it over: the

@@ -24,12 +24,19 @@ pub(super) const GOODBYE: VarInt = VarInt::from_u32(4);
 /// Why a link, or one stream of it, carries nothing more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The peer is no more: its process has said goodbye, or nobody listens at its port. Connecting
-    /// again helps when it was started again.
+    /// The peer is no more: its process has said goodbye. Connecting again helps when it was
+    /// started again.
     #[error("the peer is gone: {how}")]
     Gone {
         /// How that was noticed; what a peer said is untrusted text, made printable.
         how: String,
+    },
+    /// The peer's host refuses packets for the peer's port, and nothing arrives on the link any
+    /// more. The process is probably dead, but a firewall refuses packets for a living one, too.
+    #[error("the peer cannot be reached: {how}")]
+    Unreachable {
+        /// How that was noticed.
+        how: &'static str,
     },
     /// The peer has no more use for this link; its process lives.
     #[error("the peer closed the link: {reason}")]
@@ -79,8 +86,8 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Whether the peer's process is known to be dead. Everything else, silence above all, is also
-    /// what a living peer behind a bad network looks like.
+    /// Whether the peer's process is known to be dead: it has said so. Everything else, silence and
+    /// refusals above all, is also what a living peer behind a bad network looks like.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
@@ -217,7 +224,7 @@ impl ConnectError {
         };
         let protocol = String::from_utf8_lossy(protocol).into_owned();
         match code {
-            CONNECTION_REFUSED => Self::Busy { address },
+            CONNECTION_REFUSED | APPLICATION_ERROR => Self::Busy { address },
             ALERT_NO_APPLICATION_PROTOCOL => Self::OtherVersion { address, protocol },
             ALERT_UNKNOWN_CA | ALERT_DECRYPT_ERROR => Self::Foreign { address },
             ALERT_CERTIFICATE_EXPIRED => Self::Expired { address },
@@ -235,6 +242,8 @@ pub(super) const NO_CERTIFICATE: &str = "a certificate of this cluster is requir
 // QUIC's code for a server that takes no more connections, and TLS alerts as QUIC carries them:
 // 0x100 plus the alert (RFC 9000, section 20; RFC 8446, section 6).
 const CONNECTION_REFUSED: u64 = 0x02;
+/// Of a server that gives up before the handshake's end: it took too long there.
+const APPLICATION_ERROR: u64 = 0x0c;
 const ALERT_CERTIFICATE_EXPIRED: u64 = 0x100 + 45;
 const ALERT_UNKNOWN_CA: u64 = 0x100 + 48;
 const ALERT_DECRYPT_ERROR: u64 = 0x100 + 51;

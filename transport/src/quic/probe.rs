@@ -1,87 +1,102 @@
 //! Notices that a peer's process is dead, which QUIC cannot: asks the peer's kernel.
 //!
 //! A killed process takes no leave, and silence alone does not tell the dead from the slow. But the
-//! kernel of a dead process's machine answers what comes to its port: with ICMP, which Linux
-//! reports to *connected* UDP sockets only. So each watched link has one of these, which sends the
-//! peer's port a byte now and then. A living endpoint drops it unanswered: it is no QUIC packet. A
-//! stopped process's socket takes it, too, so who is paused is not dead.
+//! kernel of a dead process's machine answers what comes to its port with ICMP. So an endpoint
+//! sends the port of each watched peer a probe now and then, from a [port] of its own for all of
+//! them. A living endpoint does not answer it: it is no QUIC packet, only a [sign of life](signs)
+//! of its sender. A stopped process's socket takes it, too, so a paused process is not dead.
 //!
-//! In: a link's connection. Out: the link's end, when nobody listens at the peer's port. Where a
-//! firewall keeps ICMP back, the idle time-out has to do.
+//! ICMP is not authenticated, and firewalls send it as well. A refusal is therefore a hint, which
+//! [`check`] follows up on the link itself.
+//!
+//! In: a link's connection. Out: the link's end, when the peer's host refuses probes and the link
+//! receives nothing. Where a firewall keeps ICMP back, the idle time-out has to do.
 
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+mod check;
+mod port;
+mod queue;
+mod signs;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
 
+use self::check::Checks;
+pub(super) use self::port::Probes;
+use self::port::Watcher;
+pub(super) use self::signs::Signs;
 use super::wire::Wire;
 
-/// No QUIC packet has this length, whatever is in it.
-const PROBE: [u8; 1] = [0];
-/// Refusals in a row until the peer is taken for dead: a single one may be a stray.
-const REFUSALS: u32 = 2;
+/// What is said on a link so that it is acknowledged.
+const ASK: &[u8] = &[0];
 /// A process that watches many links asks each less often, so that it sends at most 2,000 a second.
 const SPACING: Duration = Duration::from_micros(500);
 
-/// Asks every `interval` until the link ends, and ends it when nobody listens any more.
-pub(super) async fn watch(wire: Wire, interval: Duration) {
-    let peer = wire.connection.remote_address();
-    let socket = match connected(peer) {
-        Ok(socket) => socket,
-        Err(error) => return tracing::warn!(%peer, %error, "its death will be noticed late"),
-    };
-    let watched = Watched::new(&wire);
+/// Asks every `interval` until the link ends, and ends it when the peer seems to be dead.
+pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {
+    let watched = Watched::new(&wire, &peer);
     tokio::select! {
         _ = wire.connection.closed() => {}
-        () = refused(&socket, interval, &watched) => wire.gone("nobody listens at its port"),
+        () = watched.refused(interval) => wire.unreachable("nobody listens at its port"),
     }
-}
-
-/// Returns when the peer's kernel has refused enough probes in a row.
-async fn refused(socket: &UdpSocket, interval: Duration, watched: &Watched<'_>) {
-    let mut refusals = 0;
-    while refusals < REFUSALS {
-        let sent = socket.send(&PROBE);
-        sleep(interval.max(SPACING * watched.count())).await;
-        // What comes back is the socket's next error, whoever asks first.
-        let refusal = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        let answer = socket.take_error().ok().flatten();
-        let is_refused =
-            sent.is_err_and(|error| refusal(&error)) || answer.is_some_and(|e| refusal(&e));
-        refusals = if is_refused { refusals + 1 } else { 0 };
-    }
-}
-
-fn connected(peer: SocketAddr) -> io::Result<UdpSocket> {
-    let any: SocketAddr = match peer {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let socket = UdpSocket::bind(any)?;
-    socket.connect(peer)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
 }
 
 /// Counts a link among those that are watched, while it is.
-struct Watched<'a>(&'a Wire);
+struct Watched<'a> {
+    wire: &'a Wire,
+    peer: &'a Watcher,
+}
 
 impl<'a> Watched<'a> {
-    fn new(wire: &'a Wire) -> Self {
+    fn new(wire: &'a Wire, peer: &'a Watcher) -> Self {
         wire.links.watched.fetch_add(1, Ordering::Relaxed);
-        Self(wire)
+        Self { wire, peer }
+    }
+
+    /// Returns when refusals go on and the link has received nothing since the first one.
+    async fn refused(&self, interval: Duration) {
+        let mut checks = Checks::default();
+        loop {
+            let began = Instant::now();
+            self.peer.probe();
+            if checks.is_open() {
+                self.ask();
+            }
+            let pause = began + checks.pause(interval.max(SPACING * self.count()));
+            loop {
+                tokio::select! {
+                    () = sleep_until(pause) => break,
+                    () = self.peer.refused() => if checks.refused(self.received()) { break },
+                }
+            }
+            let rtt = self.wire.connection.rtt();
+            if checks.judge(began.elapsed(), self.received(), rtt) {
+                return;
+            }
+        }
+    }
+
+    /// Says something on the link that a living peer acknowledges, and that means nothing else.
+    fn ask(&self) {
+        // Fails only where the link has ended, or the peer takes no datagrams.
+        let _ = self.wire.connection.send_datagram(Bytes::from_static(ASK));
+    }
+
+    /// How many datagrams have come from the peer: of the link, and probes of its own.
+    fn received(&self) -> u64 {
+        self.wire.connection.stats().udp_rx.datagrams + self.peer.signs()
     }
 
     /// How many links of the endpoint are watched.
     fn count(&self) -> u32 {
-        self.0.links.watched.load(Ordering::Relaxed)
+        self.wire.links.watched.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        self.0.links.watched.fetch_sub(1, Ordering::Relaxed);
+        self.wire.links.watched.fetch_sub(1, Ordering::Relaxed);
     }
 }

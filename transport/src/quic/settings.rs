@@ -17,6 +17,9 @@ const JUMBO_MTU: u16 = 8_952;
 
 /// Streams for messages too large for the control lane, and the lane itself.
 const CONTROL_STREAMS: u32 = 4;
+/// Bytes of QUIC datagrams that wait here, where nobody reads them: a watcher sends them so that
+/// they are acknowledged, and for nothing else.
+const DATAGRAMS: usize = 1 << 10;
 /// Below this window a stream cannot fill a fast link.
 const MIN_STREAM_WINDOW: u64 = 256 << 10;
 /// Above this window nothing is gained on any link that training runs on.
@@ -56,8 +59,8 @@ pub struct Settings {
     /// An idle link says something this often; a fraction of `idle_timeout`.
     pub keep_alive: Duration,
     /// How often a peer is asked whether its process still lives, on links with a coordinator at
-    /// one end; less often where there are many. A dead one is noticed within three times this,
-    /// instead of `idle_timeout`. None: never.
+    /// one end; less often where there are many. A dead one is noticed within this and 60 ms or six
+    /// round trips, instead of `idle_timeout`. None: never.
     pub probe: Option<Duration>,
     /// Whether streams take turns packet by packet. Without, a stream's chunks arrive together and
     /// earlier, in the order in which they were sent.
@@ -65,8 +68,9 @@ pub struct Settings {
     /// Asked of the kernel for each direction of the socket, bytes; it grants up to its limit
     /// (`net.core.rmem_max`, `net.core.wmem_max`).
     pub socket_buffer: usize,
-    /// Handshakes in progress at once, from whomever; a bound on what strangers can cost. Beyond
-    /// half of it, addresses are validated first.
+    /// Handshakes in progress at once, from whomever; a bound on what strangers can cost. One
+    /// source (an IPv4 address, an IPv6 network of 64 bits) may have half of it, and a quarter is
+    /// kept free for sources of nodes. Beyond half of either, addresses are validated first.
     pub max_handshakes: usize,
     /// A handshake or an enrolment that takes longer has failed.
     pub handshake_timeout: Duration,
@@ -188,7 +192,7 @@ impl Settings {
             .keep_alive_interval(Some(self.keep_alive))
             .send_fairness(self.send_fairness)
             .congestion_controller_factory(Arc::new(congestion))
-            .datagram_receive_buffer_size(None);
+            .datagram_receive_buffer_size(Some(DATAGRAMS));
         Arc::new(transport)
     }
 

@@ -1,7 +1,8 @@
 //! What all links of an endpoint share, whoever called.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex as Lock};
+use std::time::Instant;
 
 use quinn::{Connection, RecvStream, SendStream};
 use rustls::time_provider::TimeProvider;
@@ -10,10 +11,12 @@ use tokio::sync::Mutex;
 use super::link::Link;
 use super::links::Links;
 use super::presented::Presented;
+use super::probe::{self, Probes};
+use super::renewal;
 use super::roster::Roster;
 use super::settings::Settings;
+use super::slots::{LogLimit, Slots};
 use super::wire::Wire;
-use super::{probe, renewal};
 use crate::identity::{Enrolment, Identity, Role, UnixTime};
 
 /// One for each endpoint.
@@ -28,6 +31,12 @@ pub(super) struct Site {
     pub(super) clock: Arc<dyn TimeProvider>,
     /// Held by whoever asks for new credentials: with several coordinators, one is asked.
     pub(super) renewing: Mutex<()>,
+    /// Handshakes in progress that others have begun.
+    pub(super) slots: Slots,
+    /// None: peers are not asked whether they live.
+    pub(super) probes: Option<Probes>,
+    /// Which failures of handshakes are logged.
+    pub(super) failures: Lock<LogLimit>,
 }
 
 impl Site {
@@ -42,6 +51,7 @@ impl Site {
         met: Identity,
         lane: (SendStream, RecvStream),
     ) -> Link {
+        self.slots.know(connection.remote_address().ip());
         let wire = Wire::new(connection, &met, self.links.clone());
         // Asked again, now that the table has it: who is removed meanwhile is closed here or there.
         if !self.roster.admits(&met) {
@@ -50,8 +60,10 @@ impl Site {
         let role = self.presented.credentials().identity().role;
         // Workers hear of each other's deaths from the coordinators.
         let watched = [role, met.role].contains(&Role::Coordinator);
-        if let Some(interval) = self.settings.probe.filter(|_| watched) {
-            tokio::spawn(probe::watch(wire.clone(), interval));
+        let probes = self.probes.as_ref().filter(|_| watched);
+        if let Some((interval, probes)) = self.settings.probe.zip(probes) {
+            let peer = probes.watch(&wire.connection);
+            tokio::spawn(probe::watch(wire.clone(), peer, interval));
         }
         let renews = met.role == Role::Coordinator && self.enrolment.is_none();
         let link = Link::start(self, wire, met, lane);
@@ -63,6 +75,10 @@ impl Site {
 
     pub(super) fn handshake_failed(&self, reason: &str) {
         self.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(reason, "a handshake failed");
+        // Anybody can fail as often as packets come: lines are counted, not written.
+        let admitted = self.failures.lock().expect("counting does not panic").admit(Instant::now());
+        if let Some(withheld) = admitted {
+            tracing::warn!(reason, withheld, "a handshake failed");
+        }
     }
 }

@@ -4,11 +4,13 @@ use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::{Domain, Protocol, Socket, Type};
+
+use super::probe::Signs;
 
 /// A socket's buffers as the kernel reports them, bytes. Linux counts its own bookkeeping in, so
 /// they hold about half as much payload.
@@ -49,12 +51,14 @@ pub(super) struct Batches {
     socket: Arc<dyn AsyncUdpSocket>,
     /// So many of the largest packets.
     fits: usize,
+    /// Probes that arrive are counted here.
+    signs: Arc<Signs>,
 }
 
 impl Batches {
     /// Of packets of up to `mtu` bytes.
-    pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>, mtu: u16) -> Self {
-        Self { socket, fits: LARGEST_BATCH / usize::from(mtu) }
+    pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>, mtu: u16, signs: Arc<Signs>) -> Self {
+        Self { socket, fits: LARGEST_BATCH / usize::from(mtu), signs }
     }
 }
 
@@ -73,7 +77,11 @@ impl AsyncUdpSocket for Batches {
         buffers: &mut [IoSliceMut<'_>],
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.socket.poll_recv(context, buffers, metas)
+        let received = ready!(self.socket.poll_recv(context, buffers, metas))?;
+        for (buffer, meta) in buffers.iter().zip(&*metas).take(received) {
+            self.signs.arrived(&buffer[..meta.len], meta.stride);
+        }
+        Poll::Ready(Ok(received))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -137,7 +145,11 @@ mod tests {
     async fn who_finds_out_that_there_are_no_batches_is_given_none() {
         let (socket, _) = open(([127, 0, 0, 1], 0).into(), 1 << 20).expect("a free port");
         let socket = TokioRuntime.wrap_udp_socket(socket).expect("a socket");
-        let batches = Batches::new(Arc::new(Disillusioned(socket, AtomicUsize::new(10))), 1_200);
+        let batches = Batches::new(
+            Arc::new(Disillusioned(socket, AtomicUsize::new(10))),
+            1_200,
+            Arc::default(),
+        );
         assert_eq!([(); 2].map(|()| batches.max_transmit_segments()), [10, 1]);
     }
 
@@ -147,7 +159,7 @@ mod tests {
         let socket = TokioRuntime.wrap_udp_socket(socket).expect("a socket");
         let own = socket.max_transmit_segments();
         for (mtu, most) in [(1_200, 54), (8_952, 7), (crate::quic::MAX_MTU, 4)] {
-            let batches = Batches::new(socket.clone(), mtu);
+            let batches = Batches::new(socket.clone(), mtu, Arc::default());
             assert_eq!(batches.max_transmit_segments(), own.min(most), "of packets of {mtu} bytes");
         }
     }

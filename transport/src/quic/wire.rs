@@ -43,9 +43,9 @@ impl Wire {
         self.end(CLOSED, "all was received", LinkError::Gone { how });
     }
 
-    /// Closes because the peer's process is dead.
-    pub(super) fn gone(&self, how: &str) {
-        self.end(CLOSED, how, LinkError::Gone { how: how.into() });
+    /// Closes because the peer's host refuses packets for its process, and nothing else arrives.
+    pub(super) fn unreachable(&self, how: &'static str) {
+        self.end(CLOSED, how, LinkError::Unreachable { how });
     }
 
     /// Closes because the peer sent what no honest node sends.

@@ -204,7 +204,7 @@ fn a_waiting_record_need_not_assign_data_shards() {
 #[test]
 fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
     type Change = fn(&mut RunSpec);
-    let table: [(Change, &str); 19] = [
+    let table: [(Change, &str); 21] = [
         (|r| r.name.clear(), "run.name"),
         (|r| r.name = "n".repeat(257), "run.name"),
         (|r| r.steps = 0, "run.steps"),
@@ -221,6 +221,8 @@ fn a_run_that_cannot_be_is_refused_by_the_key_at_fault() {
         (|r| r.optimizer.learning_rate = f64::NAN, "optimizer.learning_rate"),
         (|r| r.optimizer.weight_decay = -0.1, "optimizer.weight_decay"),
         (|r| r.optimizer.clip_norm = Some(0.0), "optimizer.clip_norm"),
+        (|r| r.optimizer.floor = 1.5, "optimizer.floor"),
+        (|r| r.hang_after_ms = 999, "redundancy.hang_after"),
         (|r| r.copies = 0, "redundancy.copies"),
         (|r| r.all_gather = Encoding::Bytes, "wire.all_gather"),
         (|r| r.rounding = Rounding::Stochastic, "wire.rounding"),

@@ -188,7 +188,7 @@ async fn handshakes_that_stall_are_bounded_and_give_way() {
     let world = World::new();
     let enrolment = Enrolment::new(world.authority.clone(), vec![]);
     let few =
-        Settings { max_handshakes: 2, handshake_timeout: Duration::from_millis(500), ..settings() };
+        Settings { max_handshakes: 4, handshake_timeout: Duration::from_millis(500), ..settings() };
     let credentials = world.credentials(Role::Coordinator, "coordinator-1");
     let victim = Endpoint::bind(loopback(), &credentials, few, Some(enrolment)).unwrap();
     let mut silent = Vec::new();
@@ -204,6 +204,27 @@ async fn handshakes_that_stall_are_bounded_and_give_way() {
         raw.connection.unwrap().closed().await;
     }
     connect().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_host_that_floods_with_handshakes_keeps_no_other_host_out() {
+    let world = World::new();
+    let enrolment = Enrolment::new(world.authority.clone(), vec![]);
+    let credentials = world.credentials(Role::Coordinator, "coordinator-1");
+    let victim = Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap();
+    let (mut stalled, mut refused) = (Vec::new(), 0);
+    for _ in 0..2 * settings().max_handshakes {
+        let peer = RawPeer { credentials: None, protocol: b"everstep-enrol/2".to_vec() };
+        let raw = peer.connect_from(([127, 0, 0, 2], 0).into(), victim.local_address()).await;
+        match raw.connection {
+            Ok(_) => stalled.push(raw),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 0, "the flood is not large enough");
+    let honest = world.worker("worker-1");
+    honest.connect(victim.local_address(), &Expected::Anyone).await.unwrap();
+    assert!(!stalled.is_empty());
 }
 
 #[tokio::test]

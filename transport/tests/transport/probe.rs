@@ -45,6 +45,9 @@ impl Drop for Relay {
     }
 }
 
+/// No QUIC packet is as short.
+const LONGEST_PROBE: usize = 20;
+
 /// Carries QUIC both ways; probes end here, as at any living port.
 fn carry(sockets: &[UdpSocket; 2], there: &Mutex<SocketAddr>, over: &AtomicBool) {
     let [front, back] = sockets;
@@ -53,13 +56,13 @@ fn carry(sockets: &[UdpSocket; 2], there: &Mutex<SocketAddr>, over: &AtomicBool)
     let (mut caller, mut packet) = (None, [0; 1 << 16]);
     while !over.load(Ordering::Relaxed) {
         while let Ok((bytes, from)) = front.recv_from(&mut packet) {
-            if bytes > 1 {
+            if bytes > LONGEST_PROBE {
                 caller = Some(from);
                 let _ = back.send_to(&packet[..bytes], *there.lock().unwrap());
             }
         }
         while let Ok((bytes, _)) = back.recv_from(&mut packet) {
-            if let Some(caller) = caller.filter(|_| bytes > 1) {
+            if let Some(caller) = caller.filter(|_| bytes > LONGEST_PROBE) {
                 let _ = front.send_to(&packet[..bytes], caller);
             }
         }
@@ -95,7 +98,8 @@ async fn both_ends_notice_that_nobody_listens_at_the_others_port() {
     let limit = Duration::from_secs(1);
     let noticed = async |link: &Link| {
         let error = tokio::time::timeout(limit, link.closed()).await.expect("long before time-out");
-        assert!(error.is_gone(), "{error}");
+        assert!(matches!(error, LinkError::Unreachable { .. }), "{error}");
+        assert!(!error.is_gone(), "a refusal is no proof");
         died.elapsed()
     };
     let (here, there) = tokio::join!(noticed(&here), noticed(&there));
@@ -121,6 +125,27 @@ async fn a_coordinator_that_is_started_again_tells_that_it_knows_the_link_no_mor
         }
     };
     assert_eq!(error, LinkError::Lost { how: "the peer has forgotten the link" });
+}
+
+/// What one coordinator answers to a packet of another's link must not end that link: anybody can
+/// carry such an answer.
+#[tokio::test]
+async fn another_coordinator_of_the_cluster_cannot_say_that_a_link_is_forgotten() {
+    let world = World::new();
+    let coordinator = |name| {
+        let enrolment = Enrolment::new(world.authority.clone(), Vec::new());
+        let credentials = world.credentials(Role::Coordinator, name);
+        Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap()
+    };
+    let (worker, own) = (world.worker("worker-1"), coordinator("coordinator-1"));
+    let other = coordinator("coordinator-2");
+    let (here, _there, relay) = relayed(&worker, &own).await;
+    relay.turn_to(other.local_address());
+    for _ in 0..20 {
+        here.send(Message::Hello { schema: 1, worker: None }).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(here.ended(), None);
 }
 
 #[tokio::test]
@@ -220,6 +245,7 @@ async fn a_probe_is_neither_answered_nor_taken_for_anything() {
     for _ in 0..100 {
         for byte in 0..=255 {
             prober.send(&[byte]).unwrap();
+            prober.send(&[byte & 0x3f; 13]).unwrap();
         }
         tokio::task::yield_now().await;
     }

@@ -78,7 +78,11 @@ impl RawPeer {
     }
 
     pub async fn connect(self, address: SocketAddr) -> Raw {
-        let mut endpoint = quinn::Endpoint::client(loopback()).unwrap();
+        self.connect_from(loopback(), address).await
+    }
+
+    pub async fn connect_from(self, own: SocketAddr, address: SocketAddr) -> Raw {
+        let mut endpoint = quinn::Endpoint::client(own).unwrap();
         endpoint.set_default_client_config(self.config());
         let connection = endpoint.connect(address, "everstep").unwrap().await;
         Raw { connection, _endpoint: endpoint }

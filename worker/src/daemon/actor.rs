@@ -47,6 +47,8 @@ pub struct WorkerActor {
     /// The links to coordinators.
     coordinators: BTreeMap<LinkId, Link>,
     peers: Peers,
+    /// Of so many shards it was last said that they keep the worker from leaving.
+    retained: Option<u32>,
     stage: Stage,
     /// The version that the generation resumes with.
     resume: Step,
@@ -80,6 +82,7 @@ impl WorkerActor {
             shell,
             coordinators: BTreeMap::new(),
             peers,
+            retained: None,
             stage: Stage::default(),
             resume: Step(0),
             changed,
@@ -110,11 +113,24 @@ impl WorkerActor {
             told.extend(self.perform(effect, context));
         }
         self.stage.follow(&self.core);
+        self.tell_what_keeps_it();
         if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }
         // Only a generation's beginning has something to tell, so this ends.
         told.into_iter().for_each(|input| self.feed(input, context));
+    }
+
+    /// Says in the log what a worker that is to leave waits for, whenever that changes.
+    fn tell_what_keeps_it(&mut self) {
+        let retained = self.core.leaving().filter(|_| self.core.member().is_some());
+        if self.retained == retained {
+            return;
+        }
+        self.retained = retained;
+        if let Some(shards @ 1..) = retained {
+            tracing::info!(shards, "waits to leave: no worker that stays has a copy of its shards");
+        }
     }
 
     /// Does what the core wants done; returns what the core is to be told of it.

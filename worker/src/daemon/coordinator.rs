@@ -16,7 +16,7 @@ use std::time::Duration;
 use actix::{MailboxError, Recipient};
 use everstep_transport::identity::{Credentials, Identity, JoinToken, Role, UnixTime};
 use everstep_transport::protocol::{CoordinatorView, NodeName};
-use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, Link, LinkError};
+use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, HostPort, Link, LinkError};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -39,8 +39,8 @@ pub struct Reach {
     /// The process's port.
     pub endpoint: Arc<Endpoint>,
     /// Where some listen: called as long as nobody has said who they are, and when all links are
-    /// gone.
-    pub addresses: Vec<SocketAddr>,
+    /// gone. Names are resolved each time.
+    pub places: Vec<HostPort>,
     /// Who they are; empty until somebody has said so.
     pub known: watch::Receiver<Vec<CoordinatorView>>,
     /// The join token.
@@ -63,7 +63,7 @@ pub async fn attend(reach: Reach, tell: Tell) {
 /// The links, and where others are looked for.
 struct Search {
     caller: Arc<Caller>,
-    addresses: Vec<SocketAddr>,
+    named: Named,
     known: watch::Receiver<Vec<CoordinatorView>>,
     tell: Tell,
     places: BTreeMap<SocketAddr, Place>,
@@ -89,6 +89,17 @@ struct Place {
     limit: Duration,
 }
 
+/// The places of the command line.
+struct Named {
+    places: Vec<HostPort>,
+    /// What they stood for when they were last resolved.
+    addresses: Vec<SocketAddr>,
+    /// The task that resolves them.
+    resolving: JoinSet<Vec<SocketAddr>>,
+    /// When they may be resolved again.
+    due: Instant,
+}
+
 /// A link that is up.
 struct Linked {
     address: SocketAddr,
@@ -108,11 +119,11 @@ struct Want {
 
 impl Search {
     fn new(reach: Reach, tell: Tell) -> Self {
-        let Reach { endpoint, addresses, known, token } = reach;
+        let Reach { endpoint, places, known, token } = reach;
         let now = Instant::now();
         Self {
             caller: Arc::new(Caller { endpoint, token, renewing: Mutex::new(()) }),
-            addresses,
+            named: Named::new(places, now),
             known,
             tell,
             places: BTreeMap::new(),
@@ -136,6 +147,10 @@ impl Search {
                     self.called(address, called).await?;
                 }
                 Some(Ok(ended)) = self.readers.join_next() => self.lost(ended?).await?,
+                Some(Ok(addresses)) = self.named.resolving.join_next() => {
+                    self.named.take(addresses);
+                    self.forget();
+                }
                 () = sleep_until(wake) => {}
             }
             self.complain().await?;
@@ -146,6 +161,9 @@ impl Search {
     fn call(&mut self) -> Instant {
         let (now, is_alone) = (Instant::now(), self.links.is_empty());
         let mut wake = now + PAUSES.1;
+        if is_alone || self.known.borrow().is_empty() {
+            self.named.resolve(now);
+        }
         for (address, expected) in self.wanted() {
             let place = self.places.entry(address).or_insert_with(|| Place::new(now));
             if place.is_called {
@@ -168,7 +186,7 @@ impl Search {
     fn wanted(&self) -> BTreeMap<SocketAddr, Expected> {
         let known = self.known.borrow();
         let named = match known.is_empty() || self.links.is_empty() {
-            true => self.addresses.as_slice(),
+            true => self.named.addresses.as_slice(),
             false => &[],
         };
         // A coordinator may have two of these addresses, and needs one link.
@@ -193,13 +211,18 @@ impl Search {
 
     /// There is news of who the coordinators are.
     fn take(&mut self) {
-        let known = self.known.borrow_and_update();
+        drop(self.known.borrow_and_update());
+        self.forget();
+        self.part();
+    }
+
+    /// Forgets addresses at which no coordinator is looked for any more.
+    fn forget(&mut self) {
+        let (known, named) = (self.known.borrow(), &self.named.addresses);
         let is_named = |address: &SocketAddr| {
-            self.addresses.contains(address) || known.iter().any(|view| view.address == *address)
+            named.contains(address) || known.iter().any(|view| view.address == *address)
         };
         self.places.retain(|address, place| place.is_called || is_named(address));
-        drop(known);
-        self.part();
     }
 
     /// Parts with those that are no coordinators any more, once there is a link to one that is.
@@ -276,6 +299,40 @@ impl Search {
         }
         *since = Instant::now();
         self.tell.event.send(Event(Input::CoordinatorGone(reason.clone()))).await
+    }
+}
+
+impl Named {
+    fn new(places: Vec<HostPort>, now: Instant) -> Self {
+        let addresses = places.iter().filter_map(HostPort::literal).collect();
+        Self { places, addresses, resolving: JoinSet::new(), due: now }
+    }
+
+    /// Has the names resolved, if there are any and it is time.
+    fn resolve(&mut self, now: Instant) {
+        let is_literal = self.places.iter().all(|place| place.literal().is_some());
+        if is_literal || now < self.due || !self.resolving.is_empty() {
+            return;
+        }
+        self.due = now + PAUSES.1;
+        let places = self.places.clone();
+        self.resolving.spawn(async move {
+            let mut addresses = Vec::new();
+            for place in places {
+                match place.resolve().await {
+                    Ok(found) => addresses.extend(found),
+                    Err(error) => tracing::debug!(%place, %error, "the name is not known now"),
+                }
+            }
+            addresses
+        });
+    }
+
+    /// What the names stand for now. Without any answer, what they stood for remains.
+    fn take(&mut self, addresses: Vec<SocketAddr>) {
+        if !addresses.is_empty() {
+            self.addresses = addresses;
+        }
     }
 }
 

@@ -117,7 +117,7 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
         Effect::Tell { message, .. } | Effect::Send { message, .. } => of_message(message, "send"),
         Effect::Stream { lane, .. } => Some(match lane {
             Lane::Partials => "reduce_scatter.send",
-            Lane::Reduced => "reduced.send",
+            Lane::Reduced | Lane::Learned => "reduced.send",
             Lane::Parameters => "all_gather.send",
             Lane::Masters => "masters.send",
             Lane::Resumed => "parameters.send",
@@ -229,7 +229,7 @@ mod tests {
 
     /// What a worker neither says nor hears, or only where there are several coordinators or runs;
     /// what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 27] = [
+    const WITHOUT_A_POINT: [&str; 29] = [
         "heartbeat",
         "failed",
         "refused",
@@ -254,9 +254,11 @@ mod tests {
         "ask_coordinators",
         "ask_tokens",
         "ask_runs",
+        "ask_revoked",
         "told_coordinators",
         "told_tokens",
         "told_runs",
+        "told_revoked",
     ];
 
     #[test]

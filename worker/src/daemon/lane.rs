@@ -2,13 +2,13 @@
 //!
 //! Each lane has its own queue, task and stream, so a lane whose receiver is not ready yet holds
 //! up no other. The queues to a member are bounded by the plan: a step has so many pieces, and the
-//! next step's begin only when this one has committed. A learner that is no member holds nobody
-//! up: what it is fed, and does not take in time, is not queued, and it asks again. Dropped, all
-//! of it is given up: what is queued is forgotten, and streams under way are reset.
+//! next step's begin only when this one has committed. A worker that learns holds nobody up: what
+//! it is fed, and does not take in time, is not queued, and it asks again; either all of a step or
+//! nothing. Dropped, all of it is given up: what is queued is forgotten, and streams under way are
+//! reset.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use everstep_kernels::buffer::Shared;
@@ -21,17 +21,51 @@ use tokio::task::JoinSet;
 use super::traffic::Traffic;
 use crate::step::event::{Lane, Parcel};
 
-/// A parcel, and the step that names its stream.
-type Queued = (Step, Parcel);
+/// A parcel, the step that names its stream, and whether it counts as fed.
+struct Queued {
+    step: Step,
+    parcel: Parcel,
+    is_fed: bool,
+}
 
-/// Bytes that may wait for a learner; with so many, it is fed nothing more.
+/// While fewer bytes wait for a worker that learns, it is fed more.
 const FEED_BYTES: usize = 64 << 20;
+/// So many steps may wait for it however large they are: it takes one while the next is reduced.
+const FEED_STEPS: usize = 2;
+
+/// What a worker is fed and has not taken: bytes, by step.
+#[derive(Debug, Default)]
+struct Untaken(Mutex<BTreeMap<Step, usize>>);
+
+impl Untaken {
+    /// Takes note of what is to wait; says whether there is room for it.
+    fn put(&self, step: Step, bytes: usize) -> bool {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = waiting.contains_key(&step)
+            || waiting.len() < FEED_STEPS
+            || waiting.values().sum::<usize>() < FEED_BYTES;
+        if room {
+            *waiting.entry(step).or_default() += bytes;
+        }
+        room
+    }
+
+    /// What has waited is sent.
+    fn sent(&self, step: Step, bytes: usize) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = waiting.get_mut(&step) {
+            *left = left.saturating_sub(bytes);
+            if *left == 0 {
+                waiting.remove(&step);
+            }
+        }
+    }
+}
 
 /// The lanes to one worker.
 pub struct Lanes {
     generation: Generation,
-    /// Bytes that are queued, on all lanes.
-    waiting: Arc<AtomicUsize>,
+    fed: Arc<Untaken>,
     queues: BTreeMap<Lane, UnboundedSender<Queued>>,
     /// The queues' other ends, until there is a link.
     unsent: Vec<UnboundedReceiver<Queued>>,
@@ -48,8 +82,7 @@ impl Lanes {
                 ((lane, sender), receiver)
             })
             .unzip();
-        let waiting = Arc::default();
-        Self { generation, waiting, queues, unsent, tasks: JoinSet::new() }
+        Self { generation, fed: Arc::default(), queues, unsent, tasks: JoinSet::new() }
     }
 
     /// The generation that they are of.
@@ -61,28 +94,30 @@ impl Lanes {
     pub fn start(&mut self, link: &Link, traffic: &Arc<Traffic>) {
         for queue in self.unsent.drain(..) {
             let (link, traffic) = (link.clone(), traffic.clone());
-            let (generation, waiting) = (self.generation, self.waiting.clone());
+            let (generation, fed) = (self.generation, self.fed.clone());
             self.tasks.spawn(async move {
-                if let Err(error) = send(&link, (queue, &waiting), generation, &traffic).await {
+                if let Err(error) = send(&link, (queue, &fed), generation, &traffic).await {
                     link.close(&format!("a lane ended: {error}"));
                 }
             });
         }
     }
 
-    /// Queues a parcel of what a learner is fed, unless too much waits already.
+    /// Queues a parcel of what a worker is fed, unless too much waits already.
     pub fn feed(&self, lane: Lane, step: Step, parcel: Parcel) {
-        let fed = matches!(lane, Lane::Parameters | Lane::Reduced);
-        if !fed || self.waiting.load(Ordering::Relaxed) < FEED_BYTES {
-            self.queue(lane, step, parcel);
+        if self.fed.put(step, bytes_of(&parcel)) {
+            self.put(lane, Queued { step, parcel, is_fed: true });
         }
     }
 
     /// Queues a parcel.
     pub fn queue(&self, lane: Lane, step: Step, parcel: Parcel) {
-        self.waiting.fetch_add(bytes_of(&parcel), Ordering::Relaxed);
+        self.put(lane, Queued { step, parcel, is_fed: false });
+    }
+
+    fn put(&self, lane: Lane, queued: Queued) {
         // An error means that the lane's task ended with its link, which its reader tells.
-        let _ = self.queues[&lane].send((step, parcel));
+        let _ = self.queues[&lane].send(queued);
     }
 }
 
@@ -96,12 +131,12 @@ fn bytes_of(parcel: &Parcel) -> usize {
 
 async fn send(
     link: &Link,
-    (mut queue, waiting): (UnboundedReceiver<Queued>, &AtomicUsize),
+    (mut queue, fed): (UnboundedReceiver<Queued>, &Untaken),
     generation: Generation,
     traffic: &Traffic,
 ) -> Result<(), LinkError> {
     let mut open = None;
-    while let Some((step, parcel)) = queue.recv().await {
+    while let Some(Queued { step, parcel, is_fed }) = queue.recv().await {
         let stream = match open.take() {
             Some((of, stream)) if of == step => stream,
             before => {
@@ -115,7 +150,9 @@ async fn send(
         let bytes = bytes_of(&parcel);
         let (chunk, body) = encode(parcel, generation, step);
         stream.send(&chunk, body).await?;
-        waiting.fetch_sub(bytes, Ordering::Relaxed);
+        if is_fed {
+            fed.sent(step, bytes);
+        }
         traffic.add_sent(chunk.body_bytes());
     }
     Ok(())
@@ -142,5 +179,28 @@ fn encode(parcel: Parcel, generation: Generation, step: Step) -> (Chunk, Bytes) 
             (chunk, bytes.into())
         }
         Parcel::Tensor { chunk, values } => (chunk, Bytes::from_owner(WireBytes(values))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_steps_of_any_size_wait_for_a_worker_that_learns_and_no_third() {
+        let fed = Untaken::default();
+        assert!(fed.put(Step(1), FEED_BYTES) && fed.put(Step(1), FEED_BYTES));
+        assert!(fed.put(Step(2), FEED_BYTES));
+        assert!(!fed.put(Step(3), 1), "the bound is reached");
+        fed.sent(Step(1), FEED_BYTES);
+        assert!(!fed.put(Step(3), 1), "a part of the first step still waits");
+        fed.sent(Step(1), FEED_BYTES);
+        assert!(fed.put(Step(3), 1));
+    }
+
+    #[test]
+    fn many_small_steps_may_wait_for_a_worker_that_learns() {
+        let fed = Untaken::default();
+        assert!((1..100).all(|step| fed.put(Step(step), 1 << 10)));
     }
 }

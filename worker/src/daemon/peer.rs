@@ -121,13 +121,13 @@ impl Peer {
         }
     }
 
-    /// Queues a parcel on its lane.
+    /// Queues a parcel on its lane; not what it learns, if it does not keep up with that.
     pub fn stream(&mut self, lane: Lane, step: Step, parcel: Parcel) {
         self.is_used = true;
-        if self.is_member {
-            self.lanes.queue(lane, step, parcel);
-        } else {
-            self.lanes.feed(lane, step, parcel);
+        match lane {
+            Lane::Learned => self.lanes.feed(lane, step, parcel),
+            Lane::Parameters if !self.is_member => self.lanes.feed(lane, step, parcel),
+            _ => self.lanes.queue(lane, step, parcel),
         }
     }
 

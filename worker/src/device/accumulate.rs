@@ -31,8 +31,33 @@ pub struct Final {
 #[derive(Debug)]
 struct Leaf {
     values: Buffer,
+    /// What has been announced of it: the end of each range, by its start.
+    announced: BTreeMap<usize, usize>,
     missing: usize,
 }
+
+impl Leaf {
+    /// A range that begins and ends within the shard comes; whether it is the first to come.
+    fn announce(&mut self, range: Range<usize>) -> bool {
+        let before = self.announced.range(..range.end).next_back();
+        let is_new = before.is_none_or(|(_, end)| *end <= range.start);
+        if is_new {
+            self.missing -= range.len();
+            self.announced.insert(range.start, range.end);
+        }
+        is_new
+    }
+}
+
+/// A model announced a part of a gradient twice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model announced the gradient of parameters {} to {} in a range that it had announced \
+     before: a last pass must announce every range once",
+    .0.start,
+    .0.end - 1
+)]
+pub struct Repeated(pub Range<usize>);
 
 /// The sums under way.
 #[derive(Debug)]
@@ -90,8 +115,14 @@ impl Accumulator {
     }
 
     /// Takes a range of the gradient; returns what has become final by it.
-    pub fn add(&mut self, range: Range<usize>, gradient: &[f32]) -> Vec<Final> {
+    ///
+    /// # Errors
+    /// A part of the range has come before. Nothing more may be added to this data shard.
+    pub fn add(&mut self, range: Range<usize>, gradient: &[f32]) -> Result<Vec<Final>, Repeated> {
         self.announced += range.len();
+        if self.announced > self.parameters {
+            return Err(Repeated(range));
+        }
         let length = reduce::shard_length(self.parameters);
         let mut finals = Vec::new();
         let mut start = range.start;
@@ -100,26 +131,36 @@ impl Accumulator {
             let whole = reduce::shard_range(self.parameters, shard.0 as usize);
             let end = whole.end.min(range.end);
             let values = &gradient[start - range.start..end - range.start];
-            finals.extend(self.add_part(shard, start - whole.start, values));
+            finals.extend(self.add_part(shard, start - whole.start, values)?);
             start = end;
         }
-        finals
+        Ok(finals)
     }
 
-    fn add_part(&mut self, shard: Shard, offset: usize, values: &[f32]) -> Option<Final> {
-        let length = reduce::shard_range(self.parameters, shard.0 as usize).len();
+    fn add_part(
+        &mut self,
+        shard: Shard,
+        offset: usize,
+        values: &[f32],
+    ) -> Result<Option<Final>, Repeated> {
+        let whole = reduce::shard_range(self.parameters, shard.0 as usize);
+        let length = whole.len();
         let pool = &self.pool;
-        let leaf = self
-            .leaves
-            .entry(shard)
-            .or_insert_with(|| Leaf { values: pool.take(length), missing: length });
-        unscale(&mut leaf.values[offset..offset + values.len()], values, self.scale);
-        leaf.missing = leaf.missing.checked_sub(values.len()).expect("each range comes once");
-        if leaf.missing > 0 {
-            return None;
+        let leaf = self.leaves.entry(shard).or_insert_with(|| Leaf {
+            values: pool.take(length),
+            announced: BTreeMap::new(),
+            missing: length,
+        });
+        if !leaf.announce(offset..offset + values.len()) {
+            let start = whole.start + offset;
+            return Err(Repeated(start..start + values.len()));
         }
-        let leaf = self.leaves.remove(&shard)?;
-        self.add_leaf(shard, leaf.values)
+        unscale(&mut leaf.values[offset..offset + values.len()], values, self.scale);
+        if leaf.missing > 0 {
+            return Ok(None);
+        }
+        let whole = self.leaves.remove(&shard);
+        Ok(whole.and_then(|leaf| self.add_leaf(shard, leaf.values)))
     }
 
     fn add_leaf(&mut self, shard: Shard, values: Buffer) -> Option<Final> {
@@ -180,10 +221,31 @@ mod tests {
         accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         let values = gradient(0);
-        accumulator.add(1_024..PARAMETERS, &values[1_024..]);
+        accumulator.add(1_024..PARAMETERS, &values[1_024..]).expect("it is new");
         assert_eq!(accumulator.unannounced(), Some(Shard(0)));
-        accumulator.add(0..1_024, &values[..1_024]);
+        accumulator.add(0..1_024, &values[..1_024]).expect("it is new");
         assert_eq!(accumulator.unannounced(), None);
+    }
+
+    /// As many elements as there are, but some of them twice and others never.
+    #[test]
+    fn a_range_that_is_announced_twice_is_refused() {
+        for again in [0..10, 5..15, 0..1, 9..11] {
+            let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+            accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
+            accumulator.begin(DataShard(0));
+            let values = gradient(0);
+            accumulator.add(0..10, &values[..10]).expect("it is new");
+            accumulator.add(20..PARAMETERS, &values[20..]).expect("it is new");
+            let refused = accumulator.add(again.clone(), &values[again.clone()]);
+            assert_eq!(refused.err(), Some(Repeated(again)));
+        }
+        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+        accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
+        accumulator.begin(DataShard(0));
+        accumulator.add(0..PARAMETERS, &gradient(0)).expect("it is new");
+        let refused = accumulator.add(0..1, &[0.0]);
+        assert_eq!(refused.err(), Some(Repeated(0..1)), "the whole shard has gone");
     }
 
     #[test]
@@ -214,7 +276,7 @@ mod tests {
             let scaled = |value: f32| value * scale.factor() as f32;
             let values: Vec<f32> = gradient(*leaf).into_iter().map(scaled).collect();
             for range in [1_500..PARAMETERS, 0..700, 700..1_500] {
-                for part in accumulator.add(range.clone(), &values[range]) {
+                for part in accumulator.add(range.clone(), &values[range]).expect("it is new") {
                     let repeated = found.insert((part.node, part.shard), part.sum.to_vec());
                     assert!(repeated.is_none(), "a part is final once");
                 }

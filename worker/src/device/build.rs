@@ -5,14 +5,16 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::compute::{Batch, Compute, Pass};
 use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{self, DataShard, DeviceName, GpuId, RunSpec, Step, Zone};
 
+use super::announced::Announced;
 use super::model_file::ModelFile;
+use super::model_path::{model_path, run_digest};
 use super::rounding::Rounding;
 use super::{Device, Parts};
 use crate::data::Dataset;
@@ -72,10 +74,14 @@ pub fn build(
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
     let built = Built { registration, tokens_per_step: targets * batches };
-    let file = place.dir.as_ref().map(|dir| dir.join("model.safetensors"));
+    let digest = run_digest(run, &built.registration.fingerprint);
+    let file = place.dir.as_ref().map(|dir| {
+        let path = model_path(dir, &digest);
+        ModelFile::new(&path, place.incarnation, &layout, &run.model, &digest)
+    });
     let parts = Parts {
         run: run.clone(),
-        model_file: file.map(|path| ModelFile::new(&path, place.incarnation, &layout, &run.model)),
+        model_file: file,
         compute,
         loader: Loader::new(dataset.clone(), sampler, place.prefetch),
         dataset,
@@ -146,11 +152,13 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
 /// A digest of the first micro-batch's loss and gradient: machines that get the same bits here are
 /// taken to get them in every step.
 fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, String> {
-    let mut collect = Collect::default();
+    let mut announced = Announced::default();
     let pass = Pass { first: true, last: true, scale: 1.0 };
     let loss = compute
-        .gradient(batch, pass, &mut collect)
+        .gradient(batch, pass, &mut announced)
         .map_err(|error| format!("the first micro-batch fails: {error}"))?;
+    announced.check(compute.layout())?;
+    let collect = announced.collect;
     let mut hasher = blake3::Hasher::new();
     hasher.update(&loss.to_le_bytes());
     for values in collect.gradient.chunks(4096) {

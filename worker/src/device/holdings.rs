@@ -113,7 +113,10 @@ impl Holdings {
             }
             Job::Skip { step } => self.skip(step),
             Job::Share { to, shards } => {
-                shards.into_iter().for_each(|shard| port.report(self.shared(to, shard)));
+                for shard in shards {
+                    let shared = self.shared(to, shard)?;
+                    port.report(shared);
+                }
             }
             Job::Export { to, shards } => {
                 shards.into_iter().for_each(|shard| port.report(self.state(to, shard)));
@@ -149,8 +152,13 @@ impl Holdings {
     }
 
     /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
-    pub fn seal(&self) -> Vec<(Shard, [u8; 32])> {
-        self.owned().map(|(shard, copy)| (shard, copy.seal())).collect()
+    /// Refuses a shard that has changed in memory since its last update.
+    pub fn seal(&self) -> Result<Vec<(Shard, [u8; 32])>, String> {
+        let seal = |(shard, copy): (Shard, &Copy)| {
+            copy.verify(shard)?;
+            Ok((shard, copy.seal()))
+        };
+        self.owned().map(seal).collect()
     }
 
     /// Bytes of master weights and moments of the owned shards.
@@ -302,10 +310,13 @@ impl Holdings {
 
     // For others.
 
-    /// Whether this worker is primary says whoever asks: perhaps it has not entered yet.
-    fn shared(&self, to: WorkerId, shard: Shard) -> Report {
-        let version = self.copies[&shard].version;
-        Report::Shared { to, version, shard, values: Shared::new(self.computing(shard)) }
+    /// Whether this worker is primary says whoever asks: perhaps it has not entered yet. No digest
+    /// goes with these values, so they are compared with that of their version here.
+    fn shared(&self, to: WorkerId, shard: Shard) -> Result<Report, String> {
+        let copy = &self.copies[&shard];
+        copy.verify(shard)?;
+        let (version, values) = (copy.version, Shared::new(self.computing(shard)));
+        Ok(Report::Shared { to, version, shard, values })
     }
 
     fn state(&self, to: WorkerId, shard: Shard) -> Report {
@@ -374,6 +385,11 @@ impl Copy {
              be trusted",
             self.version
         ))
+    }
+
+    /// Refuses a copy that has changed in memory.
+    fn verify(&self, shard: Shard) -> Result<(), String> {
+        self.check(shard, self.state.digest(self.version.0))
     }
 
     fn seal(&self) -> [u8; 32] {

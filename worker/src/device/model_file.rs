@@ -13,6 +13,8 @@ use everstep_kernels::layout::Layout;
 use everstep_transport::protocol::run::ModelSpec;
 use serde_json::{Map, Value, json};
 
+use super::model_path::{self, RUN_KEY};
+
 /// The metadata key under which the model's specification stands.
 pub const MODEL_KEY: &str = "everstep.model";
 
@@ -23,6 +25,8 @@ pub struct ModelFile {
     /// Where it is written: a place of this incarnation's own, since one that was thought lost may
     /// still be writing.
     temporary: PathBuf,
+    /// Of the run: see [`model_path`].
+    digest: String,
     header: Vec<u8>,
     /// Created by the first piece: only one worker writes.
     file: Option<File>,
@@ -39,14 +43,21 @@ pub struct ModelFileError {
 }
 
 impl ModelFile {
-    /// A file at `path` for a model of this layout, to be written by a worker's `incarnation`.
-    /// Touches nothing yet.
-    pub fn new(path: &Path, incarnation: u64, layout: &Layout, model: &ModelSpec) -> Self {
+    /// A file at `path` for a model of this layout, to be written by a worker's `incarnation`, of
+    /// the run with this digest. Touches nothing yet.
+    pub fn new(
+        path: &Path,
+        incarnation: u64,
+        layout: &Layout,
+        model: &ModelSpec,
+        digest: &str,
+    ) -> Self {
         let parameters = layout.count();
         Self {
             path: path.to_path_buf(),
             temporary: path.with_extension(format!("safetensors.{incarnation:016x}.partial")),
-            header: header(layout, model),
+            digest: digest.into(),
+            header: header(layout, model, digest),
             file: None,
             parameters,
             missing: parameters,
@@ -90,6 +101,7 @@ impl ModelFile {
             return Ok(false);
         }
         file.sync_all()?;
+        model_path::check(&self.path, &self.digest)?;
         fs::rename(&self.temporary, &self.path)?;
         if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             File::open(folder)?.sync_all()?;
@@ -99,9 +111,10 @@ impl ModelFile {
 }
 
 /// Length, then JSON padded to eight bytes: the head of a safetensors file.
-fn header(layout: &Layout, model: &ModelSpec) -> Vec<u8> {
+fn header(layout: &Layout, model: &ModelSpec, digest: &str) -> Vec<u8> {
     let specification = serde_json::to_string(model).expect("a specification is plain data");
-    let metadata = BTreeMap::from([("format", "pt"), (MODEL_KEY, &specification)]);
+    let metadata =
+        BTreeMap::from([("format", "pt"), (MODEL_KEY, &specification), (RUN_KEY, digest)]);
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!(metadata));
     for tensor in layout.tensors() {
@@ -143,7 +156,7 @@ mod tests {
         let mut layout = Layout::new();
         layout.push("weight", &[2, 3], Init::Constant(0.0));
         layout.push("bias", &[3], Init::Constant(0.0));
-        let mut file = ModelFile::new(&path, 1, &layout, &model());
+        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
         assert!(!file.write(4..9, &[4.0, 5.0, 6.0, 7.0, 8.0]).expect("written"));
         assert!(!path.exists(), "nothing half-written is ever in place");
         assert!(file.write(0..4, &[0.0, 1.0, 2.0, 3.0]).expect("written"));
@@ -164,7 +177,7 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         let mut layout = Layout::new();
         layout.push("bias", &[3], Init::Constant(0.0));
-        let mut file = ModelFile::new(&path, 1, &layout, &model());
+        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
         assert!(!file.write(0..2, &[1.0, 2.0]).expect("written"));
         file.begin_anew();
         assert_eq!(fs::read_dir(folder.path()).expect("read").count(), 0);
@@ -176,11 +189,28 @@ mod tests {
     }
 
     #[test]
+    fn the_model_of_another_run_is_never_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.safetensors");
+        let mut layout = Layout::new();
+        layout.push("bias", &[1], Init::Constant(0.0));
+        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
+        assert!(file.write(0..1, &[1.0]).expect("written"));
+        let before = fs::read(&path).expect("in place");
+        let mut again = ModelFile::new(&path, 2, &layout, &model(), "aa");
+        assert!(again.write(0..1, &[1.0]).expect("the same run, written by another worker"));
+        let mut other = ModelFile::new(&path, 3, &layout, &model(), "bb");
+        let told = other.write(0..1, &[2.0]).expect_err("of another run").to_string();
+        assert!(told.contains("another run's model is there"), "{told}");
+        assert_eq!(fs::read(&path).expect("in place"), before);
+    }
+
+    #[test]
     fn a_folder_that_is_not_there_is_named() {
         let mut layout = Layout::new();
         layout.push("bias", &[1], Init::Constant(0.0));
         let mut file =
-            ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model());
+            ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model(), "aa");
         let error = file.write(0..1, &[1.0]).expect_err("no such folder");
         assert!(error.to_string().contains("/nowhere/model.safetensors"));
     }

@@ -1,7 +1,8 @@
 //! One micro-batch of one data shard, between the model and the network.
 //!
-//! A pass that waits for parameters is not in the way of others: what they ask of this worker's
-//! shards is answered at once, so no two members wait for each other's answers. It ends early, and
+//! A pass is not in the way of others: what they ask of this worker's shards is answered beside it,
+//! whenever the model needs a range or announces one, for a pass may take as long as a step; and at
+//! once while it waits for parameters, so no two members wait for each other's. It ends early, and
 //! reports nothing more, when its result has become void; since a model is never interrupted, it
 //! computes on to the end of the micro-batch with whatever is there.
 
@@ -110,6 +111,16 @@ impl ShardPass<'_> {
         }
     }
 
+    /// Answers one question that has come while the model computed.
+    fn answer(&mut self) {
+        let Some(job) = self.port.question() else { return };
+        if !self.is_done_at_once(&job) {
+            return self.deferred.push_back(job);
+        }
+        let done = self.holdings.handle(job, self.port, &mut |_, _| {});
+        self.end = done.err().map(End::Failed);
+    }
+
     fn end_with(&mut self, next: Job) {
         self.deferred.push_back(next);
         self.end = Some(End::Void);
@@ -167,18 +178,29 @@ impl Exchange for ShardPass<'_> {
         if wait.is_some() {
             self.waited += self.port.now().since(began);
         }
+        if self.end.is_none() {
+            self.answer();
+        }
     }
 
     fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
         if self.end.is_some() {
             return;
         }
-        for part in self.accumulator.add(range, gradient) {
+        let finals = match self.accumulator.add(range, gradient) {
+            Ok(finals) => finals,
+            Err(repeated) => {
+                self.end = Some(End::Failed(repeated.to_string()));
+                return;
+            }
+        };
+        for part in finals {
             if self.overlap {
                 self.send(part);
             } else {
                 self.held.push(part);
             }
         }
+        self.answer();
     }
 }

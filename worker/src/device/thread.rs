@@ -1,6 +1,7 @@
 //! The device's own thread, and the channels to it.
 
 use std::any::Any;
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -26,8 +27,7 @@ const NICE: i32 = 5;
 pub fn start(device: Device) -> (Sender<Job>, mpsc::Receiver<Report>) {
     let (jobs, received) = channel();
     let (reports, reported) = mpsc::channel(REPORTS);
-    let began = Instant::now();
-    let port = ThreadPort { jobs: received, reports, held: Vec::new(), held_bytes: 0, began };
+    let port = ThreadPort::new(received, reports);
     let thread = thread::Builder::new().name("device".into());
     thread.spawn(move || run(device, port)).expect("the system gives a process a thread");
     (jobs, reported)
@@ -48,6 +48,8 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 
 struct ThreadPort {
     jobs: Receiver<Job>,
+    /// Jobs that were looked at and left for later, in order.
+    passed: VecDeque<Job>,
     reports: mpsc::Sender<Report>,
     /// Reports that wait for others, and the bytes of their tensors.
     held: Vec<Report>,
@@ -56,6 +58,15 @@ struct ThreadPort {
 }
 
 impl ThreadPort {
+    fn new(jobs: Receiver<Job>, reports: mpsc::Sender<Report>) -> Self {
+        let (passed, held, began) = (VecDeque::new(), Vec::new(), Instant::now());
+        Self { jobs, passed, reports, held, held_bytes: 0, began }
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        self.passed.pop_front().or_else(|| self.jobs.try_recv().ok())
+    }
+
     fn hand_over(&mut self) {
         self.held_bytes = 0;
         for report in self.held.drain(..) {
@@ -84,17 +95,37 @@ impl Port for ThreadPort {
     }
 
     fn wait(&mut self) -> Option<Job> {
-        match self.jobs.try_recv() {
-            Ok(job @ Job::Update { .. }) => Some(job),
-            Ok(job) => {
+        match self.next() {
+            Some(job @ Job::Update { .. }) => Some(job),
+            Some(job) => {
                 self.hand_over();
                 Some(job)
             }
-            Err(_) => {
+            None => {
                 self.hand_over();
                 self.jobs.recv().ok()
             }
         }
+    }
+
+    fn question(&mut self) -> Option<Job> {
+        self.passed.extend(self.jobs.try_iter());
+        let mut changed = BTreeSet::new();
+        for (place, job) in self.passed.iter().enumerate() {
+            match job {
+                Job::Share { shards, .. } | Job::Export { shards, .. }
+                    if shards.iter().all(|shard| !changed.contains(shard)) =>
+                {
+                    return self.passed.remove(place);
+                }
+                Job::Update { shard, .. } | Job::Restore { shard, .. } => {
+                    changed.insert(*shard);
+                }
+                Job::Enter { .. } => return None,
+                _ => {}
+            }
+        }
+        None
     }
 
     fn now(&self) -> Time {
@@ -106,7 +137,7 @@ impl Port for ThreadPort {
 mod tests {
     use super::*;
     use everstep_kernels::buffer::{Buffer, Shared};
-    use everstep_transport::protocol::{Shard, Step};
+    use everstep_transport::protocol::{Shard, Step, WorkerId};
 
     /// A port with so many jobs before it, and what the network thread hears.
     fn port(waiting: impl IntoIterator<Item = Job>) -> (ThreadPort, mpsc::Receiver<Report>) {
@@ -115,9 +146,7 @@ mod tests {
             jobs.send(job).expect("the port listens");
         }
         let (reports, reported) = mpsc::channel(REPORTS);
-        let began = Instant::now();
-        let held = Vec::new();
-        (ThreadPort { jobs: received, reports, held, held_bytes: 0, began }, reported)
+        (ThreadPort::new(received, reports), reported)
     }
 
     fn updated(bytes: usize) -> Report {
@@ -140,6 +169,28 @@ mod tests {
         port.report(updated(4));
         port.report(Report::Restored { version: Step(1), shard: Shard(0), intact: true });
         assert_eq!(reported.len(), 2);
+    }
+
+    #[test]
+    fn a_question_overtakes_what_does_not_concern_it() {
+        let update = |shard| Job::Update {
+            shard: Shard(shard),
+            step: Step(1),
+            norm: 1.0,
+            update: 1,
+            gradient: None,
+        };
+        let export = |shard| Job::Export { to: WorkerId(1), shards: vec![Shard(shard)] };
+        let (mut port, _reported) = port([update(1), export(1), export(2), update(2)]);
+        let asked = |job: Option<Job>| match job {
+            Some(Job::Export { shards, .. }) => shards,
+            _ => Vec::new(),
+        };
+        assert_eq!(asked(port.question()), [Shard(2)]);
+        assert_eq!(asked(port.question()), [], "the update before it changes what it asks for");
+        assert!(matches!(port.wait(), Some(Job::Update { shard: Shard(1), .. })));
+        assert_eq!(asked(port.question()), [Shard(1)]);
+        assert!(matches!(port.wait(), Some(Job::Update { shard: Shard(2), .. })));
     }
 
     #[test]

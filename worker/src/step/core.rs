@@ -88,6 +88,8 @@ pub struct Core {
     promised: (Term, Generation),
     /// It was told to leave the run.
     drains: bool,
+    /// Of so many parameter shards no worker that stays has a copy, as far as it was told.
+    retained: u32,
     heartbeat_at: Time,
     /// What the last heartbeat said of holding and being ready.
     told: (bool, bool),
@@ -115,6 +117,7 @@ impl Core {
             worker: None,
             promised: (Term(0), Generation(0)),
             drains: false,
+            retained: 0,
             heartbeat_at: Time(0),
             told: (false, false),
             unreachable: BTreeSet::new(),
@@ -157,6 +160,12 @@ impl Core {
     /// The worker's id, once it is registered.
     pub fn worker(&self) -> Option<WorkerId> {
         self.worker
+    }
+
+    /// The worker is to leave, and has not left; of so many parameter shards no worker that stays
+    /// has a copy, as far as it was told.
+    pub fn leaving(&self) -> Option<u32> {
+        (self.drains && !matches!(self.phase, Phase::Ended)).then_some(self.retained)
     }
 
     /// The number promised, at least that of the generation, and the term of who asked for the last
@@ -275,9 +284,19 @@ impl Core {
             unreachable: self.unreachable.iter().copied().collect(),
             held: self.told.0,
             ready: self.told.1,
+            behind: self.behind(),
+            computing: self.member().and_then(Member::computing),
             telemetry: None,
         };
         self.tell(Message::Heartbeat(heartbeat));
+    }
+
+    fn behind(&self) -> u64 {
+        match &self.phase {
+            Phase::Learning(learner) => learner.behind(),
+            Phase::Training(member) => member.behind(),
+            _ => 0,
+        }
     }
 
     /// Whether it holds, and whether it is ready: who cannot reach a member is not.
@@ -298,7 +317,10 @@ impl Core {
             Phase::Learning(learner) => {
                 self.out.extend(std::iter::from_fn(|| learner.poll_effect()))
             }
-            Phase::Training(member) => self.out.extend(std::iter::from_fn(|| member.poll_effect())),
+            Phase::Training(member) => {
+                member.look(now);
+                self.out.extend(std::iter::from_fn(|| member.poll_effect()));
+            }
             _ => return,
         }
         if let Some(broken) = self.member().and_then(Member::broken) {
@@ -328,10 +350,12 @@ impl Core {
 
     // Ends.
 
-    /// No coordinator answers. Who is registered may hold what a run lives on, and goes on until
-    /// one does, or until it is told to leave.
+    /// No coordinator answers. A registered worker may hold what a run lives on, and goes on until
+    /// one does, or until time is up for it; one that is to leave and is no member may go.
     fn abandoned(&mut self, reason: &str) {
-        if self.worker.is_none() {
+        if self.drains && self.member().is_none() {
+            self.end(Exit::Drained);
+        } else if self.worker.is_none() {
             self.end(Exit::Failed(format!("no coordinator can be reached: {reason}")));
         }
     }

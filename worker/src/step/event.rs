@@ -45,7 +45,7 @@ pub enum Input {
     CoordinatorGone(String),
     /// Leave the run, in good order if there is time.
     Drain,
-    /// The time for leaving in good order is over.
+    /// The time for leaving in good order is over, or the operator insists: leave as things stand.
     DrainOverdue,
     /// The run's model and data are built.
     Built(Built),
@@ -144,6 +144,8 @@ pub enum Lane {
     Partials,
     /// Reduced shards, from a primary to its backups.
     Reduced,
+    /// Reduced shards, from a primary to a worker that learns them: no step waits for these.
+    Learned,
     /// New parameters, from primaries; each stream begins with the commit of its step.
     Parameters,
     /// Master weights, to the member that writes the model.
@@ -156,9 +158,10 @@ pub enum Lane {
 
 impl Lane {
     /// All lanes.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Partials,
         Self::Reduced,
+        Self::Learned,
         Self::Parameters,
         Self::Masters,
         Self::Resumed,
@@ -232,11 +235,13 @@ pub struct Work {
     pub subtrees: Vec<Node>,
 }
 
-/// Work for the device, done in order. While a pass waits for parameters, [`Job::Load`],
-/// [`Job::Share`] and [`Job::Export`] are done at once, and so are [`Job::Update`] and
-/// [`Job::Restore`] as long as nothing is put off before them. A [`Job::Enter`] from the seed ends
-/// the pass and voids what was put off; a job that follows from the commit of the pass's own step
-/// ends the pass and voids what was to be computed of that step. All else waits for its end.
+/// Work for the device, done in order. While a pass computes, [`Job::Share`] and [`Job::Export`]
+/// are done beside it unless a job before them concerns their shards; while it waits for
+/// parameters, [`Job::Load`], [`Job::Share`] and [`Job::Export`] are done at once, and so are
+/// [`Job::Update`] and [`Job::Restore`] as long as nothing is put off before them. A
+/// [`Job::Enter`] from the seed ends the pass and voids what was put off; a job that follows from
+/// the commit of the pass's own step ends the pass and voids what was to be computed of that step.
+/// All else waits for its end.
 #[derive(Debug)]
 pub enum Job {
     /// A generation begins. Answered with [`Report::Entered`]; what was reported before it is of

@@ -73,6 +73,11 @@ impl Gradients {
         self.base.step.next()
     }
 
+    /// Whether the device has something to compute.
+    pub fn is_computed(&self) -> bool {
+        self.passes.iter().any(|pass| pass.step == self.step())
+    }
+
     /// The step, if its computing has begun.
     pub fn under_way(&self) -> Option<Step> {
         (!self.nodes.is_empty()).then(|| self.step())

@@ -20,6 +20,7 @@ use everstep_transport::time::Time;
 
 use super::event::{Gradient, Job, Origin};
 use super::gradients::Gradients;
+use super::progress::Progress;
 use super::version::Version;
 
 /// Most lines of recent commits that a worker keeps until they are written; with so many, a step
@@ -51,6 +52,8 @@ pub struct Holdings {
     pub(super) settled: Step,
     /// How far the device has followed.
     pub(super) device: Following,
+    /// How long it takes.
+    pub(super) progress: Progress,
     #[cfg(feature = "planted")]
     pub(super) plant: Option<crate::plant::Plant>,
 }
@@ -103,6 +106,7 @@ impl Holdings {
             lines: BTreeMap::new(),
             settled: Step(0),
             device: Following::default(),
+            progress: Progress::default(),
             #[cfg(feature = "planted")]
             plant: None,
         }

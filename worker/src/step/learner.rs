@@ -20,10 +20,9 @@ use everstep_transport::time::Time;
 
 use super::event::{Admission, Effect, Gradient, Job, Report};
 use super::holdings::{Holdings, Reduced};
-use super::learning::{ANSWER, Head, Learning, Scene};
+use super::learning::{Head, Learning, Scene};
 use super::roster::Roster;
 use super::setup::Setup;
-use super::version::Version;
 
 /// A worker beside its generation.
 #[derive(Debug)]
@@ -34,8 +33,6 @@ pub(super) struct Learner {
     holdings: Holdings,
     learning: Learning,
     stage: Stage,
-    /// Since when, as far as is known, none of the parameters have come that were asked for.
-    quiet_since: Option<Time>,
     /// The newest step whose line is written, as far as was told in this generation.
     written: Step,
     refused: u64,
@@ -65,7 +62,6 @@ impl Learner {
         Self {
             learning: Learning::default(),
             stage: Stage::Idle,
-            quiet_since: None,
             written: Step(0),
             refused: 0,
             out: jobs.into_iter().map(Effect::Device).collect(),
@@ -112,18 +108,18 @@ impl Learner {
         self.refused
     }
 
-    /// Whether all that it was promised is here, or comes with the next commit.
+    /// Whether the states of all that it is to own are here. The parameters that it computes with
+    /// are no part of this: a member fetches those that it lacks when its generation begins.
     pub fn is_ready(&self) -> bool {
-        let waiting = self.roster.record().waiting;
-        let current = |version: &Version| match waiting {
-            true => *version == self.holdings.version(),
-            false => version.generation == self.roster.generation(),
-        };
         self.stage == Stage::Fed
-            && (waiting || self.learning.has_heard())
-            && self.holdings.computing.iter().all(current)
+            && (self.roster.record().waiting || self.learning.has_heard())
             && self.learning.is_current(&self.holdings)
             && self.has_every_line()
+    }
+
+    /// Bytes that it lacks of what it learns.
+    pub fn behind(&self) -> u64 {
+        self.learning.behind(&self.roster, self.setup.state_parts(), &self.holdings)
     }
 
     /// Whether the line of every step is written, or here: those who have them may be gone soon.
@@ -175,7 +171,6 @@ impl Learner {
         if self.stage == Stage::Idle {
             self.stage = Stage::Fed;
             self.out.push_back(Effect::Enter(self.roster.record().clone()));
-            self.fetch(|_| true);
         } else {
             let members = self.roster.record().members.iter();
             let again = members.filter(|member| lost.contains(&member.worker));
@@ -184,7 +179,6 @@ impl Learner {
                 name: member.name.clone(),
                 address: member.address,
             }));
-            self.fetch(|primary| lost.contains(&primary));
         }
         self.learn_with(|learning, scene| learning.feed(shards, scene));
     }
@@ -202,7 +196,6 @@ impl Learner {
         let shard = chunk.shard;
         match chunk.kind {
             ChunkKind::Parameters => {
-                self.quiet_since = None;
                 let version = self.holdings.version();
                 self.holdings.computing[shard.0 as usize] = version;
                 let load = Job::Load { shard, version: version.step, values };
@@ -258,11 +251,6 @@ impl Learner {
             return;
         }
         self.learn_with(|learning, scene| learning.tick(now, scene));
-        if now.since(*self.quiet_since.get_or_insert(now)) >= ANSWER {
-            let lost = self.roster.record().members.iter().map(|member| member.worker);
-            let lost: BTreeSet<_> = lost.filter(|it| self.learning.has_lost(*it)).collect();
-            self.fetch(|primary| !lost.contains(&primary));
-        }
     }
 
     /// Every line up to `step` is written.
@@ -273,39 +261,18 @@ impl Learner {
 
     // What follows.
 
-    /// A step has committed; it may be the first that is heard of here for a while.
+    /// A step has committed; it may be the first that is heard of here for a while. Then nobody
+    /// knows here what the steps before it have changed: parameters stay what they were.
     fn hear(&mut self, now: Time, commit: Commit) {
         if commit.step > self.committed() {
-            let skip = self.holdings.skip(&commit);
-            self.out.extend(skip.map(Effect::Device));
+            if commit.step == self.committed().next() {
+                let skip = self.holdings.skip(&commit);
+                self.out.extend(skip.map(Effect::Device));
+            }
             self.holdings.commit(now, commit.clone());
         }
         if commit.step > self.roster.record().resume {
             self.learn_with(|learning, scene| learning.commit(&commit, scene));
-        }
-    }
-
-    /// Where no commit will bring them, asks these primaries for the parameters of the resume
-    /// version that are not here.
-    fn fetch(&mut self, from: impl Fn(WorkerId) -> bool) {
-        self.quiet_since = None;
-        if !self.roster.record().waiting {
-            return;
-        }
-        let resume = Version::resumed(self.roster.record());
-        let mut questions: BTreeMap<WorkerId, BTreeSet<Shard>> = BTreeMap::new();
-        for (index, version) in self.holdings.computing.iter().enumerate() {
-            let shard = Shard(index as u32);
-            let primary = self.roster.primary(shard);
-            if *version != resume && from(primary) {
-                questions.entry(primary).or_default().insert(shard);
-            }
-        }
-        let generation = self.roster.generation();
-        for (to, shards) in questions {
-            let shards = shards.into_iter().collect();
-            let message = Message::FetchParameters { generation, shards };
-            self.out.push_back(Effect::Send { to, message });
         }
     }
 

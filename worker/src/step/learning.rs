@@ -6,11 +6,12 @@
 //!
 //! Input: a feed, reduced gradients, commits, states. Output: questions to owners, jobs. It lasts
 //! one generation; the shards that it has taken on are the worker's [`Holdings`]. Bounded: so many
-//! gradients wait for each shard, so many states are under way.
+//! gradients wait for each shard, and a [`Window`] of states is under way.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod lesson;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,15 +19,13 @@ use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{Chunk, ChunkKind, Commit, Message, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
-pub(super) use self::lesson::ANSWER;
 use self::lesson::{Lesson, MAX_WAITING};
+use self::window::Window;
 use super::event::{Admission, Effect, Gradient};
 use super::holdings::Holdings;
 use super::roster::Roster;
 use super::version::Version;
 
-/// States that are under way at once, at most, bytes; one may be larger.
-const MAX_UNDER_WAY: usize = 64 << 20;
 /// With so many bytes of gradients waiting, no shard keeps more of them than at first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Commits that are remembered: enough for every gradient that may wait.
@@ -40,6 +39,8 @@ pub(super) struct Learning {
     commits: BTreeMap<Step, Commit>,
     /// Owners that cannot be asked.
     lost: BTreeSet<WorkerId>,
+    /// How much of states may be under way.
+    window: Window,
 }
 
 /// Where a worker learns.
@@ -60,6 +61,16 @@ pub(super) struct Head {
     pub shard: Shard,
     pub version: Step,
     pub digest: u64,
+}
+
+impl Scene<'_> {
+    /// Whether no step is under way: the generation waits, or its last commit holds. What an owner
+    /// has now is of the last commit, and every later gradient will come.
+    fn pauses(&self) -> bool {
+        let record = self.roster.record();
+        let last = self.holdings.commit.as_ref();
+        record.waiting || last.is_some_and(|last| last.hold && last.generation == record.number)
+    }
 }
 
 impl Learning {
@@ -91,6 +102,19 @@ impl Learning {
             copy.is_some_and(|copy| copy.version.step == holdings.committed())
         };
         self.lessons.iter().all(current)
+    }
+
+    /// Bytes that are lacking: of states, and of the gradients of committed steps.
+    pub fn behind(&self, roster: &Roster, state_parts: usize, holdings: &Holdings) -> u64 {
+        let lacking = self.lessons.iter().map(|(shard, lesson)| {
+            let tensor = roster.length(*shard) * size_of::<f32>();
+            let lacking = match holdings.copies.get(shard).filter(|_| lesson.is_held()) {
+                Some(copy) => holdings.committed().0.saturating_sub(copy.version.step.0),
+                None => lesson.lacking_parts(state_parts) as u64,
+            };
+            lacking.saturating_mul(tensor as u64)
+        });
+        lacking.fold(0, u64::saturating_add)
     }
 
     /// Whether a commit of this generation has been heard.
@@ -156,6 +180,7 @@ impl Learning {
             self.heard(donor);
         }
         if let Some(lesson) = self.lessons.get_mut(&shard) {
+            self.window.take(values.as_bytes().len());
             let job = lesson.part(values, scene.state_parts);
             if job.is_some() {
                 scene.holdings.copies.remove(&shard);
@@ -199,13 +224,9 @@ impl Learning {
         self.advance(scene);
     }
 
-    /// Whether an owner cannot be asked.
-    pub fn has_lost(&self, owner: WorkerId) -> bool {
-        self.lost.contains(&owner)
-    }
-
     /// Time passes: what an owner does not answer is asked of another, or again.
     pub fn tick(&mut self, now: Time, scene: &mut Scene<'_>) {
+        self.window.tick(now);
         let late = self.lessons.values_mut().filter_map(|lesson| lesson.tick(now).then_some(()));
         if !scene.promised && late.count() > 0 {
             self.ask(scene);
@@ -220,9 +241,10 @@ impl Learning {
     }
 
     fn advance(&mut self, scene: &mut Scene<'_>) {
+        let pauses = scene.pauses();
         let Scene { holdings, out, .. } = scene;
         for (shard, lesson) in &mut self.lessons {
-            lesson.advance(*shard, &self.commits, holdings, out);
+            lesson.advance((*shard, pauses), &self.commits, holdings, out);
         }
         self.ask(scene);
     }
@@ -235,10 +257,10 @@ impl Learning {
         let size = |shard| scene.roster.length(shard) * size_of::<f32>() * scene.state_parts;
         let under_way = self.lessons.iter().filter(|(_, lesson)| lesson.is_under_way());
         let mut under_way: usize = under_way.map(|(shard, _)| size(*shard)).sum();
-        let waiting = scene.roster.record().waiting;
+        let pauses = scene.pauses();
         let mut questions: BTreeMap<WorkerId, Vec<Shard>> = BTreeMap::new();
-        for (shard, lesson) in self.lessons.iter_mut().filter(|(_, l)| l.is_wanted(waiting)) {
-            if under_way > 0 && under_way + size(*shard) > MAX_UNDER_WAY {
+        for (shard, lesson) in self.lessons.iter_mut().filter(|(_, l)| l.is_wanted(pauses)) {
+            if under_way > 0 && under_way + size(*shard) > self.window.bytes() {
                 break;
             }
             let owners = scene.roster.owners(*shard);

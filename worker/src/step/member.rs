@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::Shared;
 use everstep_kernels::reduce::{Node, Sum};
+use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, Encoding, Generation, Message, MetricsLine, Shard, Step, Term,
@@ -178,6 +179,14 @@ impl Member {
         self.pace.is_holding() && self.updating.is_empty() && self.gathering.is_empty()
     }
 
+    /// Bytes that it lacks of what it learns.
+    pub fn behind(&self) -> u64 {
+        let parts = self.setup.state_parts();
+        let behind =
+            |learning: &Learning| learning.behind(self.plan.roster(), parts, &self.holdings);
+        self.learning.as_ref().map_or(0, behind)
+    }
+
     /// Whether it has learned all that it was fed.
     pub fn is_ready(&self) -> bool {
         let current = |learning: &Learning| learning.is_current(&self.holdings);
@@ -222,6 +231,7 @@ impl Member {
             Report::Partial { step, shard, node, sum } => self.partial(step, shard, node, sum),
             Report::Computed { step, contribution, seconds } => {
                 let tree = self.plan.tree();
+                self.holdings.progress.computed(now);
                 self.holdings.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {
@@ -248,6 +258,18 @@ impl Member {
             Report::Entered { .. } | Report::Failed(_) => {}
         }
         self.advance(now);
+    }
+
+    /// Time passes for the device, too: it computes if it has the parameters of others. Its own it
+    /// makes itself.
+    pub(super) fn look(&mut self, now: Time) {
+        let is_ready = self.gathering.is_empty() && self.holdings.gradients.is_computed();
+        self.holdings.progress.look(now, is_ready);
+    }
+
+    /// How long the device computes, for a heartbeat.
+    pub(super) fn computing(&self) -> Option<ShardTime> {
+        self.holdings.progress.told()
     }
 
     /// Every line up to `step` is written.

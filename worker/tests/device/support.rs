@@ -51,12 +51,15 @@ pub fn run() -> RunSpec {
             learning_rate: 1e-2,
             warmup_steps: 2,
             schedule: ScheduleKind::Cosine,
+            floor: OptimizerSpec::FLOOR,
             weight_decay: 0.1,
             clip_norm: Some(1.0),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
         copies: 2,
+        give_up_after_ms: None,
+        hang_after_ms: RunSpec::HANG_AFTER_MS,
     }
 }
 
@@ -94,6 +97,8 @@ pub struct Bench {
 #[derive(Default)]
 struct Script {
     coming: VecDeque<Job>,
+    /// Questions that come while a pass computes.
+    beside: VecDeque<Job>,
     reports: Vec<Report>,
 }
 
@@ -103,6 +108,9 @@ impl Port for Script {
     }
     fn wait(&mut self) -> Option<Job> {
         self.coming.pop_front()
+    }
+    fn question(&mut self) -> Option<Job> {
+        self.beside.pop_front()
     }
     fn now(&self) -> Time {
         Time(0)
@@ -147,6 +155,12 @@ impl Bench {
     /// Does a job; `coming` comes, one after the other, whenever a pass waits.
     pub fn give_while(&mut self, job: Job, coming: Vec<Job>) -> Vec<Report> {
         self.script.coming = coming.into();
+        self.give(job)
+    }
+
+    /// Does a job; these questions come beside it.
+    pub fn give_beside(&mut self, job: Job, questions: Vec<Job>) -> Vec<Report> {
+        self.script.beside = questions.into();
         self.give(job)
     }
 

@@ -67,6 +67,22 @@ fn others_are_answered_while_a_pass_waits() {
     assert_eq!(bits(&reduce(&reports)), bits(&gradients[1]));
 }
 
+/// A pass may take as long as a step, and a worker that learns has to have many states.
+#[test]
+fn others_are_answered_beside_a_pass_that_computes() {
+    let mut bench = Bench::primary_of(0..SHARDS);
+    let alone = bits(&Bench::primary_of(0..SHARDS).reduced(1));
+    let questions = vec![
+        Job::Export { to: ASKING, shards: vec![Shard(0)] },
+        Job::Share { to: ASKING, shards: vec![Shard(1)] },
+    ];
+    let reports = bench.give_beside(gradient(1, 0..8), questions);
+    let mut expected = vec!["state", "shared"];
+    expected.extend(["computed"; 8]);
+    assert_eq!(kinds(&reports), expected, "before the first data shard is done");
+    assert_eq!(bits(&reduce(&reports)), alone);
+}
+
 #[test]
 fn entering_with_what_is_held_waits_for_the_end_of_the_pass() {
     let Lacking { mut bench, missing, gradients } = lacking();

@@ -377,7 +377,8 @@ impl Cluster {
                     self.write(line.step, line.loss.to_bits());
                 }
                 let written = Step(self.written.len() as u64);
-                let answer = Message::HeartbeatAnswer { generation: self.number(), written };
+                let answer =
+                    Message::HeartbeatAnswer { generation: self.number(), written, retained: 0 };
                 self.inbox.entry(worker).or_default().push_back(answer);
                 self.heartbeats.insert(worker, heartbeat);
             }

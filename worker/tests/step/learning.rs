@@ -5,7 +5,7 @@ use std::time::Duration;
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::digest as digest_of;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Generation, Message, Record, Shard, Step, WorkerId,
+    Chunk, ChunkKind, Commit, Decision, Generation, Message, Rank, Record, Shard, Step, WorkerId,
 };
 use everstep_worker::step::event::{Admission, Effect, Input, Job, Parcel, Report};
 
@@ -43,10 +43,15 @@ fn questions(solo: &mut Solo) -> Vec<(WorkerId, Vec<Shard>)> {
     solo.took().into_iter().filter_map(question).collect()
 }
 
-/// Whom it asked for parameters.
-fn fetched(solo: &mut Solo) -> Vec<WorkerId> {
-    let sent = solo.sent().into_iter();
-    sent.filter(|(_, what)| what == "fetch_parameters").map(|(to, _)| to).collect()
+/// Whether it has just said to be ready, and how far it is behind.
+fn told(solo: &mut Solo) -> (bool, u64) {
+    solo.took();
+    pass(solo, 1);
+    let heartbeat = solo.told().into_iter().rev().find_map(|message| match message {
+        Message::Heartbeat(heartbeat) => Some((heartbeat.ready, heartbeat.behind)),
+        _ => None,
+    });
+    heartbeat.expect("a sign of life")
 }
 
 fn lose(solo: &mut Solo, from: WorkerId) {
@@ -176,17 +181,52 @@ fn an_owner_that_says_nothing_is_given_up_each_time_later() {
     assert_eq!(asked(&mut solo), []);
 }
 
+/// What it computes with it fetches as a member: no parameters have come here.
 #[test]
-fn parameters_that_do_not_come_are_asked_for_again() {
-    let mut solo = fed_while_all_wait();
-    assert_eq!(fetched(&mut solo), MEMBERS);
-    pass(&mut solo, 4);
-    let parameters = chunk(ChunkKind::Parameters, 1, 1);
-    solo.piece(MEMBERS[1], Chunk { generation: GENERATION.next(), ..parameters });
-    pass(&mut solo, 4);
-    assert_eq!(fetched(&mut solo), [], "one has just come");
-    pass(&mut solo, 2);
-    assert_eq!(fetched(&mut solo), [MEMBERS[0], MEMBERS[2]]);
+fn a_learner_is_ready_by_its_states_alone_and_says_how_far_it_is_behind() {
+    let mut solo = fed();
+    let tensor = 4 * length(Shard(0)) as u64;
+    reduced(&mut solo, 2);
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    assert_eq!(told(&mut solo), (false, 3 * tensor));
+    state(&mut solo, MEMBERS[0], 1);
+    restored(&mut solo, 1, true);
+    assert_eq!(told(&mut solo), (true, 0));
+    (2..=3).for_each(|step| solo.peer(MEMBERS[0], Message::Commit(commit(step))));
+    assert_eq!(told(&mut solo), (false, tensor), "the gradient of step 3 has not come");
+}
+
+/// Nobody has told it what the steps before the first that it hears of have changed.
+#[test]
+fn a_learner_relabels_nothing_over_a_gap_of_commits_and_fetches_it_as_a_member() {
+    let mut solo = fed();
+    let skipped = Commit { decision: Decision::Skip, ..commit(3) };
+    solo.peer(MEMBERS[0], Message::Commit(skipped.clone()));
+    assert_eq!(solo.jobs().len(), 0);
+    let mut record = next_record(Some(skipped));
+    record.members[2].worker = STRANGER;
+    solo.hear(Message::Pause { term: crate::solo::TERM, number: record.number });
+    record.owners.iter_mut().for_each(|run| run.owners = vec![Rank(0)]);
+    solo.took();
+    solo.hear(Message::Announce(record));
+    assert_eq!(solo.sent(), [(MEMBERS[0], "fetch_parameters".to_string())]);
+}
+
+/// A step of its own would never end: it is asked beside one that holds.
+#[test]
+fn a_state_is_asked_for_without_a_gradient_while_steps_pause() {
+    let mut solo = fed();
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    assert_eq!(asked(&mut solo), []);
+    solo.peer(MEMBERS[0], Message::Commit(Commit { hold: true, ..commit(2) }));
+    assert_eq!(asked(&mut solo), [MEMBERS[0]]);
+    state(&mut solo, MEMBERS[0], 1); // its owner had not heard of step 2
+    solo.took();
+    restored(&mut solo, 1, true);
+    assert_eq!(asked(&mut solo), [MEMBERS[1]], "no gradient of step 2 will come");
+    state(&mut solo, MEMBERS[1], 2);
+    restored(&mut solo, 2, true);
+    assert_eq!(told(&mut solo), (true, 0));
 }
 
 /// Invariant I11.
@@ -203,10 +243,7 @@ fn i11_a_learner_that_is_fed_again_calls_who_had_lost_it_and_asks_for_what_that_
         _ => None,
     };
     assert_eq!(solo.effects.iter().filter_map(called).collect::<Vec<_>>(), MEMBERS[..2]);
-    let names = [(MEMBERS[0], "fetch_parameters"), (MEMBERS[1], "fetch_parameters")];
-    let mut expected = names.map(|(to, what)| (to, what.to_string())).to_vec();
-    expected.push((MEMBERS[0], "fetch_state".into()));
-    assert_eq!(solo.sent(), expected);
+    assert_eq!(solo.sent(), [(MEMBERS[0], "fetch_state".to_string())]);
 }
 
 /// Neither when its donor dies, nor when the generation changes while others are under way.
@@ -323,8 +360,9 @@ fn a_skipped_step_relabels_what_is_learned() {
     state(&mut solo, MEMBERS[0], 1);
     restored(&mut solo, 1, true);
     solo.took();
-    let decision = everstep_transport::protocol::Decision::Skip;
-    solo.peer(MEMBERS[0], Message::Commit(Commit { decision, ..commit(2) }));
+    solo.peer(MEMBERS[0], Message::Commit(commit(1)));
+    solo.took();
+    solo.peer(MEMBERS[0], Message::Commit(Commit { decision: Decision::Skip, ..commit(2) }));
     let jobs = solo.jobs();
     assert!(matches!(jobs[0], Job::Skip { step: Step(2) }));
     assert!(matches!(jobs[1], Job::Update { step: Step(2), gradient: None, .. }));
@@ -371,11 +409,7 @@ fn a_primary_feeds_from_the_next_commit_and_the_next_round_on() {
         let parameters = (shard == Shard(1)).then(values);
         solo.report(Report::Updated { version, shard, digest, parameters });
     }
-    let to_it = |sent: Vec<(WorkerId, String)>| {
-        let mine = sent.into_iter().filter(|(to, _)| *to == STRANGER);
-        mine.map(|(_, what)| what).collect::<Vec<_>>()
-    };
-    assert_eq!(to_it(solo.sent()), ["head", "Parameters"]);
+    assert!(solo.sent().iter().all(|(to, _)| *to != STRANGER), "no step pauses");
     for shard in [2].map(Shard) {
         solo.piece(MEMBERS[2], chunk(ChunkKind::Parameters, 1, shard.0));
     }
@@ -388,6 +422,21 @@ fn a_primary_feeds_from_the_next_commit_and_the_next_round_on() {
     });
     let expected = [(MEMBERS[2], true), (STRANGER, true)];
     assert_eq!(gradients.collect::<Vec<_>>(), expected, "they can tell it from a broken one");
+}
+
+/// They are those that it begins with as a member, if it becomes one now.
+#[test]
+fn a_learner_gets_parameters_of_a_step_that_holds() {
+    let mut solo = Solo::member(1);
+    solo.prepare(1);
+    solo.hear(feed(STRANGER, &[1]));
+    solo.took();
+    solo.peer(MEMBERS[0], Message::Commit(Commit { hold: true, ..commit(1) }));
+    let (version, digest) = (Step(1), 3);
+    let values = Shared::new(Buffer::detached(vec![1.0; length(Shard(1))]));
+    solo.report(Report::Updated { version, shard: Shard(1), digest, parameters: Some(values) });
+    let mine = solo.sent().into_iter().filter(|(to, _)| *to == STRANGER);
+    assert_eq!(mine.map(|(_, what)| what).collect::<Vec<_>>(), ["head", "Parameters"]);
 }
 
 #[test]

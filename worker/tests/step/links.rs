@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::{Decision, Generation, Message, Record, Shard, WorkerId};
+use everstep_transport::protocol::{Decision, Generation, Message, Record, Shard, Step, WorkerId};
 use everstep_worker::step::event::{Effect, Exit, Input, Job, LinkId, Report};
 
 use crate::cluster::{Cluster, run};
@@ -141,9 +141,17 @@ fn a_drained_worker_asks_on_every_link_until_it_is_let_go() {
 }
 
 #[test]
-fn a_drained_worker_leaves_when_its_time_is_over() {
+fn a_drained_worker_stays_as_long_as_it_is_needed_unless_an_operator_insists() {
     let mut solo = Solo::member(1);
     solo.give(Input::Drain);
+    let (generation, written) = (GENERATION, Step(0));
+    solo.hear(Message::HeartbeatAnswer { generation, written, retained: 12 });
+    for _ in 0..600 {
+        solo.now = solo.now + Duration::from_secs(1);
+        solo.give(Input::Tick);
+    }
+    assert_eq!(exit(&mut solo), None);
+    assert_eq!(solo.core.leaving(), Some(12), "it knows what for");
     solo.give(Input::DrainOverdue);
     assert_eq!(exit(&mut solo), Some(Exit::Drained));
     let mut solo = Solo::member(1);

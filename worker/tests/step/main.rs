@@ -7,6 +7,7 @@ mod coordinators;
 mod core;
 mod generations;
 mod gradients;
+mod large;
 mod learning;
 mod links;
 mod member;

@@ -238,12 +238,18 @@ fn what_is_of_a_newer_generation_waits_for_its_record() {
 }
 
 #[test]
-fn of_what_is_early_no_more_than_a_few_wait() {
+fn of_what_is_early_no_more_than_a_few_questions_wait_and_what_is_said_once_does() {
     let mut solo = Solo::member(1);
     for _ in 0..10 {
-        solo.peer(MEMBERS[0], Message::Go { generation: NEXT, step: Step(1) });
+        let shards = vec![Shard(1)];
+        solo.peer(MEMBERS[0], Message::FetchState { generation: NEXT, shards });
     }
+    assert_eq!(solo.core.refused(), 6, "they are asked again");
+    let go = || Message::Go { generation: NEXT, step: Step(1) };
+    solo.peer(MEMBERS[0], go());
     assert_eq!(solo.core.refused(), 6);
+    (0..100).for_each(|_| solo.peer(MEMBERS[0], go()));
+    assert_eq!(solo.core.refused(), 6 + 41, "there is a bound");
 }
 
 #[test]

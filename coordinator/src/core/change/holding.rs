@@ -30,7 +30,8 @@ impl Core {
         self.ask_to_hold();
     }
 
-    fn ask_to_hold(&mut self) {
+    /// The step leader holds at its next commit, and for a second; asked again, for another one.
+    pub(super) fn ask_to_hold(&mut self) {
         let (Some(term), Some(record)) = (self.leader(), self.state.record()) else { return };
         if let Some(link) = self.links.of_registered(record.step_leader()) {
             self.send(link, Message::Hold { term, generation: self.state.generation() });

@@ -1,5 +1,7 @@
 //! While nothing changes: who learns in the background, and whether there is a reason to change.
 
+use std::time::Duration;
+
 use everstep_transport::protocol::{Message, Step, WorkerId};
 use everstep_transport::time::Time;
 
@@ -23,7 +25,7 @@ impl Core {
             return;
         }
         let Some(record) = self.state.record() else { return };
-        let (waiting, learners) = (record.waiting, self.learners());
+        let (waiting, learners) = (record.waiting, self.learners(now));
         let frees = frees_somebody(record, &learners.leaving);
         if self.feeds.are_outdated(now, record.number, &learners) {
             self.feed(now, learners);
@@ -33,6 +35,27 @@ impl Core {
         }
         if (frees || self.feeds.are_due(now)) && self.all_are_linked() {
             if waiting { self.pause(now) } else { self.hold(now) }
+        } else if !waiting {
+            self.hold_back(now);
+        }
+    }
+
+    /// Holds steps back for those whom they outrun, or gives their joining up.
+    fn hold_back(&mut self, now: Time) {
+        let step = Duration::try_from_secs_f64(self.past.pace()).unwrap_or_default();
+        let order = self.catch_up.look(now, &self.feeds.unready(), step);
+        if order.hold {
+            self.ask_to_hold();
+        }
+        // A member goes on learning: nobody else is there to hold its copies.
+        for worker in order.hopeless {
+            if self.state.is_member(worker) {
+                continue;
+            }
+            self.catch_up.give_up(now, worker);
+            let learners = self.learners(now);
+            self.feed(now, learners);
+            self.say_feed(worker);
         }
     }
 
@@ -41,11 +64,14 @@ impl Core {
         self.state.run().is_some_and(|run| self.reached >= Step(run.steps))
     }
 
-    fn learners(&self) -> Learners {
+    fn learners(&self, now: Time) -> Learners {
         let mut learners = Learners::default();
         for (worker, known) in self.state.present() {
             match known.standing {
-                Standing::Registered if !self.silence.is_suspected(worker) => {
+                Standing::Registered
+                    if !self.silence.is_suspected(worker)
+                        && !self.catch_up.is_given_up(now, worker) =>
+                {
                     learners.joiners.insert(worker);
                 }
                 Standing::Leaving => {
@@ -110,7 +136,8 @@ impl Core {
             learner,
             name: known.name.clone(),
             address: known.registration.address,
-            shards: self.feeds.lessons().get(&learner)?.clone(),
+            // Nothing more, if its joining was given up.
+            shards: self.feeds.lessons().get(&learner).cloned().unwrap_or_default(),
         })
     }
 

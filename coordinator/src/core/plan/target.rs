@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{DataShard, Record, RunSpec, Shard, WorkerId};
 
-use crate::assign::{Candidate, Demand, assign};
+use crate::assign::{Candidate, Demand, Occasion, assign, sums};
 use crate::state::Worker;
 
 /// Neighbouring parameter shards with the same owners.
@@ -40,9 +40,10 @@ impl Target {
         shards: u32,
         current: Option<&Record>,
         members: &[Candidate],
+        occasion: Occasion,
     ) -> Self {
         let demand = Demand { data_shards: run.batch.data_shards, shards, copies: run.copies };
-        let assignment = assign(demand, members, current);
+        let assignment = assign(demand, members, current, occasion);
         let data_shards =
             members.iter().map(|member| member.worker).zip(assignment.data_shards).collect();
         let runs = assignment.owners.into_iter().map(|runs| Run {
@@ -66,8 +67,18 @@ impl Target {
         })
     }
 
-    /// Whether the record has everything as it should be.
+    /// Whether the record has everything as it should be, up to one sum that a worker sends more.
     pub(in crate::core) fn is_met(&self, record: &Record) -> bool {
+        let most = |shards: &mut dyn Iterator<Item = &Vec<DataShard>>| {
+            let each: Vec<&Vec<DataShard>> = shards.collect();
+            let count = each.iter().map(|shards| shards.len()).sum::<usize>() as u32;
+            each.into_iter().map(|shards| sums(count, shards)).max().unwrap_or(0)
+        };
+        let is = most(&mut record.members.iter().map(|member| &member.data_shards));
+        self.owners_are_met(record) && is <= 1 + most(&mut self.data_shards.values())
+    }
+
+    fn owners_are_met(&self, record: &Record) -> bool {
         let owned = record.owners.iter().map(|owned| Run {
             first: owned.first,
             count: owned.count,

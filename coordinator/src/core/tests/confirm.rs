@@ -74,18 +74,20 @@ fn one_confirmation_serves_all_who_wait_when_it_is_asked_for() {
 #[test]
 fn silence_of_many_counts_only_for_a_leader_that_is_confirmed() {
     let (mut world, links) = stalled();
-    world.pass(2_500, &links[..1]);
+    world.pass(2_500, &links[..2]);
     assert_eq!((world.generation(), world.tickets.len()), (Generation(1), 1));
     let seen = world.core.cluster_view(world.now).workers;
     assert!(seen.iter().all(|view| view.state == WorkerState::Training));
     world.give(Input::Unconfirmed { ticket: 1 });
-    world.pass(50, &links[..1]);
+    world.pass(50, &links[..2]);
     assert_eq!(world.tickets, [1, 2]);
-    world.beat(links[1]);
-    world.actor(links[2]).mute = true;
+    world.beat(links[2]);
     world.give(Input::Confirmed { ticket: 2 });
-    let heard = [world.id(links[0]), world.id(links[1])];
-    assert_eq!(world.members(), heard, "who was heard meanwhile lives");
+    assert_eq!(world.generation(), Generation(1), "a worker that was heard meanwhile lives");
+    world.actor(links[2]).mute = true;
+    world.pass(2_500, &links[..2]);
+    world.give(Input::Confirmed { ticket: 3 });
+    assert_eq!(world.members(), [world.id(links[0]), world.id(links[1])]);
 }
 
 #[test]

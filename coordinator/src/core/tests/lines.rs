@@ -8,7 +8,8 @@ fn steps(world: &mut World) -> Vec<u64> {
 fn a_heartbeat_is_answered_with_generation_and_written_step() {
     let (mut world, links) = World::training(2);
     world.report_lines(links[0], 1..=3);
-    let answer = |written| Message::HeartbeatAnswer { generation: Generation(1), written };
+    let answer =
+        |written| Message::HeartbeatAnswer { generation: Generation(1), written, retained: 0 };
     assert_eq!(world.hear(links[0]), [answer(Step(0)), answer(Step(3))]);
     world.beat(links[1]);
     assert_eq!(world.hear(links[1]), [answer(Step(3))]);
@@ -25,7 +26,8 @@ fn lines_are_written_once_a_majority_has_them() {
     assert_eq!(world.journal, []);
     world.hear(links[0]);
     world.beat(links[0]);
-    let answer = |written| Message::HeartbeatAnswer { generation: Generation(1), written };
+    let answer =
+        |written| Message::HeartbeatAnswer { generation: Generation(1), written, retained: 0 };
     assert_eq!(world.hear(links[0]), [answer(Step(0))]);
     world.catch_up();
     assert_eq!(world.hear(links[0]), [answer(Step(2)), answer(Step(3))]);

@@ -12,8 +12,9 @@ fn lost(world: &World) -> Vec<(WorkerId, String, u64)> {
 #[test]
 fn every_sign_of_a_loss_is_noticed_in_its_time() {
     type Fault = fn(&mut World, LinkId);
-    let table: [(Fault, u64, &str); 5] = [
-        (|w, link| w.kill(link), 0, "its link closed: nobody listens"),
+    let table: [(Fault, u64, &str); 6] = [
+        (|w, link| w.kill(link), 0, "its link closed: it said goodbye"),
+        (|w, link| w.refuse(link), 0, "its link closed: nobody listens"),
         (|w, link| w.cut(link), 2_250, "its link closed: timed out"),
         (
             |w, _| {

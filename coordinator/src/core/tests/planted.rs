@@ -84,7 +84,11 @@ fn a_request_that_is_done_twice_is_found() {
         world.found(false);
         world.request(1, Wish::Submit(run_of(2)));
         let outcome = Outcome::Failed { name: None, reason: "it broke".into() };
-        let other = Command::End { run: world.core.state().run_id(), outcome };
+        let other = Command::End {
+            run: world.core.state().run_id(),
+            outcome,
+            figures: exemplars::figures(),
+        };
         world.log.push_back(Entry { unix_ms: 1, command: other });
         world.drain();
         world.request(1, Wish::Submit(run_of(2)));

@@ -89,7 +89,7 @@ fn a_read_whose_confirmation_failed_is_confirmed_at_the_next_tick_but_not_for_on
     world.say(world.operator, WATCH);
     world.say(other, WATCH);
     world.give(Input::Unconfirmed { ticket: 1 });
-    world.give(Input::Disconnected { link: other, gone: true, reason: "done".into() });
+    world.give(Input::Disconnected { link: other, end: LinkEnd::Goodbye, reason: "done".into() });
     world.give(Input::Tick);
     world.give(Input::Confirmed { ticket: 2 });
     assert_eq!((world.words(world.operator), world.words(other)), (vec!["update"], vec![]));
@@ -100,7 +100,7 @@ fn the_runs_are_told_with_their_ends_and_the_one_under_way_last() {
     let mut world = World::empty();
     world.found(false);
     world.request(1, Wish::Submit(run_of(2)));
-    world.request(2, Wish::Cancel);
+    world.cancel(2);
     let next = RunSpec { name: "next".into(), ..run_of(2) };
     world.request(3, Wish::Submit(next));
     world.request(4, Wish::CreateToken(exemplars::token()));

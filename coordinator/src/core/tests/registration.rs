@@ -149,7 +149,7 @@ fn a_newer_link_of_a_node_replaces_the_older() {
     let id = world.id(old);
     let new = world.relink(old);
     assert!(world.closed.contains_key(&old));
-    world.give(Input::Disconnected { link: old, gone: true, reason: "closed".into() });
+    world.give(Input::Disconnected { link: old, end: LinkEnd::Goodbye, reason: "closed".into() });
     assert_eq!(world.core.state().workers().keys().collect::<Vec<_>>(), [&id]);
     world.worker("worker-2");
     assert_eq!(world.words(new), ["registered", "pause", "announce"]);
@@ -216,7 +216,7 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
         ["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave", "status"];
     let of_operators = [
         &["submit", "watch", "exited", "drain", "request", "transfer"][..],
-        &["ask_coordinators", "ask_tokens", "ask_runs"],
+        &["ask_coordinators", "ask_tokens", "ask_runs", "ask_revoked"],
     ]
     .concat();
     for message in exemplars::all() {

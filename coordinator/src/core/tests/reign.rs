@@ -13,7 +13,8 @@ impl World {
     /// The cluster is founded: for one run, or for many.
     pub(super) fn found(&mut self, ephemeral: bool) {
         let founder = coordinator("coordinator-1", 1);
-        let command = Command::Found { ephemeral, founder };
+        let tokens = Vec::new();
+        let command = Command::Found { ephemeral, founder, tokens };
         self.log.push_back(Entry { unix_ms: 1, command });
         self.drain();
         self.give(Input::Leader { term: self.term, leader: Some(1) });
@@ -202,7 +203,7 @@ fn i13_lines_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
     world.term = Term(2);
     world.give(Input::Elected { term: Term(2) });
     world.operator = world.connect(Role::Operator, "operator");
-    world.request(1, Wish::Cancel);
+    world.cancel(1);
     world.hear(world.operator);
     let mut told = |millis| {
         world.pass(millis, &[]);

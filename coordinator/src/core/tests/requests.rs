@@ -45,6 +45,12 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
     world.request(2, Wish::Submit(next));
     assert_eq!(world.hear(world.operator), [granted], "the same run, however often it is said");
     assert_eq!(world.words(links[0]), ["welcome"]);
+    let [over, new] = &world.core.runs(world.now)[..] else { panic!("two runs") };
+    assert_eq!((over.state.as_str(), over.figures.generations), ("complete", 1));
+    assert_eq!((over.figures.steps, over.figures.loss.is_some()), (20, true));
+    assert!(over.figures.ended_unix_ms >= over.figures.submitted_unix_ms);
+    assert_eq!(new.status, "starting: 0 of 2 workers registered", "nothing of the run before");
+    assert_eq!((new.figures.generations, new.figures.loss), (0, None));
     for link in links {
         *world.actor(link) = Actor { node: "again".into(), ..Actor::default() };
         world.say(link, Message::Register(registration(link.0)));
@@ -61,7 +67,7 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
 #[test]
 fn a_run_is_cancelled_on_request() {
     let (mut world, links) = World::training(2);
-    world.request(1, Wish::Cancel);
+    world.cancel(1);
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.failure(), "it was cancelled");
     assert_eq!(world.hear(links[0]), [Message::Dismiss]);
@@ -128,7 +134,8 @@ fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() 
     world.holds_back = true;
     let other = world.connect(Role::Operator, "another");
     world.request(1, drain);
-    world.say(other, request(1, Wish::Cancel));
+    let run = world.core.state().run_id();
+    world.say(other, request(1, Wish::Cancel(run)));
     world.catch_up();
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     let refused = answer(1, Some("its client has asked for something else"));
@@ -156,10 +163,27 @@ fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
 #[test]
 fn a_request_to_one_that_is_about_to_lead_is_answered_when_it_does() {
     let mut world = World::about_to_lead();
-    world.request(1, Wish::Cancel);
-    world.request(1, Wish::Cancel);
+    world.cancel(1);
+    world.cancel(1);
     assert_eq!(world.hear(world.operator), []);
     world.catch_up();
     assert_eq!(world.hear(world.operator), [answer(1, None)], "once, though it was said twice");
     assert_eq!(world.failure(), "it was cancelled");
+}
+
+/// The shell closes its links, and it can never come back: its answer is worth no wait.
+#[test]
+fn the_next_generation_does_without_a_revoked_worker() {
+    let (mut world, links) = World::training(3);
+    let revoked = world.id(links[2]);
+    let name = NodeName::parse("worker-3").expect("a valid name");
+    world.request(1, Wish::Revoke(Identity { role: Role::Worker, name }));
+    assert_eq!(world.hear(world.operator), [answer(1, None)]);
+    world.pass(500, &links[..2]);
+    assert_eq!(world.members(), [world.id(links[0]), world.id(links[1])]);
+    let lost = |kind: &EventKind| match kind {
+        EventKind::Lost { worker, reason, .. } if *worker == revoked => Some(reason.clone()),
+        _ => None,
+    };
+    assert_eq!(world.events().iter().find_map(lost).as_deref(), Some("an operator revoked it"));
 }

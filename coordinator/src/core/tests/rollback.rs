@@ -79,14 +79,96 @@ fn an_owner_of_the_last_copy_that_answered_and_fell_silent_is_waited_for() {
     assert_eq!((world.record().resume, world.members().len()), (Step(5), 3));
 }
 
+/// A firewall that refuses packets for a living worker, or a forged refusal, looks the same.
 #[test]
-fn a_silent_owner_is_given_up_after_ten_seconds() {
+fn a_refusal_is_no_proof_that_the_owner_of_the_last_copy_is_dead() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    world.kill(links[1]);
+    let actor = world.workers[&links[2]].clone();
+    world.refuse(links[2]);
+    world.pass(5_000, &[links[0], links[3]]);
+    assert!(!world.comings_and_goings().iter().any(|event| event.starts_with("back")));
+    world.workers.insert(links[2], actor);
+    world.relink(links[2]);
+    world.pass(500, &[links[0], links[3]]);
+    assert_eq!((world.record().resume, world.members().len()), (Step(5), 3));
+}
+
+#[test]
+fn i21_a_silent_owner_is_waited_for_however_long_it_takes() {
     let (mut world, links) = neighbours_lost(|world, link| world.actor(link).mute = true);
+    let living = [links[0], links[3]];
+    world.pass(600_000, &living);
+    assert_eq!(world.generation(), Generation(2));
+    let awaited = world.watch(0, 0).owners_awaited.expect("it says for whom it waits");
+    assert_eq!((awaited.shards, awaited.owners), (2, vec![world.id(links[2])]));
+    world.actor(links[2]).mute = false;
+    world.beat(links[2]);
+    world.pass(500, &living);
+    assert_eq!((world.record().resume, world.members().len()), (Step(5), 3));
+}
+
+#[test]
+fn i21_a_run_that_says_so_gives_a_silent_owner_up() {
+    let run = RunSpec { give_up_after_ms: Some(10_000), ..run_of(4) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=5);
+    world.kill(links[1]);
+    world.actor(links[2]).mute = true;
     let living = [links[0], links[3]];
     world.pass(9_900, &living);
     assert_eq!(world.generation(), Generation(2));
-    world.pass(200, &living);
+    world.pass(5_000, &living);
     assert_eq!(world.cause(), Cause::Rollback);
+}
+
+/// What a coordinator did not hear while it was cut off itself does not count.
+#[test]
+fn i21_the_time_until_an_owner_is_given_up_begins_with_the_first_answer() {
+    let run = RunSpec { give_up_after_ms: Some(10_000), ..run_of(3) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=5);
+    links[1..].iter().for_each(|link| world.actor(*link).mute = true);
+    world.pass(60_000, &[]);
+    world.beat_with(links[0], |heartbeat| heartbeat.promised = Generation(2));
+    world.pass(9_000, &[links[0]]);
+    assert_eq!(world.generation(), Generation(1));
+    links[1..].iter().for_each(|link| world.actor(*link).mute = false);
+    world.pass(500, &links);
+    assert_eq!((world.record().resume, world.members().len()), (Step(5), 3));
+}
+
+#[test]
+fn i21_an_operator_gives_up_what_silent_owners_hold() {
+    let (mut world, links) = neighbours_lost(|world, link| world.actor(link).mute = true);
+    let living = [links[0], links[3]];
+    world.pass(15_000, &living);
+    let run = world.core.state().run_id();
+    world.request(1, Wish::Rollback { run, step: Step(3) });
+    assert_eq!(
+        world.hear(world.operator),
+        [answer(1, Some("there is no checkpoint of step 3, only of step 0"))]
+    );
+    world.request(2, Wish::Rollback { run: run + 1, step: Step(0) });
+    assert_eq!(world.generation(), Generation(2), "that is another run");
+    world.request(3, Wish::Rollback { run, step: Step(0) });
+    world.pass(100, &living);
+    assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
+    world.request(3, Wish::Rollback { run, step: Step(0) });
+    world.pass(5_000, &living);
+    let backs = world.comings_and_goings().iter().filter(|it| it.starts_with("back")).count();
+    assert_eq!(backs, 1, "asked again, it goes back once");
+}
+
+#[test]
+fn an_operator_lets_a_healthy_run_go_back() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=5);
+    let run = world.core.state().run_id();
+    world.request(1, Wish::Rollback { run, step: Step(0) });
+    world.pass(100, &links);
+    assert_eq!((world.cause(), world.members().len()), (Cause::Rollback, 3));
 }
 
 #[test]
@@ -114,7 +196,7 @@ fn a_beginning_that_nobody_has_entered_is_begun_again() {
     assert_eq!(world.members(), [world.id(links[0])]);
 }
 
-/// Steps may have been committed that nobody is left to tell of: not a start, and not in haste.
+/// Steps may have been committed that no worker is left to tell of: not a start, and not in haste.
 #[test]
 fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silence() {
     let (mut world, links) = World::training(2);
@@ -123,9 +205,13 @@ fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silen
     for link in &links {
         world.actor(*link).mute = true;
     }
-    world.pass(9_000, &[joiner]);
+    world.pass(90_000, &[joiner]);
     assert_eq!(world.generation(), Generation(1), "silence is not death");
-    world.pass(1_500, &[joiner]);
+    for place in 1..=2 {
+        let name = NodeName::parse(&format!("worker-{place}")).expect("a valid name");
+        world.say(world.operator, Message::Exited { name, how: "was killed".into() });
+    }
+    world.pass(2_500, &[joiner]);
     assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
     assert_eq!(world.members(), [world.id(joiner)]);
 }

@@ -1,5 +1,7 @@
 //! Whatever happens in whatever order: in the end everyone who lives takes part again.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -52,6 +54,8 @@ struct Storm {
     joined: u64,
     /// Links that are lost, and when they come back.
     away: BTreeMap<LinkId, Time>,
+    /// The nodes of processes that were killed: a launcher says so until it is recorded.
+    ended: BTreeSet<String>,
     /// The greatest resume step so far, since the last rollback.
     resumed: (Generation, Step),
 }
@@ -61,13 +65,14 @@ impl Storm {
         let run = RunSpec { copies, steps: 1_000_000, ..run_of(count) };
         let (world, _) = World::training_as(run);
         let resumed = (Generation(1), Step(0));
-        Self { world, step: 0, joined: 0, away: BTreeMap::new(), resumed }
+        Self { world, step: 0, joined: 0, away: BTreeMap::new(), ended: BTreeSet::new(), resumed }
     }
 
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Kill(place) => {
                 if let Some(link) = self.present(place) {
+                    self.ended.insert(self.world.actor(link).node.clone());
                     self.world.kill(link);
                 }
             }
@@ -170,6 +175,10 @@ impl Storm {
                 }
             }
             self.world.give(Input::Tick);
+            for node in &self.ended {
+                let name = NodeName::parse(node).expect("a valid name");
+                self.world.say(self.world.operator, Message::Exited { name, how: "ended".into() });
+            }
             let links: Vec<LinkId> = self.world.workers.keys().copied().collect();
             for link in links {
                 if !self.away.contains_key(&link) {

@@ -37,6 +37,33 @@ fn every_worker_is_shown_as_what_it_is() {
 }
 
 #[test]
+fn workers_that_wait_for_a_run_are_listed_and_those_of_a_run_that_is_over_train_no_more() {
+    let mut world = World::empty();
+    world.found(false);
+    let first = world.connect(Role::Worker, "worker-1");
+    world.say(first, Message::Hello { schema: schema(), worker: None });
+    let idle: Vec<String> = world.watch(0, 0).idle.iter().map(ToString::to_string).collect();
+    assert_eq!(idle, ["worker-1"]);
+    world.request(1, Wish::Submit(run_of(2)));
+    assert_eq!(world.watch(0, 0).idle, []);
+    let (mut world, _) = World::training(2);
+    world.cancel(1);
+    assert_eq!(states(&mut world), [WorkerState::Finished; 2]);
+}
+
+#[test]
+fn workers_are_numbered_as_they_come_and_a_process_keeps_its_number() {
+    let (mut world, links) = World::training(3);
+    let numbers =
+        |world: &mut World| -> Vec<u32> { world.seen().iter().map(|view| view.number).collect() };
+    assert_eq!(numbers(&mut world), [1, 2, 3]);
+    world.kill(links[1]);
+    world.worker("worker-4");
+    world.worker("worker-2");
+    assert_eq!(numbers(&mut world), [1, 2, 3, 4, 2], "the second one is back under another id");
+}
+
+#[test]
 fn a_run_that_has_not_begun_is_not_shown_as_waiting() {
     let mut world = World::with_run(run_of(2));
     world.worker("worker-1");

@@ -1,6 +1,8 @@
 //! How a cluster stands at one moment, for whoever only reads.
 
-use everstep_transport::protocol::outcome::{Outcome, Waiting, WorkerView};
+use std::time::Duration;
+
+use everstep_transport::protocol::outcome::{Outcome, OwnersAwaited, Waiting, WorkerView};
 use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::{Generation, MetricsLine, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
@@ -29,6 +31,13 @@ pub struct ClusterView {
     pub workers: Vec<WorkerView>,
     /// What the run waits for, where it waits.
     pub waiting: Option<Waiting>,
+    /// Whose return the run waits for, since nobody else holds their parameter shards.
+    pub owners_awaited: Option<OwnersAwaited>,
+    /// How many workers are silent, and for how long, if so many fell silent together that the
+    /// coordinator's own network is the likelier cause.
+    pub outage: Option<(usize, Duration)>,
+    /// The wall clock, milliseconds of Unix time.
+    pub now_unix_ms: u64,
     /// Pairs of members that cannot reach each other, of which neither can be left out.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// Why the run's bits are not those of any other such run, if they are not.
@@ -67,6 +76,9 @@ impl Core {
             line: self.past.newest_line().cloned(),
             workers: self.views(),
             waiting: self.waiting(),
+            owners_awaited: self.owners_awaited(),
+            outage: self.silence.outage(now).filter(|_| self.running()),
+            now_unix_ms: self.unix_ms(now),
             unreachable: self.unreachable(now),
             divergence: self.state.divergence(),
             end: match self.state.outcome() {
@@ -85,7 +97,8 @@ impl Core {
             let (state, status) = standing(&self.cluster_view(now));
             let (id, name, step) = (self.state.run_id(), run.name.clone(), self.state.written());
             let (state, divergence) = (state.into(), self.state.divergence());
-            runs.push(RunView { id, name, state, status, step, hash: None, divergence });
+            let (hash, figures) = (None, self.figures());
+            runs.push(RunView { id, name, state, status, step, hash, divergence, figures });
         }
         runs
     }
@@ -102,9 +115,10 @@ impl Core {
 }
 
 fn past(run: &PastRun) -> RunView {
-    let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence } = *run;
+    let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence, ref figures } =
+        *run;
     let end = failure.clone().map_or(End::Complete, End::Failed);
     let (state, status) = ended(&end, step);
     let (name, state, divergence) = (name.clone(), state.into(), divergence.clone());
-    RunView { id, name, state, status, step, hash, divergence }
+    RunView { id, name, state, status, step, hash, divergence, figures: figures.clone() }
 }

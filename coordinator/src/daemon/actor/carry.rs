@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use everstep_transport::identity::{Identity, Role};
+use everstep_transport::identity::Role;
 use everstep_transport::protocol::{self, Frame, News};
 use everstep_transport::quic::{Encoded, LinkError};
 
 use tokio::task::spawn_blocking;
 
 use super::outfit::recalled;
-use super::{Coordinator, HistoryKept};
+use super::{Coordinator, HistoryKept, told};
 use crate::core::LinkId;
 use crate::daemon::CoordinatorError;
 #[cfg(feature = "failpoints")]
@@ -35,19 +35,12 @@ impl Coordinator {
         let state = self.seat.core().state();
         #[cfg(feature = "failpoints")]
         self.passing.applied(state.index());
-        let shut_out = self.seat.shut_out();
-        if shut_out != self.shut_out {
-            self.shut_out.clone_from(&shut_out);
-            let is_out = move |node: &Identity| {
-                node.role == Role::Coordinator && shut_out.contains(&node.name)
-            };
-            self.endpoint.admit_only(move |node| !is_out(node));
-        }
         let revision = state.revision();
         if revision > self.book.revision() {
             let members = state.coordinators();
             self.book.heard(revision, members);
         }
+        self.expel();
         Ok(())
     }
 
@@ -118,11 +111,12 @@ impl Coordinator {
             for news in &frame.news {
                 match news {
                     News::Event(event) => {
-                        tracing::info!(number = event.number, kind = ?event.kind, "event");
+                        told::log(self.seat.core().state(), event);
                         self.history.event(event);
                     }
                     News::Lines(lines) => self.history.recorded(lines),
-                    News::Forget(_) | News::Run(_) => {}
+                    News::Run(_) => self.history.begin(),
+                    News::Forget(_) => {}
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! What the actor begins with: a coordinator as its predecessor in the same directory left it.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use everstep_transport::identity::Tokens;
 use everstep_transport::protocol::{CoordinatorId, Frame, Keys, News};
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::daemon::CoordinatorError;
 use crate::daemon::book::Book;
-use crate::daemon::files::{Cluster, Past};
+use crate::daemon::files::{Cluster, OperatorFolder, Past};
 use crate::daemon::gate::Admission;
 use crate::daemon::journal::Journal;
 use crate::history::History;
@@ -39,6 +39,7 @@ pub(in crate::daemon) struct Outfit {
     pub(super) book: Book,
     pub(super) keys: Keys,
     pub(super) tokens: Tokens,
+    pub(super) operator: OperatorFolder,
     pub(super) applicants: mpsc::Receiver<Admission>,
 }
 
@@ -53,9 +54,12 @@ impl Outfit {
         let Past { log, kept, journal, frames } = past;
         let (id, content) = (cluster.id().unwrap_or_default(), cluster.book.content());
         tracing::info!(id, entries = kept.entries.len(), frames = frames.len(), "it goes on");
-        // A clock before 1970 is wrong anyway; it only stamps events.
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let start = Instant::now();
+        // A founder that has not founded yet has only itself in its book.
+        let heard = match content.revision {
+            0 => (0, Vec::new()),
+            revision => (revision, content.members.clone()),
+        };
         let options = seat::Options {
             replica: raft::Options {
                 id: ReplicaId(id),
@@ -66,16 +70,21 @@ impl Outfit {
                 plant: None,
             },
             own,
-            epoch_unix_ms: unix.as_millis() as u64,
+            epoch_unix_ms: super::unix_ms(),
             snapshot_entries: SNAPSHOT_ENTRIES,
             founds: content.founds,
-            book: (content.revision, content.members.clone()),
+            tokens: cluster.default_tokens(),
+            book: heard,
             lacks_history: journal.wanted().is_some(),
         };
         let told = frames.last().map_or(0, |frame| frame.index);
         let history = recalled(&frames);
         let seat = Seat::new(Time(0), options, kept, frames)?;
-        let (keys, tokens) = (cluster.keys(), cluster.tokens());
+        let (keys, operator) = (cluster.keys(), cluster.operator_folder());
+        let mut tokens = Tokens::default();
+        if content.founds.is_some() {
+            cluster.default_tokens().into_iter().for_each(|token| tokens.accept(token));
+        }
         let sync = journal.file()?;
         let book = cluster.book;
         Ok(Self {
@@ -90,6 +99,7 @@ impl Outfit {
             book,
             keys,
             tokens,
+            operator,
             applicants,
         })
     }
@@ -102,7 +112,8 @@ pub(super) fn recalled(frames: &[Frame]) -> History {
         match news {
             News::Event(event) => history.event(event),
             News::Lines(lines) => history.lines(lines),
-            News::Forget(_) | News::Run(_) => {}
+            News::Run(_) => history.begin(),
+            News::Forget(_) => {}
         }
     }
     history

@@ -27,6 +27,22 @@ fn the_text_keeps_the_rules_whatever_the_figures_are() {
 }
 
 #[test]
+fn a_sum_over_all_coordinators_counts_everything_once() {
+    let mut follows = overview();
+    follows.cluster.leads = None;
+    let told = text(&follows);
+    let both = [
+        "everstep_tokens_total",
+        "everstep_steps_committed_total",
+        "everstep_losses_total",
+        "everstep_stall_seconds",
+    ];
+    assert!(!both.iter().any(|name| told.contains(name)), "{told}");
+    assert!(told.contains("everstep_log_entries_applied_total"), "each has its own log");
+    assert!(both.iter().all(|name| text(&overview()).contains(name)));
+}
+
+#[test]
 fn labels_name_nobody_but_a_worker_with_its_device() {
     let text = text(&overview());
     let named = |line: &str| line.contains("worker=\"");

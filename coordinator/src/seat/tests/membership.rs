@@ -23,7 +23,11 @@ fn who_is_removed_is_told_and_the_others_go_on() {
     assert_eq!(world.voters(ids[0]), ids[..2]);
     assert_eq!(world.removed.first(), Some(&ids[2]));
     world.kill(ids[2]);
-    assert_eq!(world.wish(2, Wish::Cancel).map(|it| it.is_some()), Some(true), "there is no run");
+    assert_eq!(
+        world.wish(2, Wish::Cancel(1)).map(|it| it.is_some()),
+        Some(true),
+        "there is no run"
+    );
 }
 
 /// Until both have agreed that only one of them is left, they need each other.

@@ -1,5 +1,5 @@
 //! What an owner does to a parameter shard in a device's memory: the same bits as
-//! [`Optimizer::update`], [`reduce`](crate::reduce) and their rounding make of it on the CPU.
+//! [`Optimizer::update`], [`reduce`] and their rounding make of it on the CPU.
 //!
 //! Input: addresses of f32. It knows no arenas, and nothing of models.
 
@@ -7,6 +7,7 @@ use super::driver::{Address, Argument, Driver, DriverError};
 use super::{kernels, launch, long};
 use crate::optimizer::{Apply, Optimizer, Rule, adamw};
 use crate::random::Philox;
+use crate::reduce;
 
 /// A parameter shard on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +70,7 @@ pub fn sum_of_squares(
     driver.launch(&kernels::SUM_OF_SQUARES, launch::squares(count), &arguments);
     let mut blocks = vec![0.0f64; count.div_ceil(launch::SQUARES)];
     driver.read(scratch, bytemuck::cast_slice_mut(&mut blocks))?;
-    Ok(blocks.iter().fold(0.0, |sum, block| sum + block))
+    Ok(reduce::canonical_f64(blocks.iter().fold(0.0, |sum, block| sum + block)))
 }
 
 /// Adds `count` f32 at `partial` to those at `sum`.

@@ -7,7 +7,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use proptest::prelude::*;
 
 use super::*;
-use crate::identity::{Application, Credentials, EnrolmentError, JoinToken, Terms, renewed};
+use crate::identity::{
+    Application, Credentials, EnrolmentError, JoinToken, NodeKey, Terms, renewed,
+};
 
 const SESSION: [u8; 32] = [7; 32];
 const START: u64 = 1_800_000_000;
@@ -47,7 +49,8 @@ impl Scene {
 }
 
 fn request(token: &JoinToken, role: Role) -> Vec<u8> {
-    Application::new(token, role).unwrap().request(&SESSION).unwrap()
+    let key = NodeKey::create().unwrap();
+    Application::new(token, role, &key).unwrap().request(&SESSION).unwrap()
 }
 
 fn admit(enrolment: &Enrolment, request: &[u8], unix_s: u64) -> Result<Identity, Refusal> {

@@ -91,13 +91,18 @@ impl World {
     }
 
     fn worker_with(&self, addresses: &[SocketAddr], credentials: &Credentials) -> Worker {
+        let places = addresses.iter().map(|address| (*address).into()).collect();
+        self.worker_at(places, credentials)
+    }
+
+    fn worker_at(&self, places: Vec<HostPort>, credentials: &Credentials) -> Worker {
         let settings = Settings::for_address(anywhere().ip());
         let endpoint = Endpoint::bind(anywhere(), credentials, settings, None).unwrap();
         let endpoint = Arc::new(endpoint);
         let (known, coordinators) = watch::channel(Vec::new());
         let reach = Reach {
             endpoint: endpoint.clone(),
-            addresses: addresses.to_vec(),
+            places,
             known: coordinators,
             token: self.token.to_string().parse().unwrap(),
         };
@@ -179,6 +184,17 @@ async fn a_worker_holds_a_link_to_each_coordinator_that_answers() {
         panic!("it was said")
     };
     assert_eq!(worker.up[&link].as_str(), "two");
+}
+
+#[actix::test]
+async fn a_name_is_resolved_and_called_at_all_of_its_addresses() {
+    let world = World::new();
+    // Not at localhost's first address, where that is ::1.
+    let one = world.coordinator("one", anywhere());
+    let named = format!("localhost:{}", one.local_address().port()).parse().unwrap();
+    let credentials = world.issue(Role::Worker, "some-worker", NODE_LIFETIME);
+    let mut worker = world.worker_at(vec![named], &credentials);
+    worker.linked(&["one"]).await;
 }
 
 #[actix::test]

@@ -32,7 +32,8 @@ impl Core {
             Message::Announce(_) | Message::HeartbeatAnswer { .. }
                 if self.leader.link() != Some(link) => {}
             Message::Announce(record) => self.announced(now, record),
-            Message::HeartbeatAnswer { generation, written } => {
+            Message::HeartbeatAnswer { generation, written, retained } => {
+                self.retained = retained;
                 self.answered(now, generation, written);
             }
             Message::Pause { term, number } => self.pause(link, term, number),
@@ -48,7 +49,7 @@ impl Core {
                 if let Phase::Training(member) = &mut self.phase
                     && obeys
                 {
-                    member.hold();
+                    member.hold(now);
                 }
             }
             Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
@@ -161,6 +162,7 @@ impl Core {
         self.early.clear();
         self.finished = None;
         self.told = (false, false);
+        self.retained = 0;
         Some(run)
     }
 

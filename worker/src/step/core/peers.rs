@@ -11,8 +11,11 @@ use everstep_transport::time::Time;
 use super::{Core, Phase};
 use crate::step::event::Admission;
 
-/// Most messages of a newer generation that wait, for each peer.
-const MAX_EARLY: usize = 4;
+/// Most messages of a newer generation that wait, for each peer: far more than one that keeps to
+/// the protocol says before it must hear something.
+const MAX_EARLY: usize = 64;
+/// With so many of them waiting, no more questions for states are kept: these are asked again.
+const MANY_EARLY: usize = 4;
 
 impl Core {
     /// What to do with a chunk whose header has arrived from another worker.
@@ -78,7 +81,11 @@ impl Core {
         let waiting = self.early.entry(from).or_default();
         // What is over, and was never entered here, takes no room.
         waiting.retain(|message| message.between_workers() >= Some(promised));
-        if waiting.len() < MAX_EARLY {
+        let room = match message {
+            Message::FetchState { .. } => MANY_EARLY,
+            _ => MAX_EARLY, // A vote, or a question for parameters, is never said again.
+        };
+        if waiting.len() < room {
             waiting.push_back(message);
         } else {
             self.refused += 1;

@@ -78,9 +78,18 @@ impl Lesson {
     }
 
     /// Whether to ask for its state: a primary that feeds shows itself by a first gradient, unless
-    /// the generation waits, and there are none.
-    pub fn is_wanted(&self, waiting: bool) -> bool {
-        matches!(self.stage, Stage::Wanted) && (waiting || self.first.is_some())
+    /// steps pause, and there are none.
+    pub fn is_wanted(&self, pauses: bool) -> bool {
+        matches!(self.stage, Stage::Wanted) && (pauses || self.first.is_some())
+    }
+
+    /// How many of the tensors that make up its state have not arrived.
+    pub fn lacking_parts(&self, wanted: usize) -> usize {
+        match &self.stage {
+            Stage::Wanted | Stage::Asked { .. } => wanted,
+            Stage::Arriving { parts, .. } => wanted.saturating_sub(parts.len()),
+            Stage::Restoring { .. } | Stage::Held => 0,
+        }
     }
 
     /// The gradient of a step, if it waits.
@@ -206,7 +215,7 @@ impl Lesson {
     /// Applies what can be applied, or begins again where that has become impossible.
     pub fn advance(
         &mut self,
-        shard: Shard,
+        (shard, pauses): (Shard, bool),
         commits: &BTreeMap<Step, Commit>,
         holdings: &mut Holdings,
         out: &mut VecDeque<Effect>,
@@ -222,8 +231,9 @@ impl Lesson {
                     out.push_back(Effect::Device(holdings.update(commit, shard, gradient)));
                 }
                 _ => {
-                    let missing =
-                        gradient.is_none() && self.first.is_some_and(|first| next < first);
+                    // Where steps pause, none comes that has not been on its way since long.
+                    let never = self.first.map_or(pauses && commit.is_some(), |first| next < first);
+                    let missing = gradient.is_none() && never;
                     self.waiting.extend(gradient.map(|gradient| (next, gradient)));
                     #[cfg(feature = "planted")]
                     if missing && holdings.has_plant(crate::plant::Plant::FeedGap) {

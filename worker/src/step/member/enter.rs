@@ -102,6 +102,7 @@ impl Member {
             Report::Entered { generation, owned } => {
                 device.entered(generation);
                 if generation == self.plan.generation() {
+                    self.holdings.progress.entered();
                     for (shard, version, digest) in owned {
                         self.entered(shard, version, digest);
                     }

@@ -1,8 +1,8 @@
 //! Who is fed by this member, beyond what the plan says.
 //!
-//! A learner that is no member gets commits and everyone's parameters from the next commit on, and
-//! the reduced gradients of what it learns from the next round on; a member that learns gets only
-//! these. A feed lasts as long as the generation, or the link.
+//! A learner that is no member gets commits from the next one on, everyone's parameters with those
+//! that hold, and the reduced gradients of what it learns from the next round on; a member that
+//! learns gets only these. A feed lasts as long as the generation, or the link.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 

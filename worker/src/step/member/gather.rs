@@ -15,7 +15,7 @@ impl Member {
     pub(super) fn head_streams(&mut self, commit: &Commit) {
         let primaries = self.plan.owned().iter().filter(|(_, primary)| **primary);
         let receivers: BTreeSet<_> =
-            primaries.flat_map(|(shard, _)| self.gatherers(*shard, commit.step)).collect();
+            primaries.flat_map(|(shard, _)| self.gatherers(*shard, commit)).collect();
         for to in receivers {
             let parcel = Parcel::Message(Message::Commit(commit.clone()).into());
             self.put(to, Lane::Parameters, commit.step, parcel);
@@ -36,16 +36,21 @@ impl Member {
         self.updating.remove(&shard);
         self.digests.insert(shard, digest);
         let Some(values) = parameters else { return };
-        let receivers: Vec<_> = self.gatherers(shard, version).collect();
+        let Some(last) = self.commit() else { return };
+        let receivers: Vec<_> = self.gatherers(shard, last).collect();
         let chunk = self.chunk(ChunkKind::Parameters, shard);
         for to in receivers {
             self.stream(to, Lane::Parameters, chunk, values.clone());
         }
     }
 
-    /// Who gets a shard's parameters of a version from its primary.
-    fn gatherers(&self, shard: Shard, version: Step) -> impl Iterator<Item = WorkerId> {
-        self.plan.gatherers(shard).chain(self.feeds.strangers(version))
+    /// The workers that get a shard's parameters of a commit's version from its primary. A learner
+    /// gets those of a step that holds, since it may become a member with them: each earlier
+    /// version would be replaced before it is of use, at the expense of the states that it lacks.
+    fn gatherers(&self, shard: Shard, commit: &Commit) -> impl Iterator<Item = WorkerId> {
+        let holds = commit.hold;
+        let learners = self.feeds.strangers(commit.step).filter(move |_| holds);
+        self.plan.gatherers(shard).chain(learners)
     }
 
     /// Parameters have arrived.

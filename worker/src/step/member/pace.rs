@@ -41,12 +41,13 @@ impl Member {
         self.pace = Pace::Promised;
     }
 
-    /// The next commit is to hold, if this member is the step leader.
-    pub fn hold(&mut self) {
-        if self.plan.leads() {
-            self.hold = !self.pace.is_holding();
-        } else {
-            self.refuse();
+    /// The next commit is to hold, if this member is the step leader; if the last one does, it
+    /// holds for as long again.
+    pub fn hold(&mut self, now: Time) {
+        match &mut self.pace {
+            _ if !self.plan.leads() => self.refuse(),
+            Pace::Holding { since } => *since = now,
+            Pace::Stepping | Pace::Waiting | Pace::Promised => self.hold = true,
         }
     }
 

@@ -55,12 +55,12 @@ impl Member {
         let digest = reduce::digest(0, &gradient);
         #[cfg(feature = "planted")]
         let digest = self.misstated(shard, digest);
-        let backups = self.plan.backups(shard);
-        let learners = self.feeds.reduced(shard, self.step());
+        let backups = self.plan.backups(shard).map(|to| (to, Lane::Reduced));
+        let learners = self.feeds.reduced(shard, self.step()).map(|to| (to, Lane::Learned));
         let receivers: Vec<_> = backups.chain(learners).collect();
         let chunk = Chunk { digest, ..self.chunk(ChunkKind::Reduced, shard) };
-        for to in receivers {
-            self.stream(to, Lane::Reduced, chunk, gradient.clone());
+        for (to, lane) in receivers {
+            self.stream(to, lane, chunk, gradient.clone());
         }
         let gradient = Gradient { values: gradient, digest };
         let reduced = Reduced { generation: self.plan.generation(), gradient };

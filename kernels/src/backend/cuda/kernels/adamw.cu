@@ -15,10 +15,10 @@ extern "C" __global__ void adamw(float* __restrict__ w, float* __restrict__ m,
                                  float rate, float root) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
         float clipped = g[i] * clip;
-        float mean = beta1 * m[i] + (1.0f - beta1) * clipped;
-        float square = beta2 * v[i] + (1.0f - beta2) * (clipped * clipped);
+        float mean = canonical(beta1 * m[i] + (1.0f - beta1) * clipped);
+        float square = canonical(beta2 * v[i] + (1.0f - beta2) * (clipped * clipped));
         m[i] = mean;
         v[i] = square;
-        w[i] = w[i] * kept - rate * mean / (sqrtf(square) * root + epsilon);
+        w[i] = canonical(w[i] * kept - rate * mean / (sqrtf(square) * root + epsilon));
     }
 }

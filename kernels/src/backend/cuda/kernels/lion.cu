@@ -17,7 +17,8 @@ extern "C" __global__ void lion(float* __restrict__ w, float* __restrict__ m,
                                 float rate, float beta1, float beta2) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
         float clipped = g[i] * clip, mean = m[i];
-        w[i] = w[i] * kept - rate * sign(beta1 * mean + (1.0f - beta1) * clipped);
-        m[i] = beta2 * mean + (1.0f - beta2) * clipped;
+        float moved = rate * sign(beta1 * mean + (1.0f - beta1) * clipped);
+        w[i] = canonical(w[i] * kept - moved);
+        m[i] = canonical(beta2 * mean + (1.0f - beta2) * clipped);
     }
 }

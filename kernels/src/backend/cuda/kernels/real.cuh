@@ -18,6 +18,12 @@ static __device__ __forceinline__ u64 thread_count() {
     return (u64)gridDim.x * blockDim.x;
 }
 
+// What is no number has one pattern of bits, as reduce::canonical, whatever the hardware makes.
+static __device__ __forceinline__ float canonical(float value) {
+    bool is_nan = (__float_as_uint(value) & 0x7fffffffu) > 0x7f800000u;
+    return is_nan ? __uint_as_float(0x7fc00000u) : value;
+}
+
 // ---- bf16: the upper half of an f32; to the nearest, ties to even, as reduce::encode_bf16 -------
 
 static __device__ __forceinline__ float from_bf16(u16 bits) {

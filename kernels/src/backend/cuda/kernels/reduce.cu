@@ -6,10 +6,12 @@
 
 extern "C" __global__ void accumulate(const float* __restrict__ x, float* __restrict__ y,
                                       u64 count) {
-    for (u64 i = thread_index(); i < count; i += thread_count()) y[i] += x[i];
+    for (u64 i = thread_index(); i < count; i += thread_count())
+        y[i] = canonical(y[i] + x[i]);
 }
 
 extern "C" __global__ void accumulate_bf16(const u16* __restrict__ x, float* __restrict__ y,
                                            u64 count) {
-    for (u64 i = thread_index(); i < count; i += thread_count()) y[i] += from_bf16(x[i]);
+    for (u64 i = thread_index(); i < count; i += thread_count())
+        y[i] = canonical(y[i] + from_bf16(x[i]));
 }

@@ -9,15 +9,15 @@
 extern "C" __global__ void sgd(float* __restrict__ w, const float* __restrict__ g, u64 count,
                                float kept, float clip, float rate) {
     for (u64 i = thread_index(); i < count; i += thread_count())
-        w[i] = w[i] * kept - rate * (g[i] * clip);
+        w[i] = canonical(w[i] * kept - rate * (g[i] * clip));
 }
 
 extern "C" __global__ void sgd_momentum(float* __restrict__ w, float* __restrict__ v,
                                         const float* __restrict__ g, u64 count, float kept,
                                         float clip, float rate, float momentum) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
-        float velocity = momentum * v[i] + g[i] * clip;
+        float velocity = canonical(momentum * v[i] + g[i] * clip);
         v[i] = velocity;
-        w[i] = w[i] * kept - rate * velocity;
+        w[i] = canonical(w[i] * kept - rate * velocity);
     }
 }

@@ -1,0 +1,92 @@
+//! How the run does, in figures: from its lines and events, as far as they are here.
+
+use everstep_transport::protocol::figures::{RunFigures, Trouble, validation};
+use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::{MetricsLine, Step};
+
+use super::Core;
+use crate::history::Generations;
+use crate::story;
+
+/// Steps over which the pace is averaged.
+const RECENT: usize = 20;
+
+impl Core {
+    /// The run as it does now. Costs as much as the run has events, and no more with its steps.
+    pub(super) fn figures(&self) -> RunFigures {
+        let lines = self.past.lines_after(Step(0));
+        let recent = &lines[lines.len().saturating_sub(RECENT)..];
+        let steps = self.state.run().map_or(0, |run| run.steps);
+        let (first, last) = (lines.first(), lines.last());
+        let left = steps.saturating_sub(last.map_or(0, |line| line.step.0));
+        let pace = seconds(recent) / recent.len().max(1) as f64;
+        let mut figures = RunFigures {
+            steps,
+            world_size: self.state.record().map_or(0, |record| record.world_size()),
+            first_loss: first.map(|line| line.loss),
+            loss: last.map(|line| line.loss),
+            tokens_per_second: rate(recent),
+            eta_seconds: last.map(|_| left as f64 * pace),
+            ..RunFigures::default()
+        };
+        self.run_events().for_each(|event| self.count(&mut figures, event));
+        figures
+    }
+
+    /// The run as it ends so: looks at every step.
+    pub(super) fn last_figures(&self, outcome: &Outcome) -> RunFigures {
+        let lines = self.past.lines_after(Step(0));
+        let mut generations = Generations::default();
+        self.run_events().for_each(|event| generations.event(&event.kind));
+        for line in lines {
+            generations.line(line);
+        }
+        let stalls = generations.reports().iter().filter_map(|report| report.stall_ms);
+        let (validation_loss, metric) = match outcome {
+            Outcome::Complete(results) => validation(results),
+            _ => (None, None),
+        };
+        RunFigures {
+            validation_loss,
+            metric,
+            tokens_per_second: rate(lines),
+            eta_seconds: None,
+            longest_stall_ms: stalls.reduce(f64::max),
+            ..self.figures()
+        }
+    }
+
+    /// The events since the run was submitted, in order.
+    fn run_events(&self) -> impl Iterator<Item = &Event> {
+        let all = self.past.events_after(0);
+        let submitted = |event: &Event| matches!(event.kind, EventKind::Submitted { .. });
+        all[all.iter().rposition(submitted).unwrap_or(0)..].iter()
+    }
+
+    fn count(&self, figures: &mut RunFigures, event: &Event) {
+        match &event.kind {
+            EventKind::Submitted { .. } => figures.submitted_unix_ms = Some(event.unix_ms),
+            EventKind::Generation { redone, .. } => {
+                figures.generations += 1;
+                figures.steps_redone += u32::from(*redone);
+            }
+            EventKind::Lost { .. } => figures.workers_lost += 1,
+            EventKind::Rollback { .. } => figures.rollbacks += 1,
+            _ => {}
+        }
+        if story::is_trouble(&event.kind) {
+            let words = story::sentence(&self.state, &event.kind);
+            figures.trouble = Some(Trouble { unix_ms: event.unix_ms, words });
+        }
+    }
+}
+
+fn seconds(lines: &[MetricsLine]) -> f64 {
+    lines.iter().map(|line| line.seconds).sum()
+}
+
+fn rate(lines: &[MetricsLine]) -> Option<f64> {
+    let tokens: f64 = lines.iter().map(|line| line.tokens as f64).sum();
+    let seconds = seconds(lines);
+    (seconds > 0.0).then(|| tokens / seconds)
+}

@@ -1,0 +1,70 @@
+//! Devices that hang while the heartbeats of their workers go on.
+//!
+//! A worker says how long its device has computed a data shard, and how long one usually takes
+//! there. A device that takes [`TIMES`] as long, and at least what the run allows, is taken to
+//! hang: its worker is suspected, and the others go on without it if they can. When all members are
+//! slow at once, the cause is one that they share, such as the storage of their data: then no other
+//! worker could go on better, and none is suspected. A suspect whose device goes on is acquitted.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::message::ShardTime;
+use everstep_transport::time::Time;
+
+use super::Core;
+use super::silence::{Certainty, Doubt};
+
+/// How many times as long as usual a data shard takes where a device hangs.
+const TIMES: u64 = 3;
+
+/// The workers that have said that their devices are slow: by half of what makes a suspect.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    slow: BTreeSet<WorkerId>,
+}
+
+impl Progress {
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.slow.remove(&worker);
+    }
+}
+
+impl Core {
+    /// A member says how its device gets on.
+    pub(super) fn gets_on(&mut self, now: Time, worker: WorkerId, told: Option<ShardTime>) {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(crate::plant::Plant::IgnoreHangs) {
+            return;
+        }
+        let Some(least) = self.state.run().map(|run| run.hang_after_ms) else { return };
+        let ShardTime { under_way_ms, usual_ms } = told.unwrap_or_default();
+        let most = least.max(usual_ms.saturating_mul(TIMES));
+        if under_way_ms < most / 2 {
+            self.progress.slow.remove(&worker);
+        } else {
+            self.progress.slow.insert(worker);
+        }
+        if under_way_ms < most {
+            if self.silence.goes_on(worker) {
+                self.acquitted(now);
+            }
+            return;
+        }
+        if !self.silence.is_suspected(worker) && self.somebody_gets_on() {
+            let [spent, usual] = [under_way_ms, usual_ms].map(Duration::from_millis);
+            let reason = format!(
+                "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} \
+                 there as a rule"
+            );
+            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Hung });
+        }
+    }
+
+    fn somebody_gets_on(&self) -> bool {
+        let members = self.state.record().into_iter().flat_map(|record| &record.members);
+        let mut members = members.map(|member| member.worker);
+        members.any(|id| !self.progress.slow.contains(&id) && !self.silence.is_suspected(id))
+    }
+}

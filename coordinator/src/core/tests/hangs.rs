@@ -1,0 +1,83 @@
+//! Devices that hang while the heartbeats of their workers go on.
+
+use everstep_transport::protocol::message::ShardTime;
+
+use super::*;
+
+/// The worker says that its device has computed for so long, and how long it takes as a rule.
+fn computes(world: &mut World, link: LinkId, under_way_ms: u64, usual_ms: u64) {
+    let computing = Some(ShardTime { under_way_ms, usual_ms });
+    world.beat_with(link, |heartbeat| heartbeat.computing = computing);
+}
+
+fn lost(world: &World) -> Vec<(WorkerId, String)> {
+    let lost = |event: &Event| match &event.kind {
+        EventKind::Lost { worker, reason, .. } => Some((*worker, reason.clone())),
+        _ => None,
+    };
+    world.core.state().events().iter().filter_map(lost).collect()
+}
+
+#[test]
+fn the_others_go_on_without_a_worker_whose_device_hangs_though_it_answers() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=3);
+    let gone = world.id(links[1]);
+    computes(&mut world, links[1], 31_000, 2_000);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
+    let reason = "its device has computed one data shard for 31.0s, which takes 2.0s there as a \
+                  rule";
+    assert_eq!(lost(&world), [(gone, reason.to_string())]);
+    assert!(world.words(links[1]).contains(&"evicted"), "it may begin again, and come back");
+    world.commit(4..=5);
+    assert_eq!(world.record().resume, Step(3));
+}
+
+#[test]
+fn a_device_that_is_as_slow_as_ever_or_not_slow_for_long_does_not_hang() {
+    for (under_way, usual) in [(29_000, 10_000), (9_999, 1), (600_000, 200_001)] {
+        let (mut world, links) = World::training(3);
+        computes(&mut world, links[1], under_way, usual);
+        assert_eq!(world.generation(), Generation(1), "{under_way} {usual}");
+    }
+}
+
+#[test]
+fn a_run_says_how_long_a_device_may_take_at_least() {
+    let (mut world, links) = World::training_as(RunSpec { hang_after_ms: 60_000, ..run_of(3) });
+    computes(&mut world, links[1], 59_000, 100);
+    assert_eq!(world.generation(), Generation(1));
+    computes(&mut world, links[1], 60_000, 100);
+    assert_eq!(world.generation(), Generation(2));
+}
+
+/// They share the cause: the storage of their data stands still, say.
+#[test]
+fn i8_nobody_is_suspected_when_all_devices_are_slow_at_once() {
+    let (mut world, links) = World::training(3);
+    computes(&mut world, links[0], 9_000, 1_000);
+    computes(&mut world, links[1], 8_000, 1_000);
+    computes(&mut world, links[2], 12_000, 1_000);
+    assert_eq!(world.generation(), Generation(1));
+    links.iter().for_each(|link| world.beat(*link));
+    computes(&mut world, links[2], 12_500, 1_000);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
+}
+
+#[test]
+fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
+    let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(3) });
+    world.commit(1..=3);
+    computes(&mut world, links[1], 31_000, 2_000);
+    world.pass(2_500, &[links[0], links[2]]);
+    for seconds in 34..60 {
+        computes(&mut world, links[1], 1_000 * seconds, 2_000);
+        world.pass(1_000, &[links[0], links[2]]);
+    }
+    assert_eq!((world.generation(), lost(&world)), (Generation(1), vec![]));
+    // It was only slow.
+    computes(&mut world, links[1], 0, 2_000);
+    world.pass(1_000, &links);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
+    assert_eq!((world.record().resume, world.comings_and_goings()), (Step(3), vec![]));
+}

@@ -1,0 +1,134 @@
+//! Many workers fall silent together: the network of the coordinator is the likelier cause.
+
+use super::*;
+
+fn none_was_lost(world: &World) -> bool {
+    world.comings_and_goings().is_empty()
+}
+
+/// A coordinator that hears no worker suspects none: they train on.
+#[test]
+fn i8_a_coordinator_that_is_cut_off_from_all_workers_changes_nothing() {
+    for seconds in [3, 15, 60, 3_600] {
+        let (mut world, links) = World::training(3);
+        world.commit(1..=5);
+        world.pass(seconds * 1_000, &[]);
+        assert!(world.core.cluster_view(world.now).outage.is_some_and(|(silent, _)| silent == 3));
+        world.pass(1_500, &links[..1]);
+        world.pass(1_500, &links[..2]);
+        world.pass(5_000, &links);
+        assert_eq!((world.generation(), none_was_lost(&world)), (Generation(1), true));
+        assert_eq!(world.core.cluster_view(world.now).outage, None);
+    }
+}
+
+/// The same where the links time out, and each worker has to dial again.
+#[test]
+fn i8_workers_that_dial_again_after_an_outage_are_all_taken_back() {
+    let (mut world, links) = World::training(6);
+    world.commit(1..=5);
+    world.pass(3_000, &[]);
+    links.iter().for_each(|link| world.cut(*link));
+    world.pass(20_000, &[]);
+    let mut back: Vec<LinkId> = Vec::new();
+    for link in links {
+        back.push(world.relink(link));
+        world.pass(700, &back.clone());
+    }
+    world.pass(5_000, &back);
+    assert_eq!((world.members().len(), none_was_lost(&world)), (6, true));
+}
+
+#[test]
+fn i8_half_of_the_workers_may_stand_still_for_fifteen_seconds() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    let (living, still) = links.split_at(2);
+    still.iter().for_each(|link| world.actor(*link).mute = true);
+    world.pass(3_000, living);
+    // Their links have timed out, and the others say that they cannot reach them.
+    still.iter().for_each(|link| world.cut(*link));
+    let other = world.id(still[0]);
+    world.beat_with(living[0], |heartbeat| heartbeat.unreachable = vec![other]);
+    world.pass(12_000, living);
+    assert_eq!(world.generation(), Generation(1), "the change waits for them");
+    let mut all = living.to_vec();
+    for link in still {
+        world.actor(*link).mute = false;
+        all.push(world.relink(*link));
+    }
+    world.pass(1_000, &all);
+    assert_eq!((world.members().len(), none_was_lost(&world)), (4, true));
+    assert_eq!(world.record().resume, Step(5));
+}
+
+/// Of four workers on a ring, two that are not neighbours hold no last copy.
+#[test]
+fn workers_that_stay_silent_together_are_left_out_if_the_others_can_go_on() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    [links[1], links[3]].into_iter().for_each(|link| world.actor(link).mute = true);
+    world.pass(19_000, &[links[0], links[2]]);
+    assert_eq!(world.generation(), Generation(1));
+    world.pass(6_000, &[links[0], links[2]]);
+    assert_eq!((world.members().len(), world.record().resume), (2, Step(5)));
+}
+
+/// A worker whose link comes and goes must not keep dead ones in the run.
+#[test]
+fn i20_a_flapping_worker_excuses_a_dead_one_once() {
+    for silent in [2_600, 5_000, 8_000] {
+        let (mut world, links) = World::training(6);
+        world.commit(1..=5);
+        let steady = [links[0], links[1], links[2], links[3]];
+        let dead = world.id(links[5]);
+        world.actor(links[5]).mute = true;
+        let mut waited = 0;
+        while world.members().contains(&dead) && waited < 90_000 {
+            world.pass(silent, &steady);
+            world.pass(200, &[&steady[..], &links[4..5]].concat());
+            waited += silent + 200;
+        }
+        assert!(waited < 40_000, "{silent} ms: the dead worker was kept for {waited} ms");
+    }
+}
+
+#[test]
+fn refusals_of_many_at_once_are_waited_out_for_a_moment() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=5);
+    let actors: Vec<Actor> = links.iter().map(|link| world.workers[link].clone()).collect();
+    links.iter().for_each(|link| world.actor(*link).mute = true); // nothing reaches them
+    links.iter().for_each(|link| world.refuse(*link));
+    world.pass(150, &[]);
+    let mut back = Vec::new();
+    for (link, actor) in links.into_iter().zip(actors) {
+        world.workers.insert(link, actor);
+        back.push(world.relink(link));
+        world.pass(100, &back.clone());
+    }
+    world.pass(1_000, &back);
+    assert_eq!((world.members().len(), none_was_lost(&world)), (3, true));
+}
+
+/// A process that listens at the address of a worker whose link is gone has taken its place.
+#[test]
+fn a_process_at_the_same_address_proves_that_the_one_before_has_ended() {
+    for linked in [false, true] {
+        let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
+        world.commit(1..=5);
+        let before = world.id(links[1]);
+        if linked {
+            world.pass(100, &links);
+        } else {
+            world.refuse(links[1]);
+            world.pass(5_000, &links[..1]);
+        }
+        let address = world.core.state().workers()[&before].registration.address;
+        let link = world.greeted("another");
+        world.workers.insert(link, Actor { node: "another".into(), ..Actor::default() });
+        world.say(link, Message::Register(Registration { address, ..registration(99) }));
+        world.pass(3_000, &[links[0], link]);
+        assert_eq!(world.comings_and_goings().iter().any(|it| it.starts_with("back")), !linked);
+    }
+}

@@ -1,0 +1,102 @@
+//! The credentials with which an operator asks: `operator/` in a coordinator's directory.
+//!
+//! They have a new key at every start, and the name that they had: copies of the folder on other
+//! machines go by the same name, and are revoked by it. When that name is revoked, the folder gets
+//! credentials of another name at once.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use everstep_transport::identity::{Authority, Credentials, Identity, Role};
+use everstep_transport::protocol::NodeName;
+
+use super::CoordinatorError;
+use super::files::create_dir;
+
+/// The operator's certificate lies beside the authority's key: a short life would protect nothing,
+/// and a copy of it on another machine is to be good tomorrow as well.
+const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// See the module.
+pub(super) struct OperatorFolder {
+    folder: PathBuf,
+    authority: Arc<Authority>,
+    operator: Identity,
+}
+
+impl OperatorFolder {
+    /// The folder, which may not be there yet.
+    pub(super) fn find(folder: PathBuf, authority: Arc<Authority>) -> Self {
+        let operator = named(&folder, &authority).unwrap_or_else(draw);
+        Self { folder, authority, operator }
+    }
+
+    /// Writes credentials with a new key.
+    pub(super) fn write(&self) -> Result<(), CoordinatorError> {
+        create_dir(&self.folder)?;
+        Ok(self.issue(LIFETIME)?.save(&self.folder)?)
+    }
+
+    /// Credentials with a new key, which are not written.
+    pub(super) fn issue(&self, lifetime: Duration) -> Result<Credentials, CoordinatorError> {
+        Ok(self.authority.issue(&self.operator, lifetime)?)
+    }
+
+    /// Takes another name if the one that it has is revoked. What cannot be written now, the next
+    /// start writes.
+    pub(super) fn replace_if(&mut self, is_revoked: impl Fn(&Identity) -> bool) {
+        if !is_revoked(&self.operator) {
+            return;
+        }
+        let before = std::mem::replace(&mut self.operator, draw());
+        match self.write() {
+            Ok(()) => {
+                let (name, before) = (&self.operator.name, &before.name);
+                tracing::info!(%name, %before, "the operator was revoked; its folder has another");
+            }
+            Err(error) => tracing::error!(%error, "the operator's folder cannot be written"),
+        }
+    }
+}
+
+/// The operator of the credentials in the folder, if they are of this authority.
+fn named(folder: &Path, authority: &Authority) -> Option<Identity> {
+    let held = Credentials::load(folder).ok()?;
+    let is_ours = held.authority() == authority.certificate();
+    Some(held.identity().clone()).filter(|node| is_ours && node.role == Role::Operator)
+}
+
+/// A name that no other operator has.
+fn draw() -> Identity {
+    let number = getrandom::u64().expect("the system has random numbers");
+    let name = NodeName::parse(&format!("operator-{number:016x}"));
+    Identity { role: Role::Operator, name: name.expect("letters, a dash and hex are a name") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_keeps_its_name_until_that_is_revoked() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let authority = Arc::new(Authority::create().expect("an authority"));
+        let find = |authority: &Arc<Authority>| {
+            OperatorFolder::find(dir.path().join("operator"), authority.clone())
+        };
+        let load = || Credentials::load(&dir.path().join("operator")).expect("credentials");
+        find(&authority).write().expect("written");
+        let first = load();
+        find(&authority).write().expect("written");
+        let mut folder = find(&authority);
+        assert_eq!(load().identity(), first.identity());
+        assert_ne!(load().chain(), first.chain(), "its key is new at every start");
+        folder.replace_if(|_| false);
+        assert_eq!(load().identity(), first.identity());
+        folder.replace_if(|node| node == first.identity());
+        assert_ne!(load().identity(), first.identity());
+        let stranger = Arc::new(Authority::create().expect("an authority"));
+        assert_ne!(find(&stranger).operator, *load().identity(), "another cluster's");
+    }
+}

@@ -1,0 +1,238 @@
+//! Where HTTP clients come in: one thread that accepts every connection at once, and lets those in
+//! that say something.
+//!
+//! A connection has a second to send its first bytes, and then a few to be given one of the slots
+//! for requests. Idle connections never make others wait: when too many wait, the one that has
+//! waited longest is closed, of the same source first. Requests for `/livez` have slots of their
+//! own, so that no crowd makes a liveness probe fail.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use actix::Arbiter;
+use actix_http::{HttpService, Request};
+use actix_service::{IntoServiceFactory, Service, ServiceFactory, ServiceFactoryExt, map_config};
+use actix_web::body::MessageBody;
+use actix_web::dev::{AppConfig, ServiceResponse};
+use actix_web::http::KeepAlive;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::{sleep, timeout};
+
+use super::HEAD_PATIENCE;
+use super::halls::{Halls, Ticket};
+
+/// How long a connection may take to say anything.
+const FIRST_BYTE: Duration = Duration::from_secs(1);
+/// How long a request waits for a slot.
+const SLOT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a probe may take.
+const PROBE_PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of answers that the kernel keeps for a client.
+const SEND_BUFFER: usize = 64 * 1024;
+/// How long a client may leave an answer unread.
+#[cfg(target_os = "linux")]
+const UNREAD: Duration = Duration::from_secs(10);
+/// How long requests under way may take when the coordinator stops.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// After an error of `accept`, such as too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What a request is told that gets no slot.
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\
+                      retry-after: 1\r\nconnection: close\r\n\r\n";
+
+/// An API that answers.
+pub(crate) struct Serving {
+    arbiter: Arbiter,
+    stop: watch::Sender<bool>,
+    done: oneshot::Receiver<()>,
+}
+
+impl Serving {
+    /// Accepts no connection any more, and waits a second at most for requests under way.
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(true); // an error means that it has ended
+        let _ = self.done.await;
+        self.arbiter.stop();
+    }
+}
+
+/// Serves what `app` makes on a thread of its own.
+pub(super) fn serve<A, I, S, B>(listener: std::net::TcpListener, app: A) -> io::Result<Serving>
+where
+    A: FnOnce() -> I + Send + 'static,
+    I: IntoServiceFactory<S, Request>,
+    S: ServiceFactory<
+            Request,
+            Config = AppConfig,
+            Response = ServiceResponse<B>,
+            Error = actix_web::Error,
+            InitError = (),
+        > + 'static,
+    S::Service: 'static,
+    B: MessageBody + 'static,
+{
+    listener.set_nonblocking(true)?;
+    let (stop, stopped) = watch::channel(false);
+    let (tell, done) = oneshot::channel();
+    let arbiter = Arbiter::new();
+    arbiter.spawn_fn(move || {
+        let factory = app().into_factory().map_err(|error| error.error_response());
+        let service = HttpService::build()
+            // The next request's head would have no time-out.
+            .keep_alive(KeepAlive::Disabled)
+            .client_request_timeout(HEAD_PATIENCE)
+            .finish(map_config(factory, |_| AppConfig::default()))
+            .tcp();
+        actix::spawn(async move {
+            if let (Ok(service), Ok(listener)) =
+                (service.new_service(()).await, TcpListener::from_std(listener))
+            {
+                attend(listener, Rc::new(service), stopped).await;
+            }
+            let _ = tell.send(()); // an error means that `Serving` was dropped
+        });
+    });
+    Ok(Serving { arbiter, stop, done })
+}
+
+/// All that a connection's task needs.
+struct Inside<S> {
+    service: Rc<S>,
+    halls: Rc<RefCell<Halls>>,
+    /// A connection has ended.
+    left: Rc<Notify>,
+}
+
+impl<S> Clone for Inside<S> {
+    fn clone(&self) -> Self {
+        let Self { service, halls, left } = self;
+        Self { service: service.clone(), halls: halls.clone(), left: left.clone() }
+    }
+}
+
+async fn attend<S>(listener: TcpListener, service: Rc<S>, mut stopped: watch::Receiver<bool>)
+where
+    S: Service<TcpStream> + 'static,
+    S::Future: 'static,
+{
+    let inside = Inside { service, halls: Rc::default(), left: Rc::default() };
+    loop {
+        tokio::select! {
+            _ = stopped.changed() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => let_in(&inside, stream, peer),
+                Err(_) => sleep(PAUSE).await,
+            },
+        }
+    }
+    drop(listener);
+    let empty = async {
+        while inside.halls.borrow().are_served() {
+            inside.left.notified().await;
+        }
+    };
+    let _ = timeout(FAREWELL, empty).await; // what is left is cut off
+}
+
+fn let_in<S>(inside: &Inside<S>, stream: TcpStream, peer: SocketAddr)
+where
+    S: Service<TcpStream> + 'static,
+    S::Future: 'static,
+{
+    bound(&stream);
+    let ticket = inside.halls.borrow_mut().ticket();
+    let task = actix::spawn(meet(inside.clone(), stream, ticket));
+    let crowded_out =
+        inside.halls.borrow_mut().wait(ticket, source(peer.ip()), task.abort_handle());
+    crowded_out.into_iter().for_each(|task| task.abort());
+}
+
+/// One connection, from its first byte to its answer.
+async fn meet<S: Service<TcpStream>>(inside: Inside<S>, stream: TcpStream, ticket: Ticket) {
+    let _leaves = Leaves { halls: inside.halls.clone(), left: inside.left.clone(), ticket };
+    let mut first = [0; 16];
+    let Ok(Ok(length @ 1..)) = timeout(FIRST_BYTE, stream.peek(&mut first)).await else { return };
+    if is_probe(&first[..length]) {
+        let crowded_out = inside.halls.borrow_mut().probe(ticket);
+        crowded_out.into_iter().for_each(|task| task.abort());
+        let _ = timeout(PROBE_PATIENCE, inside.service.call(stream)).await;
+        return;
+    }
+    let slot = async {
+        while !inside.halls.borrow_mut().serve(ticket) {
+            inside.left.notified().await;
+        }
+    };
+    match timeout(SLOT_PATIENCE, slot).await {
+        Ok(()) => drop(inside.service.call(stream).await),
+        Err(_) => drop(stream.try_write(BUSY)),
+    }
+}
+
+/// However a connection's task ends, its place is free.
+struct Leaves {
+    halls: Rc<RefCell<Halls>>,
+    left: Rc<Notify>,
+    ticket: Ticket,
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.halls.borrow_mut().leave(self.ticket);
+        self.left.notify_waiters();
+    }
+}
+
+fn is_probe(first: &[u8]) -> bool {
+    let asks = |method: &str| {
+        let rest = first.strip_prefix(method.as_bytes());
+        rest.and_then(|rest| rest.strip_prefix(b"/livez")).is_some()
+    };
+    asks("GET ") || asks("HEAD ")
+}
+
+/// Where a client comes from: an IPv4 address, or the /64 that a host may choose its addresses of.
+fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
+        address => address,
+    }
+}
+
+/// A client that does not read what it has asked for is cut off by the kernel: there is nothing
+/// above it that would notice.
+fn bound(stream: &TcpStream) {
+    let socket = socket2::SockRef::from(stream);
+    // An error leaves a client that may be slower, or take more memory.
+    let _ = socket.set_send_buffer_size(SEND_BUFFER);
+    #[cfg(target_os = "linux")]
+    let _ = socket.set_tcp_user_timeout(Some(UNREAD));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_is_known_by_its_first_bytes() {
+        for first in ["GET /livez HTTP/1", "HEAD /livez HTTP", "GET /livez?x"] {
+            assert!(is_probe(first.as_bytes()), "{first}");
+        }
+        for first in ["GET /readyz HTTP", "POST /livez HTTP", "GET /live", "G", "HEAD /"] {
+            assert!(!is_probe(first.as_bytes()), "{first}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_one_host_may_choose_are_one_source() {
+        let of = |text: &str| source(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8:1:2::7"), of("2001:db8:1:2:ffff::8"));
+        assert_ne!(of("2001:db8:1:2::7"), of("2001:db8:1:3::7"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+}

@@ -1,0 +1,80 @@
+use std::net::Ipv4Addr;
+
+use everstep_transport::protocol::NodeName;
+use everstep_transport::time::Time;
+
+use super::*;
+use crate::raft::{Effect, Options, Profile, Replica};
+use crate::state::Coordinator;
+
+fn entry(index: u64, command: Command) -> raft::Entry {
+    let bytes = seat::encode(&Entry { unix_ms: index, command });
+    raft::Entry { place: Place { index, term: Term(1) }, kind: Kind::Command, bytes }
+}
+
+fn coordinator(number: u16) -> Coordinator {
+    Coordinator {
+        name: NodeName::parse(&format!("coordinator-{number}")).expect("a valid name"),
+        incarnation: number.into(),
+        address: (Ipv4Addr::LOCALHOST, number).into(),
+        api: None,
+    }
+}
+
+/// The disk of the first of three coordinators; the last entry is not known to be agreed on.
+fn disk() -> Kept {
+    let mut kept = Kept::founded_by(ReplicaId(1));
+    let join = |id| Command::Coordinator { id: None, coordinator: coordinator(id) };
+    let (ephemeral, tokens) = (false, Vec::new());
+    let founded = Command::Found { ephemeral, founder: coordinator(1), tokens };
+    let change = |index| raft::Entry { kind: Kind::Members, ..entry(index, Command::Lead) };
+    kept.entries = [
+        entry(2, founded),
+        entry(3, join(2)),
+        change(4),
+        entry(5, join(3)),
+        change(6),
+        entry(7, Command::Lead),
+    ]
+    .into();
+    kept.hard_state.commit = 6;
+    kept
+}
+
+#[test]
+fn a_log_tells_what_it_holds_and_who_is_given_up() {
+    let prospect = prospect(&disk(), 1).expect("it can be gone on from");
+    let lost: Vec<_> = prospect.lost.iter().map(|view| view.id).collect();
+    assert_eq!((lost, prospect.last.index, prospect.agreed), (vec![3, 5], 7, 6));
+    assert_eq!(prospect.newest_unix_ms, Some(7));
+}
+
+#[test]
+fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut_out() {
+    let kept = recovered(disk(), 1, 99);
+    kept.validate().expect("sound");
+    let options = Options::new(ReplicaId(1), 1, Profile::Lan, 10);
+    let mut replica = Replica::new(Time(0), options, kept.clone()).expect("sound");
+    let (mut applied, mut leads) = (Vec::new(), None);
+    while let Some(effect) = replica.poll_effect() {
+        match effect {
+            Effect::Persist(batch) => replica.persisted(batch.number),
+            Effect::Apply(agreed) => applied.extend(agreed.iter().map(|it| it.place.index)),
+            Effect::Leads(term) => leads = Some(term),
+            _ => {}
+        }
+    }
+    assert_eq!(applied, [2, 3, 5, 7, 8], "what it had, and that it goes on alone");
+    assert!(leads.expect("it leads").0 > TERMS, "workers obey it rather than the lost ones");
+    assert_eq!(replica.members().voters, [ReplicaId(1)]);
+    let (state, _) = replay(&kept).expect("it can be read");
+    let ids = |views: Vec<CoordinatorView>| views.iter().map(|view| view.id).collect::<Vec<_>>();
+    assert_eq!((ids(state.coordinators()), ids(state.those_shut_out())), (vec![1], vec![3, 5]));
+    assert!(matches!(prospect(&kept, 1), Err(RecoveryError::Alone)), "once is enough");
+}
+
+#[test]
+fn a_log_that_is_empty_or_of_a_removed_coordinator_is_refused() {
+    assert!(matches!(prospect(&Kept::default(), 1), Err(RecoveryError::Empty)));
+    assert!(matches!(prospect(&disk(), 9), Err(RecoveryError::Removed)));
+}

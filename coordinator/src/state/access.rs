@@ -1,0 +1,137 @@
+//! Which tokens admit nodes, and which nodes are revoked.
+//!
+//! A token that has expired is kept for an hour, so that a late joiner reads why it is refused. A
+//! revoked name is kept for longer than any certificate with that name can last. All of this goes
+//! by the time of entries.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use everstep_transport::identity::{
+    AcceptedToken, Identity, Refusal, Role, TokenId, Tokens, UnixTime,
+};
+use everstep_transport::protocol::NodeName;
+use everstep_transport::protocol::question::RevokedView;
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::{State, Verdict};
+
+/// Most tokens that are accepted at a time.
+pub(super) const TOKENS: usize = 1_000;
+/// Most nodes that one token admits: the name of each is kept.
+const USES: u32 = 1_000;
+/// Most nodes that are revoked at a time.
+pub(super) const REVOKED: usize = 10_000;
+/// How long a token is remembered that has expired.
+const EXPIRED_FOR: Duration = Duration::from_secs(3600);
+/// How long a worker stays revoked: its certificate lasts 26 hours.
+const WORKER_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long an operator stays revoked: its certificate lasts a year.
+const OPERATOR_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
+
+/// The revoked nodes.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub(super) struct Revocations {
+    /// Since when each of them is revoked, milliseconds of Unix time.
+    since: BTreeMap<Identity, u64>,
+    /// The index of the newest entry that revoked one.
+    revision: u64,
+}
+
+impl Revocations {
+    fn forget_old(&mut self, unix_ms: u64) {
+        let lasts = |node: &Identity| match node.role {
+            Role::Operator => OPERATOR_FOR,
+            Role::Worker | Role::Coordinator => WORKER_FOR,
+        };
+        self.since
+            .retain(|node, since| unix_ms.saturating_sub(*since) < lasts(node).as_millis() as u64);
+    }
+}
+
+impl State {
+    /// The tokens that admit nodes.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Whether a node of this identity is never let in.
+    pub fn is_revoked(&self, node: &Identity) -> bool {
+        self.revocations.since.contains_key(node)
+    }
+
+    /// The revoked nodes.
+    pub fn revoked(&self) -> impl Iterator<Item = &Identity> {
+        self.revocations.since.keys()
+    }
+
+    /// The revoked nodes, as an operator is told of them.
+    pub fn revoked_views(&self) -> Vec<RevokedView> {
+        let views = self.revocations.since.iter().map(|(Identity { role, name }, since)| {
+            RevokedView { role: *role, name: name.clone(), since_unix_ms: *since }
+        });
+        views.collect()
+    }
+
+    /// Grows with every revocation: the index of the entry that made it.
+    pub fn revocations_revision(&self) -> u64 {
+        self.revocations.revision
+    }
+
+    pub(super) fn create_token(
+        &mut self,
+        unix_ms: u64,
+        token: &AcceptedToken,
+    ) -> Result<Verdict, String> {
+        self.tokens.forget_expired(at(unix_ms.saturating_sub(EXPIRED_FOR.as_millis() as u64)));
+        if self.tokens.count() >= TOKENS {
+            self.tokens.forget_expired(at(unix_ms));
+        }
+        if self.tokens.count() >= TOKENS {
+            return Err(format!("there are {TOKENS} tokens already; revoke some"));
+        }
+        if let Some(uses) = token.terms().uses.filter(|uses| *uses > USES) {
+            return Err(format!("a token admits at most {USES} nodes, not {uses}"));
+        }
+        self.tokens.accept(token.clone());
+        Ok(Verdict::Accepted)
+    }
+
+    pub(super) fn revoke_token(&mut self, token: &TokenId) -> Result<Verdict, String> {
+        match self.tokens.revoke(token) {
+            true => Ok(Verdict::Accepted),
+            false => Err("there is no such token".into()),
+        }
+    }
+
+    /// A node that is revoked twice stays revoked since the first time.
+    pub(super) fn revoke(&mut self, unix_ms: u64, node: &Identity) -> Result<Verdict, String> {
+        if node.role == Role::Coordinator {
+            return Err(
+                "a coordinator is removed, not revoked: `everstep coordinator remove`".into()
+            );
+        }
+        self.revocations.forget_old(unix_ms);
+        if self.revocations.since.len() >= REVOKED {
+            return Err(format!("{REVOKED} nodes are revoked already; found a new cluster"));
+        }
+        self.revocations.since.entry(node.clone()).or_insert(unix_ms);
+        self.revocations.revision = self.applied;
+        Ok(Verdict::Accepted)
+    }
+
+    pub(super) fn spend(&mut self, unix_ms: u64, token: &TokenId, name: &NodeName) -> Verdict {
+        let is_it = |node: &Identity| node.name == *name;
+        if self.revoked().any(is_it) {
+            return Verdict::NotAdmitted(Refusal::Removed);
+        }
+        match self.tokens.spend(token, name, at(unix_ms)) {
+            Ok(()) => Verdict::Accepted,
+            Err(refusal) => Verdict::NotAdmitted(refusal),
+        }
+    }
+}
+
+fn at(unix_ms: u64) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_millis(unix_ms))
+}

@@ -1,0 +1,68 @@
+//! What happens to a cluster, in sentences for operators.
+//!
+//! A worker is called by the number that people know it by, as long as the state remembers the
+//! worker, and by its id later.
+
+use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::outcome::EventKind;
+
+use crate::state::State;
+
+/// Whether an operator wants to be told at once.
+pub(crate) fn is_trouble(kind: &EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::Lost { .. }
+            | EventKind::Rollback { .. }
+            | EventKind::Unreachable { .. }
+            | EventKind::Refused { .. }
+            | EventKind::Failed { .. }
+            | EventKind::Recovered { .. }
+    )
+}
+
+/// What has happened.
+pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
+    let called = |worker: &WorkerId| called(state, *worker);
+    match kind {
+        EventKind::Submitted { run } => format!("run \"{run}\" was submitted"),
+        EventKind::Registered { worker, name, .. } => {
+            format!("{} registered: it is {name}", called(worker))
+        }
+        EventKind::Refused { name, reason } => format!("{name} was refused: {reason}"),
+        EventKind::Leading { term } => format!("this cluster has a new leader, in term {term}"),
+        EventKind::Generation { generation, workers, at_step, redone, .. } => {
+            let count = workers.len();
+            let plural = if count == 1 { "" } else { "s" };
+            let again = if *redone { ", and the step under way is done again" } else { "" };
+            format!(
+                "generation {generation} of {count} worker{plural} begins after step \
+                 {at_step}{again}"
+            )
+        }
+        EventKind::Joined { worker } => format!("{} joined", called(worker)),
+        EventKind::Draining { worker } => format!("{} was asked to leave", called(worker)),
+        EventKind::Left { worker } => format!("{} left", called(worker)),
+        EventKind::Lost { worker, reason, .. } => format!("{} was lost: {reason}", called(worker)),
+        EventKind::Unreachable { workers: (one, other) } => {
+            let (one, other) = (called(one), called(other));
+            format!("{one} and {other} cannot reach each other, and neither can be left out")
+        }
+        EventKind::Rollback { from, to, reason } => {
+            format!("the run went back from step {from} to step {to}: {reason}")
+        }
+        EventKind::Recovered { coordinator } => format!(
+            "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
+             lost"
+        ),
+        EventKind::Complete { step, .. } => format!("the run is complete, after step {step}"),
+        EventKind::Failed { reason } => format!("the run failed: {reason}"),
+    }
+}
+
+fn called(state: &State, worker: WorkerId) -> String {
+    match state.workers().get(&worker) {
+        Some(known) => format!("worker {} (id {worker})", known.number),
+        None => format!("the worker with id {worker}"),
+    }
+}

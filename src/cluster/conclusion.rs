@@ -1,0 +1,170 @@
+//! `report.json`: how a run ended, whichever way it did, for later readers.
+//!
+//! In: the run, what is known of it, and how it ended. Out: one object: the keys of the report, the
+//! run's state in a word and in a sentence, its specification, and when and where it was trained.
+//! The file is written once, when nothing more follows; a directory without it has no ended run.
+
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use everstep_transport::protocol::RunSpec;
+use serde_json::{Value, json};
+
+use super::{Directory, Progress, Report};
+
+/// The file.
+pub(crate) const REPORT: &str = "report.json";
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// With its last step.
+    Complete,
+    /// It cannot go on, for this reason.
+    Failed(String),
+    /// Its launcher was told to end, or ended for a reason of its own.
+    Interrupted,
+}
+
+impl Ending {
+    /// A word for scripts.
+    pub(super) fn state(&self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Failed(_) => "failed",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// Why, where the run is not complete.
+    fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Complete => None,
+            Self::Failed(reason) => Some(reason),
+            Self::Interrupted => Some("its launcher ended before the run was over"),
+        }
+    }
+
+    /// The line of `events.jsonl`, where the coordinators have not told of the end: they end with
+    /// the launcher.
+    pub(super) fn event(&self, progress: &Progress) -> Option<Value> {
+        let told = progress.events.last().map(|event| json!(event)["event"].clone());
+        if told.is_some_and(|kind| kind == "complete" || kind == "failed") {
+            return None;
+        }
+        let number = progress.events.last().map_or(0, |event| event.number) + 1;
+        let (reason, step) = (self.reason(), progress.step());
+        Some(json!({
+            "number": number, "unix_ms": now_unix_ms(), "event": self.state(),
+            "reason": reason, "step": step, "by": "launcher",
+        }))
+    }
+}
+
+/// The text of the file.
+pub(super) fn text(
+    directory: &Directory,
+    run: &RunSpec,
+    progress: &Progress,
+    report: &Report,
+    ending: &Ending,
+) -> String {
+    let mut told = json!(report);
+    let step = progress.step();
+    let sentence = match ending.reason() {
+        None => format!("complete: all {} steps", run.steps),
+        Some(reason) => {
+            format!("{}: after step {step} of {}: {reason}", ending.state(), run.steps)
+        }
+    };
+    let model = directory.path().join("model.safetensors");
+    let stalls = report.generations.iter().filter_map(|generation| generation.stall_ms);
+    let submitted = progress.events.first().map(|event| event.unix_ms);
+    let more = json!({
+        "name": run.name,
+        "state": ending.state(),
+        "status": sentence,
+        "reason": ending.reason(),
+        "step": step,
+        "run": run,
+        "model": model.is_file().then(|| model.display().to_string()),
+        "longest_stall_ms": stalls.reduce(f64::max),
+        "submitted_unix_ms": submitted,
+        "ended_unix_ms": now_unix_ms(),
+        "host": rustix::system::uname().nodename().to_string_lossy(),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    if *ending != Ending::Complete {
+        told["state_hash"] = Value::Null;
+    }
+    if let (Value::Object(told), Value::Object(more)) = (&mut told, more) {
+        told.extend(more);
+    }
+    format!("{told:#}\n")
+}
+
+/// The report of the run that ended in this directory, if one did.
+pub(crate) fn ended(dir: &Path) -> Option<Value> {
+    let text = fs::read_to_string(dir.join(REPORT)).ok()?;
+    serde_json::from_str(&text).ok().filter(Value::is_object)
+}
+
+/// Adds what a bigram model gets on the held-out text: it is known after the run. A report that
+/// cannot be written stays as it was.
+pub(crate) fn add_bigram(dir: &Path, bigram: Option<f64>) {
+    let Some(mut told) = ended(dir).filter(|_| bigram.is_some()) else { return };
+    told["loss"]["bigram"] = json!(bigram);
+    let partial = dir.join(format!("{REPORT}.partial"));
+    let written = fs::write(&partial, format!("{told:#}\n"));
+    let written = written.and_then(|()| fs::rename(&partial, dir.join(REPORT)));
+    if let Err(error) = written {
+        tracing::warn!(%error, "the bigram model's loss is not in {REPORT}");
+    }
+}
+
+fn now_unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| span.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::outcome::{Event, EventKind};
+    use everstep_transport::protocol::{MetricsLine, Step, exemplars};
+
+    use super::*;
+
+    fn progress(kind: EventKind) -> Progress {
+        let line = MetricsLine { step: Step(3), ..MetricsLine::default() };
+        let event = Event { number: 7, unix_ms: 5, kind };
+        Progress { lines: vec![line], events: vec![event], ..Progress::default() }
+    }
+
+    #[test]
+    fn an_end_that_the_coordinators_have_told_is_not_told_again() {
+        let told = progress(EventKind::Failed { reason: "no disk".into() });
+        assert_eq!(Ending::Failed("no disk".into()).event(&told), None);
+        let untold = progress(EventKind::Submitted { run: "one".into() });
+        let event = Ending::Interrupted.event(&untold).expect("nobody else tells it");
+        assert_eq!((&event["number"], &event["event"]), (&json!(8), &json!("interrupted")));
+        assert_eq!(event["step"], 3);
+    }
+
+    #[test]
+    fn a_report_tells_how_a_run_ended_even_if_it_is_not_complete() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = RunSpec { steps: 9, ..exemplars::run() };
+        let directory = Directory::claim(folder.path(), &run).expect("a directory");
+        assert_eq!(ended(folder.path()), None, "it has not ended");
+        let progress = progress(EventKind::Submitted { run: "one".into() });
+        let report = Report::new(&run, &progress, std::time::Duration::from_secs(1));
+        let text = text(&directory, &run, &progress, &report, &Ending::Interrupted);
+        directory.write(REPORT, text.as_bytes()).expect("written");
+        let told = ended(folder.path()).expect("it has ended");
+        assert_eq!((&told["state"], &told["step"]), (&json!("interrupted"), &json!(3)));
+        assert_eq!((&told["state_hash"], &told["model"]), (&Value::Null, &Value::Null));
+        assert!(told["status"].as_str().expect("words").contains("after step 3 of 9"), "{told}");
+        add_bigram(folder.path(), Some(2.5));
+        assert_eq!(ended(folder.path()).expect("still there")["loss"]["bigram"], 2.5);
+    }
+}

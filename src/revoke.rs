@@ -1,0 +1,99 @@
+//! `everstep worker revoke`, `everstep operator`: revoked names.
+
+use std::path::Path;
+
+use everstep_transport::identity::{Credentials, Identity, Role};
+use everstep_transport::protocol::question::RevokedView;
+use everstep_transport::protocol::{NodeName, Step, Wish};
+use serde_json::json;
+
+use crate::cli::{AskFlags, OperatorTask, RevokeOperatorFlags, RevokeWorkerFlags};
+use crate::failure::{Exit, Failure};
+use crate::operator::{NEWEST, Operator, OperatorError, Place};
+use crate::{logging, output};
+
+/// What an operator does with operators.
+pub(crate) fn run(task: &OperatorTask) -> Result<(), Failure> {
+    logging::start("warn")?;
+    match task {
+        OperatorTask::Ls(flags) => list(flags),
+        OperatorTask::Revoke(flags) => operator(flags),
+    }
+}
+
+pub(crate) fn worker(flags: &RevokeWorkerFlags) -> Result<(), Failure> {
+    logging::start("warn")?;
+    let place = Place::find(&flags.ask.cluster)?;
+    let unknown = || {
+        Failure::new(Exit::Usage, format!("there is no worker {}", flags.worker))
+            .next("look at `everstep worker ls`; a name is that of a worker that is gone, too")
+    };
+    let revoked = place.ask(async |operator| {
+        let Some(name) = name_of(operator, &flags.worker).await? else { return Ok(None) };
+        let identity = Identity { role: Role::Worker, name };
+        operator.wish(Wish::Revoke(identity.clone())).await?;
+        Ok(Some(identity))
+    })?;
+    tell(&revoked.ok_or_else(unknown)?, flags.ask.json)
+}
+
+/// The name of the worker that has this id, or this name.
+async fn name_of(operator: &mut Operator, worker: &str) -> Result<Option<NodeName>, OperatorError> {
+    let update = operator.watch(Step(NEWEST), NEWEST).await?;
+    let is = update.workers.iter().find(|view| view.worker.to_string() == worker);
+    let is_number = worker.bytes().all(|byte| byte.is_ascii_digit());
+    let named = || NodeName::parse(worker).filter(|_| !is_number);
+    Ok(is.map(|view| view.name.clone()).or_else(named))
+}
+
+fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
+    let place = Place::find(&flags.ask.cluster)?;
+    let operator = match Credentials::load(Path::new(&flags.operator)) {
+        Ok(held) => held.identity().clone(),
+        Err(_) => {
+            let name = NodeName::parse(&flags.operator).ok_or_else(|| {
+                let words = format!("\"{}\" is no operator's name, nor a folder", flags.operator);
+                Failure::new(Exit::Usage, words)
+                    .next("pass the folder `operator` of a coordinator, or a copy of one")
+            })?;
+            Identity { role: Role::Operator, name }
+        }
+    };
+    let (own, wish) = (place.identity()?, Wish::Revoke(operator.clone()));
+    if let Err(failure) = place.ask(async |asked| asked.wish(wish).await)
+        && !(own == operator && has_revoked(&place, &operator))
+    {
+        return Err(failure);
+    }
+    tell(&operator, flags.ask.json)
+}
+
+/// An operator that revokes itself may be cut off before it is answered. The folder of a
+/// coordinator has other credentials by then.
+fn has_revoked(place: &Place, operator: &Identity) -> bool {
+    let revoked = place.ask(async |asked| asked.revoked().await).unwrap_or_default();
+    revoked.iter().any(|view| (view.role, &view.name) == (operator.role, &operator.name))
+}
+
+fn tell(Identity { role, name }: &Identity, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return output::print(json!({ "role": role, "name": name, "state": "revoked" }));
+    }
+    output::print(format_args!("{role} {name} is let in no more, and its links are closed"))
+}
+
+fn list(flags: &AskFlags) -> Result<(), Failure> {
+    let place = Place::find(&flags.cluster)?;
+    let own = place.identity()?;
+    let revoked = place.ask(async |operator| operator.revoked().await)?;
+    if flags.json {
+        return output::print(json!({ "own": own.name, "revoked": revoked }));
+    }
+    let head = ["role", "name", "state"].map(str::to_string);
+    let this = [own.role.to_string(), own.name.to_string(), "this one".into()];
+    let rows = revoked.iter().map(|RevokedView { role, name, .. }| {
+        [role.to_string(), name.to_string(), "revoked".into()]
+    });
+    let rows: Vec<_> = [head, this].into_iter().chain(rows).collect();
+    output::print(output::table(&rows))
+}

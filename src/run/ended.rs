@@ -1,0 +1,146 @@
+//! A run whose cluster ended with it: its directory tells of it, and nobody has to be asked.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::cli::ClusterFlags;
+use crate::cluster;
+use crate::operator::Place;
+use crate::output;
+use crate::progress::{clock, nats};
+
+/// A run that has ended, as its `report.json` tells.
+pub(super) struct Ended {
+    dir: PathBuf,
+    report: Value,
+}
+
+impl Ended {
+    /// The run in the directory that the flags mean, if it has ended. Where coordinators are named,
+    /// they are asked.
+    pub(super) fn find(flags: &ClusterFlags) -> Option<Self> {
+        if !flags.coordinators.is_empty() {
+            return None;
+        }
+        let dir = Place::dir(flags).ok()?;
+        Some(Self { report: cluster::ended(&dir)?, dir })
+    }
+
+    /// With the keys of a run that a coordinator tells of.
+    pub(super) fn json(&self) -> Value {
+        let Self { report, .. } = self;
+        let count = |key: &str| report[key].as_array().map(Vec::len);
+        json!({
+            "id": null,
+            "name": report["name"],
+            "state": report["state"],
+            "status": report["status"],
+            "step": report["step"],
+            "steps": report["run"]["steps"],
+            "hash": report["state_hash"],
+            "bitwise_reason": report["bitwise_reason"],
+            "first_loss": report["loss"]["first"],
+            "loss": report["loss"]["last"],
+            "validation_loss": report["loss"]["validation"],
+            "metric": report["metric"],
+            "tokens_per_second": report["tokens_per_second"],
+            "generations": count("generations"),
+            "rollbacks": count("rollbacks"),
+            "steps_redone": report["steps_redone"],
+            "longest_stall_ms": report["longest_stall_ms"],
+            "submitted_unix_ms": report["submitted_unix_ms"],
+            "ended_unix_ms": report["ended_unix_ms"],
+            "model": report["model"],
+            "report": self.dir.join("report.json"),
+        })
+    }
+
+    /// Whether it is complete.
+    pub(super) fn is_complete(&self) -> bool {
+        self.report["state"] == "complete"
+    }
+
+    /// One line for a table.
+    pub(super) fn row(&self) -> [String; 5] {
+        let text = |key: &str| self.report[key].as_str().unwrap_or_default().to_string();
+        let step = self.report["step"].to_string();
+        ["-".into(), text("name"), text("state"), step, text("status")]
+    }
+
+    /// How it ended, in a few lines for people.
+    pub(super) fn words(&self) -> String {
+        let Self { report, dir } = self;
+        let text = |key: &str| report[key].as_str().unwrap_or_default();
+        let mut lines = vec![format!("run \"{}\": {}", text("name"), text("status"))];
+        let loss = |key: &str| report["loss"][key].as_f64();
+        if let (Some(first), Some(last)) = (loss("first"), loss("last")) {
+            let held_out = loss("validation").map(|loss| format!(", validation {}", nats(loss)));
+            let held_out = held_out.unwrap_or_default();
+            lines.push(format!("  loss        {} -> {} nats{held_out}", nats(first), nats(last)));
+        }
+        if let Some(seconds) = report["wall_seconds"].as_f64() {
+            lines.push(format!("  took        {} on {}", clock(seconds), text("host")));
+        }
+        if let Some(stall) = report["longest_stall_ms"].as_f64() {
+            lines.push(format!("  stall       {stall:.0} ms at most"));
+        }
+        for (name, key) in [("state hash", "state_hash"), ("model", "model")] {
+            lines.extend(report[key].as_str().map(|told| format!("  {name:<11} {told}")));
+        }
+        lines.extend(report["bitwise_reason"].as_str().map(|why| format!("  not bitwise: {why}")));
+        lines.push(format!("  files       {}", dir.display()));
+        lines.iter().map(|line| output::plain(line)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_run_that_has_ended_is_told_of_without_its_coordinators() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
+        assert!(Ended::find(&flags).is_none(), "it has not ended");
+        let report = json!({
+            "name": "small", "state": "complete", "status": "complete: all 9 steps", "step": 9,
+            "run": { "steps": 9 }, "loss": { "first": 5.5, "last": 2.5, "validation": 2.75 },
+            "state_hash": "abcd", "model": "/m/model.safetensors", "wall_seconds": 61.0,
+            "host": "ada", "longest_stall_ms": 57.4, "generations": [{}, {}], "rollbacks": [],
+        });
+        fs::write(folder.path().join("report.json"), report.to_string()).expect("written");
+        let ended = Ended::find(&flags).expect("it has ended");
+        assert!(ended.is_complete());
+        let words = ended.words();
+        for told in [
+            "run \"small\": complete: all 9 steps",
+            "loss        5.500 -> 2.500 nats, validation 2.750",
+            "1 min 01 s on ada",
+            "57 ms at most",
+            "state hash  abcd",
+            "model       /m/model.safetensors",
+        ] {
+            assert!(words.contains(told), "no \"{told}\" in {words}");
+        }
+        let told = ended.json();
+        assert_eq!((&told["hash"], &told["generations"]), (&json!("abcd"), &json!(2)));
+        let elsewhere = ClusterFlags { coordinators: vec!["127.0.0.1:1".into()], ..flags };
+        assert!(Ended::find(&elsewhere).is_none(), "coordinators that are named are asked");
+    }
+
+    #[test]
+    fn a_report_that_is_damaged_is_no_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
+        for text in ["", "{", "[]", "\u{0}"] {
+            fs::write(folder.path().join("report.json"), text).expect("written");
+            assert!(Ended::find(&flags).is_none(), "{text}");
+        }
+        fs::write(folder.path().join("report.json"), "{}").expect("written");
+        let nothing = Ended::find(&flags).expect("an object");
+        assert!(!nothing.is_complete() && nothing.words().contains("files"), "and no panic");
+    }
+}

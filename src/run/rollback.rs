@@ -1,0 +1,23 @@
+//! `everstep run rollback`: lets the run go back to a checkpoint.
+
+use everstep_transport::protocol::{Step, Wish};
+use serde_json::json;
+
+use crate::cli::RollbackFlags;
+use crate::failure::Failure;
+use crate::operator::Place;
+use crate::output;
+
+pub(super) fn run(flags: &RollbackFlags) -> Result<(), Failure> {
+    let step = Step(flags.step);
+    let run = Place::find(&flags.ask.cluster)?.ask(async |operator| {
+        // The run that is shown is the run that goes back, and no other that was begun meanwhile.
+        let run = operator.runs().await?.last().map_or(0, |run| run.id);
+        operator.wish(Wish::Rollback { run, step }).await?;
+        Ok(run)
+    })?;
+    if flags.ask.json {
+        return output::print(json!({ "run": run, "step": step }));
+    }
+    output::print(format!("run {run} goes back to step {step}"))
+}

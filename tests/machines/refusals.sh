@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# Refusals that prove nothing: firewalls that reject packets of living processes, and forged ICMP errors. A coordinator and
+# three workers, each on a machine of its own (a network namespace of this one), train while
+#   1. the workers' firewalls reject what comes from the coordinator, for 150 ms, five times;
+#   2. a host of the same network sprays ICMP errors that say of each worker that nobody listens at its port;
+#   3. the workers' firewalls reject, for good, what no flow of theirs expects, probes above all.
+# In each case packets still come from the workers: no link is closed, no worker is lost, nothing is rolled back, and the
+# run ends with the hash of one worker alone. Needs Linux, root, iproute2, iptables and python3; leaves nothing behind.
+# usage: refusals.sh [EVERSTEP], the program; default: target/release/everstep
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+everstep=$(realpath "${1:-target/release/everstep}")
+if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null || ! command -v iptables >/dev/null || ! command -v python3 >/dev/null; then
+    echo "error: this needs root, iproute2, iptables and python3: sudo $0" >&2
+    exit 2
+fi
+if [ ! -x "$everstep" ]; then
+    echo "error: there is no $everstep: cargo build --release, or pass the program" >&2
+    exit 2
+fi
+
+coordinator=1 workers=(2 3 4) attacker=5
+out=$(mktemp -d)
+tell() { printf '\n== %s\n' "$*"; }
+# on MACHINE COMMAND: runs it there.
+on() { ip netns exec "everstep-$1" "${@:2}"; }
+# begin NAME MACHINE COMMAND: starts a daemon there, logging to a file.
+declare -A pid
+begin() {
+    ip netns exec "everstep-$2" "${@:3}" >>"$out/$1.log" 2>&1 &
+    pid[$1]=$!
+    disown
+}
+
+clean_up() {
+    for name in "${!pid[@]}"; do kill -9 "${pid[$name]}" 2>/dev/null || true; done
+    for name in 1 2 3 4 5 switch; do ip netns delete "everstep-$name" 2>/dev/null || true; done
+    rm -rf "$out"
+}
+trap clean_up EXIT
+
+# Five machines at one switch.
+ip netns add everstep-switch
+ip -n everstep-switch link add bridge type bridge
+ip -n everstep-switch link set bridge up
+for i in "$coordinator" "${workers[@]}" "$attacker"; do
+    ip netns add "everstep-$i"
+    ip -n "everstep-$i" link set lo up
+    ip -n everstep-switch link add "port$i" type veth peer name eth0 netns "everstep-$i"
+    ip -n everstep-switch link set "port$i" master bridge up
+    ip -n "everstep-$i" address add "10.78.0.$i/24" dev eth0
+    ip -n "everstep-$i" link set eth0 up
+done
+
+ask() { on 1 "$everstep" "$@" --dir "$out/1"; }
+fail() {
+    echo "error: $1; what the daemons said last:" >&2
+    tail -n 20 "$out"/*.log >&2
+    exit 1
+}
+# until_true SECONDS WHAT COMMAND: waits for it.
+until_true() {
+    local deadline=$((SECONDS + $1))
+    until "${@:3}" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$deadline" ] || fail "not within $1 s: $2"
+        sleep 0.1
+    done
+}
+step() { ask run status --json | grep -o '"step": *[0-9]*' | grep -o '[0-9]*$'; }
+beyond() { [ "$(step)" -gt "$1" ]; }
+# The links that the log of a coordinator or a worker says were lost.
+lost_links() { cat "$out"/*.log | grep -cE 'nobody listens at its port|link to a coordinator is lost' || true; }
+# What nothing may cause here, by the coordinator's events: a worker that is lost, a rollback.
+harm() {
+    on 1 python3 -c '
+import json, urllib.request
+with urllib.request.urlopen("http://127.0.0.1:7080/api/v1/events?after=0") as answer:
+    events = json.load(answer)["events"]
+harm = [event for event in events if event["event"] in ("lost", "rollback")]
+print(len(harm), *harm, sep="\n")
+'
+}
+harmless() {
+    harm >"$out/harm"
+    [ "$(head -1 "$out/harm")" = 0 ] || { cat "$out/harm" >&2; fail "$1 has cost a worker or the run"; }
+}
+# unharmed WHAT [LINKS]: nobody was lost, the workers train on, and no more links were lost than before.
+unharmed() {
+    local at
+    at=$(step)
+    until_true 30 "the workers train on: $1" beyond $((at + 20))
+    harmless "$1"
+    [ -z "${2:-}" ] || [ "$(lost_links)" = "$2" ] || fail "$1 has ended a link that carries packets"
+    echo "unharmed at step $(step)"
+}
+
+tell "a coordinator and three workers"
+begin coordinator 1 "$everstep" coordinator --dir "$out/1" --listen 10.78.0.1:7070 \
+    --http 127.0.0.1:7080 --bootstrap
+until_true 10 "the coordinator leads" ask coordinator status
+for i in "${workers[@]}"; do
+    mkdir "$out/worker-$i"
+    # For 3: what a firewall knows of a flow it has seen from the beginning.
+    on "$i" iptables -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
+    on "$i" iptables -A INPUT -p udp --dport 7071 -s 10.78.0.2,10.78.0.3,10.78.0.4 -j ACCEPT
+    begin "worker-$i" "$i" "$everstep" worker --coordinators 10.78.0.1:7070 --join "@$out/1/join.token" \
+        --listen "10.78.0.$i:7071" --dir "$out/worker-$i"
+done
+cat >"$out/run.toml" <<TOML
+[run]
+name = "refusals"
+steps = 1000
+start_workers = 3
+[model]
+layers = 2
+heads = 2
+width = 64
+context = 64
+[batch]
+data_shards = 8
+micro_batch = 2
+[data]
+path = "$PWD/kernels/src"
+TOML
+ask run submit "$out/run.toml"
+until_true 120 "the run trains" beyond 20
+
+tell "1: the workers' firewalls reject the coordinator's packets for 150 ms, five times"
+for _ in 1 2 3 4 5; do
+    for i in "${workers[@]}"; do on "$i" iptables -I INPUT -s 10.78.0.1 -p udp -j REJECT; done
+    sleep 0.15
+    for i in "${workers[@]}"; do on "$i" iptables -D INPUT -s 10.78.0.1 -p udp -j REJECT; done
+    sleep 1
+done
+unharmed "a firewall that rejects for 150 ms" 0
+
+tell "2: forged ICMP errors for every port that the coordinator may probe from"
+before=$(lost_links)
+on "$attacker" python3 - <<'PYTHON'
+import socket, struct, time
+
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+def refused(source, source_port, target, target_port):
+    """Port unreachable, about a datagram of one byte from source to target."""
+    quoted = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 29, 0, 0, 64, 17, 0,
+                         socket.inet_aton(source), socket.inet_aton(target))
+    quoted += struct.pack("!HHHHBB", source_port, target_port, 9, 0, 0, 0)
+    head = struct.pack("!BBHI", 3, 3, 0, 0)
+    return struct.pack("!BBHI", 3, 3, checksum(head + quoted), 0) + quoted
+
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+begun, sent = time.monotonic(), 0
+while time.monotonic() - begun < 15:
+    for port in [7070, *range(32768, 61000)]:
+        for worker in (2, 3, 4):
+            try:
+                raw.sendto(refused("10.78.0.1", port, f"10.78.0.{worker}", 7071), ("10.78.0.1", 0))
+                raw.sendto(refused(f"10.78.0.{worker}", port, "10.78.0.1", 7070), (f"10.78.0.{worker}", 0))
+            except OSError:
+                time.sleep(0.001)
+            sent += 2
+print(f"{sent} forged errors")
+PYTHON
+unharmed "a spray of forged ICMP errors" "$before"
+
+tell "3: the workers' firewalls reject what no flow of theirs expects, for good"
+before=$(lost_links)
+for i in "${workers[@]}"; do
+    on "$i" iptables -A INPUT -p udp -j REJECT
+done
+sleep 10
+unharmed "a firewall that rejects probes" "$before"
+rejected() { on "$1" iptables -L INPUT -v -n | awk '$3 == "REJECT" { print $1 }'; }
+for i in "${workers[@]}"; do
+    echo "machine $i has rejected $(rejected "$i") packets"
+    [ "$(rejected "$i")" != 0 ] || fail "no probe was rejected"
+done
+
+tell "the end"
+complete() { ask run status --json | grep -q '"state": *"complete"'; }
+until_true 300 "the run is complete" complete
+disturbed=$(ask run ls --json | grep -o '"hash": *"[0-9a-f]*"' | tail -1 | grep -o '[0-9a-f]\{64\}')
+grep -v start_workers "$out/run.toml" >"$out/alone.toml"
+"$everstep" train --config "$out/alone.toml" --workers 1 --dir "$out/undisturbed" --report "$out/report.json" >/dev/null 2>&1
+undisturbed=$(grep -o '"state_hash": *"[0-9a-f]*"' "$out/report.json" | grep -o '[0-9a-f]\{64\}')
+echo "disturbed    $disturbed"
+echo "undisturbed  $undisturbed"
+harmless "something"
+[ "$disturbed" = "$undisturbed" ] && echo equal

@@ -1,0 +1,194 @@
+//! What a refusal of a peer's port comes to: a check of the link. Pure.
+//!
+//! A refusal is no proof. A firewall sends refusals for a living process, and anybody can forge
+//! one. So a refusal only begins a check. During the check the watcher says something on the link
+//! that a living peer must acknowledge. Whatever arrives on the link ends the check well. The link
+//! ends when refusals go on and nothing arrives for the check's length.
+//!
+//! In: refusals, and how many datagrams the link has received. Out: when to probe again, and the
+//! link's end.
+
+use std::time::Duration;
+
+/// How often a check probes, and says something that a living peer acknowledges. A peer
+/// acknowledges every second packet at once, so the delay of acknowledgements does not count.
+const ROUND: Duration = Duration::from_millis(15);
+/// The least length of a check. A living process may be held up for as long.
+const LEAST: Duration = Duration::from_millis(60);
+/// The length of a check in round trips: three of QUIC's probe time-outs, of two round trips each.
+const ROUND_TRIPS: u32 = 6;
+/// Probes that must be refused during a check: a single refusal may be a stray. Kernels send only
+/// some six refusals in a row to one host and then one a second, so more cannot be asked for.
+const REFUSALS: u32 = 2;
+/// A check without enough refusals ends after this.
+const LAPSE: Duration = Duration::from_millis(1500);
+/// A host that refuses all probes of living links is probed up to 2 to this power times less often.
+const MAX_BACKOFF: u32 = 6;
+
+/// The checks of one link.
+#[derive(Debug, Default)]
+pub(super) struct Checks {
+    /// The check under way.
+    check: Option<Check>,
+    /// Checks in a row that ended well.
+    passed: u32,
+}
+
+#[derive(Debug)]
+struct Check {
+    /// Datagrams that the link had received when the check began.
+    received: u64,
+    /// How long the check lasts.
+    lasts: Duration,
+    /// Probes that were refused.
+    refusals: u32,
+    /// The newest probe was refused.
+    is_refused: bool,
+}
+
+impl Checks {
+    /// A probe was refused. Returns whether this begins a check.
+    pub(super) fn refused(&mut self, received: u64) -> bool {
+        match &mut self.check {
+            Some(check) => {
+                check.is_refused = true;
+                false
+            }
+            None => {
+                let lasts = Duration::ZERO;
+                self.check = Some(Check { received, lasts, refusals: 0, is_refused: true });
+                true
+            }
+        }
+    }
+
+    /// `elapsed` has passed since the newest probe. Returns whether the link has to end.
+    pub(super) fn judge(&mut self, elapsed: Duration, received: u64, rtt: Duration) -> bool {
+        let Some(check) = &mut self.check else {
+            self.passed = 0; // this probe was not refused
+            return false;
+        };
+        if check.received != received {
+            self.passed = self.passed.saturating_add(1);
+            self.check = None;
+            return false;
+        }
+        // A watcher that was itself held up could not hear the peer meanwhile.
+        check.lasts += elapsed.min(2 * ROUND);
+        check.refusals += u32::from(std::mem::take(&mut check.is_refused));
+        let is_over = check.lasts >= LEAST.max(ROUND_TRIPS * rtt);
+        if is_over && check.refusals >= REFUSALS {
+            return true;
+        }
+        if check.lasts >= LAPSE.max(ROUND_TRIPS * rtt) {
+            self.check = None;
+        }
+        false
+    }
+
+    /// Whether a check is under way: the peer is to be given something to acknowledge.
+    pub(super) fn is_open(&self) -> bool {
+        self.check.is_some()
+    }
+
+    /// How long to wait until the next probe; `interval` where nothing is refused.
+    pub(super) fn pause(&self, interval: Duration) -> Duration {
+        match self.check {
+            Some(_) => ROUND.min(interval),
+            // Data of a killed process may still be in the socket's buffer: once is no sign yet.
+            None => interval * (1 << self.passed.saturating_sub(1).min(MAX_BACKOFF)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_millis(25);
+    const RTT: Duration = Duration::from_millis(1);
+
+    /// Refuses every probe while the link receives so many datagrams a round; returns after how
+    /// long the link ended, if it did within two seconds.
+    fn refuse_all(checks: &mut Checks, datagrams: u64, rtt: Duration) -> Option<Duration> {
+        let (mut time, mut received) = (Duration::ZERO, 7);
+        while time < Duration::from_secs(2) {
+            checks.refused(received);
+            let pause = checks.pause(INTERVAL);
+            (time, received) = (time + pause, received + datagrams);
+            if checks.judge(pause, received, rtt) {
+                return Some(time);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_link_that_receives_nothing_while_its_peer_is_refused_ends_soon() {
+        let end = refuse_all(&mut Checks::default(), 0, RTT).expect("it ends");
+        assert!((LEAST..=LEAST + ROUND).contains(&end), "{end:?}");
+        let far = Duration::from_millis(50);
+        let end = refuse_all(&mut Checks::default(), 0, far).expect("it ends");
+        assert!(end >= ROUND_TRIPS * far, "{end:?} is less than three probe time-outs");
+    }
+
+    #[test]
+    fn a_link_that_receives_anything_lives_however_often_it_is_refused() {
+        assert_eq!(refuse_all(&mut Checks::default(), 1, RTT), None);
+    }
+
+    #[test]
+    fn a_single_refusal_ends_no_link() {
+        let mut checks = Checks::default();
+        assert!(checks.refused(7), "a check begins");
+        for _ in 0..1000 {
+            assert!(!checks.judge(checks.pause(INTERVAL), 7, RTT));
+        }
+        assert!(!checks.is_open(), "a check does not go on for ever");
+    }
+
+    /// A kernel sends a few refusals at once, which other packets may use up, and then one a
+    /// second.
+    #[test]
+    fn two_refusals_a_second_apart_suffice() {
+        let (mut checks, mut time) = (Checks::default(), Duration::ZERO);
+        let mut refused_at = Duration::ZERO;
+        while time < Duration::from_secs(2) {
+            if time >= refused_at {
+                checks.refused(7);
+                refused_at = time + Duration::from_secs(1);
+            }
+            let pause = checks.pause(INTERVAL);
+            time += pause;
+            if checks.judge(pause, 7, RTT) {
+                return;
+            }
+        }
+        panic!("the link lives on");
+    }
+
+    #[test]
+    fn a_watcher_that_was_held_up_goes_on_listening() {
+        let mut checks = Checks::default();
+        checks.refused(7);
+        assert!(!checks.judge(Duration::from_secs(10), 7, RTT));
+        checks.refused(7);
+        assert!(!checks.judge(Duration::ZERO, 7, RTT), "it had no time to hear");
+        assert!(!checks.judge(ROUND, 8, RTT) && !checks.is_open());
+    }
+
+    #[test]
+    fn a_host_that_always_refuses_is_probed_less_and_less_and_then_as_before() {
+        let mut checks = Checks::default();
+        let mut pauses = Vec::new();
+        for received in 0..10 {
+            checks.refused(received);
+            assert!(!checks.judge(ROUND, received + 1, RTT));
+            pauses.push(checks.pause(INTERVAL));
+        }
+        assert!(pauses.is_sorted() && pauses[0] == INTERVAL, "{pauses:?}");
+        assert_eq!(pauses[9], INTERVAL * 64);
+        assert!(!checks.judge(pauses[9], 10, RTT)); // a probe that was taken
+        assert_eq!(checks.pause(INTERVAL), INTERVAL);
+    }
+}

@@ -1,0 +1,126 @@
+//! Where a run's model file goes: each run has a file of its own in a worker's directory.
+//!
+//! In: the directory, and a digest of what decides a run's weights. Out: the path of the file.
+//! A model file states the digest in its metadata, so a worker knows the file of its own run again,
+//! and never replaces the file of another one. This module does not know which worker writes it.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::message::Fingerprint;
+use serde_json::Value;
+
+/// The metadata key under which the digest of the run stands.
+pub const RUN_KEY: &str = "everstep.run";
+
+/// The longest head of a safetensors file that is read, bytes: the format's own limit.
+const MAX_HEAD_BYTES: u64 = 100_000_000;
+
+/// A digest, hexadecimal, of what decides the bits of a run's weights. The run's name, the place of
+/// its data, and the numbers of workers and copies do not. Two runs of one digest train the same
+/// weights, so either may write the other's file.
+pub fn run_digest(run: &RunSpec, fingerprint: &Fingerprint) -> String {
+    let mut decides = RunSpec { name: String::new(), give_up_after_ms: None, ..run.clone() };
+    decides.data.path.clear();
+    (decides.min_workers, decides.start_workers, decides.copies) = (1, 1, 1);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&serde_json::to_vec(&decides).expect("a specification is plain data"));
+    hasher.update(&fingerprint.model).update(&fingerprint.data);
+    hasher.finalize().to_hex()[..16].to_string()
+}
+
+/// The file of the run with this digest in `folder`: `model.safetensors`, or, where that file is of
+/// another run, the first of `model-2.safetensors`, `model-3.safetensors`, … that is not.
+pub fn model_path(folder: &Path, digest: &str) -> PathBuf {
+    let names = (2_u64..).map(|number| format!("model-{number}.safetensors"));
+    let mut names = std::iter::once("model.safetensors".to_string()).chain(names);
+    let free = names.find_map(|name| Some(folder.join(name)).filter(|path| may_take(path, digest)));
+    free.expect("the numbers do not end")
+}
+
+/// Refuses a path at which the model of another run has appeared meanwhile.
+pub fn check(path: &Path, digest: &str) -> io::Result<()> {
+    if may_take(path, digest) {
+        return Ok(());
+    }
+    let words = "another run's model is there; move that file elsewhere";
+    Err(io::Error::new(ErrorKind::AlreadyExists, words))
+}
+
+/// Whether nothing is at this path, or a model of the run with this digest.
+fn may_take(path: &Path, digest: &str) -> bool {
+    match File::open(path) {
+        Ok(file) => stated_digest(file).is_some_and(|stated| stated == digest),
+        // A directory that cannot be read is told of by the write.
+        Err(_) => !path.exists(),
+    }
+}
+
+/// The digest in the metadata of a model file; `None` for any other file.
+fn stated_digest(mut file: File) -> Option<String> {
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEAD_BYTES.min(file.metadata().ok()?.len()) {
+        return None;
+    }
+    let mut head = Vec::new();
+    file.take(length).read_to_end(&mut head).ok()?;
+    let head: Value = serde_json::from_slice(&head).ok()?;
+    head["__metadata__"][RUN_KEY].as_str().map(str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::exemplars;
+
+    use super::*;
+
+    fn model_of(digest: &str) -> Vec<u8> {
+        let head = serde_json::json!({ "__metadata__": { RUN_KEY: digest } }).to_string();
+        [&(head.len() as u64).to_le_bytes()[..], head.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_digest_depends_on_what_decides_the_weights_and_on_nothing_else() {
+        let (model, data) = ([1; 32], [2; 32]);
+        let same = Fingerprint { model, data, parameters: 9, shards: 1, samples: 9 };
+        let run = exemplars::run();
+        let digest = run_digest(&run, &same);
+        let more = run.copies + 1;
+        let larger =
+            RunSpec { name: "other".into(), start_workers: 9, copies: more, ..run.clone() };
+        assert_eq!(run_digest(&larger, &same), digest);
+        assert_ne!(run_digest(&RunSpec { seed: run.seed + 1, ..run.clone() }, &same), digest);
+        assert_ne!(run_digest(&run, &Fingerprint { data: [3; 32], ..same }), digest, "other data");
+    }
+
+    #[test]
+    fn each_run_has_a_file_of_its_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        assert_eq!(model_path(folder.path(), "aa"), at("model.safetensors"));
+        std::fs::write(at("model.safetensors"), model_of("aa")).expect("written");
+        assert_eq!(model_path(folder.path(), "aa"), at("model.safetensors"), "its own");
+        assert_eq!(model_path(folder.path(), "bb"), at("model-2.safetensors"));
+        std::fs::write(at("model-2.safetensors"), model_of("bb")).expect("written");
+        assert_eq!(model_path(folder.path(), "cc"), at("model-3.safetensors"));
+        assert_eq!(model_path(folder.path(), "bb"), at("model-2.safetensors"));
+        assert!(check(&at("model-2.safetensors"), "bb").is_ok());
+        let told = check(&at("model-2.safetensors"), "aa").expect_err("of another run");
+        assert!(told.to_string().contains("another run's model"), "{told}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_model_is_kept_whatever_its_bytes_are() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, next) = (folder.path().join("model.safetensors"), "model-2.safetensors");
+        for bytes in [&b""[..], b"short", &[255; 64], b"\x02\0\0\0\0\0\0\0{]", b"\0\0\0\0\0\0\0\0"]
+        {
+            std::fs::write(&path, bytes).expect("written");
+            assert_eq!(model_path(folder.path(), "aa"), folder.path().join(next), "{bytes:?}");
+        }
+    }
+}

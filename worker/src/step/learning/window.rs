@@ -1,0 +1,88 @@
+//! How many bytes of states may be under way at once: about as many as arrive in two seconds.
+//!
+//! Intuition: an owner answers at once or after a while, and a link carries little or much; what
+//! is under way must cover both, and no more, since all of it takes up an owner's memory. So the
+//! window follows what has arrived lately, and never the number of steps that went by meanwhile.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::time::Duration;
+
+use everstep_transport::time::Time;
+
+/// The window before anything was measured, and the least ever, bytes.
+pub const LEAST: usize = 64 << 20;
+/// The most ever, bytes: two seconds of a link of 2 Gbit/s, in the memory of the owners.
+pub const MOST: usize = 512 << 20;
+/// What arrives in so long may be under way.
+const SPAN: Duration = Duration::from_secs(2);
+/// What arrives is counted over at least so long.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The window of one worker that learns.
+#[derive(Debug)]
+pub struct Window {
+    bytes: usize,
+    /// What has arrived since the last look.
+    arrived: usize,
+    since: Option<Time>,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { bytes: LEAST, arrived: 0, since: None }
+    }
+}
+
+impl Window {
+    /// The bytes that may be under way; one shard's state may be larger.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// So many bytes of states have arrived.
+    pub fn take(&mut self, bytes: usize) {
+        self.arrived += bytes;
+    }
+
+    /// Time passes. While nothing arrives the window stays: nothing is known of the link then.
+    pub fn tick(&mut self, now: Time) {
+        let since = *self.since.get_or_insert(now);
+        let span = now.since(since);
+        if span < LOOK {
+            return;
+        }
+        if self.arrived > 0 {
+            let wanted = self.arrived as f64 * SPAN.as_secs_f64() / span.as_secs_f64();
+            self.bytes = (wanted as usize).clamp(LEAST, MOST);
+        }
+        (self.arrived, self.since) = (0, Some(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What arrives in each of these seconds; returns the window after the last.
+    fn after(arrivals: &[usize]) -> usize {
+        let mut window = Window::default();
+        let mut now = Time(1);
+        window.tick(now);
+        for bytes in arrivals {
+            window.take(*bytes);
+            now = now + Duration::from_secs(1);
+            window.tick(now);
+        }
+        window.bytes()
+    }
+
+    #[test]
+    fn it_is_what_arrives_in_two_seconds_within_its_bounds() {
+        assert_eq!(after(&[]), LEAST);
+        assert_eq!(after(&[125 << 20]), 250 << 20);
+        assert_eq!(after(&[1 << 20]), LEAST);
+        assert_eq!(after(&[1 << 30]), MOST);
+        assert_eq!(after(&[125 << 20, 0, 0]), 250 << 20, "silence says nothing of a link");
+    }
+}
