@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use everstep_coordinator::log::replica::{Owner, ReplicaStore};
-use everstep_coordinator::raft::{
-    Batch, Effect, Kept, Message, Options, Profile, Replica, ReplicaId,
-};
+use everstep_coordinator::raft::{Batch, Effect, Kept, Message, Options, Replica, ReplicaId};
 use everstep_transport::time::Time;
 use redb::backends::FileBackend;
 
@@ -69,7 +67,6 @@ impl Cluster {
         let options = |id| Options {
             id,
             seed: 1,
-            profile: Profile::Lan,
             keep: 1000,
             #[cfg(feature = "planted")]
             plant: None,

@@ -28,6 +28,7 @@ mod drive;
 mod members;
 mod message;
 mod mirror;
+mod pace;
 #[cfg(feature = "planted")]
 pub mod plant;
 mod reads;
@@ -47,9 +48,10 @@ use self::members::NOBODY;
 pub use self::members::{MAX_MEMBERS, Members, ReplicaId};
 pub use self::message::{Garbled, Message};
 use self::mirror::Mirror;
+use self::pace::Pace;
 use self::reads::Reads;
 use self::settings::{HEARTBEAT, LEASE, MAX_UNCOMMITTED};
-pub use self::settings::{LAN_TICK, MAX_ENTRY_BYTES, Profile};
+pub use self::settings::{LAN_TICK, MAX_ENTRY_BYTES};
 use self::writes::Writes;
 
 /// Who a replica is, and how it behaves.
@@ -59,8 +61,6 @@ pub struct Options {
     pub id: ReplicaId,
     /// Its patience follows from this, its id and the term.
     pub seed: u64,
-    /// How fast it is.
-    pub profile: Profile,
     /// How many entries before a snapshot's place stay, for who is a little behind.
     pub keep: u64,
     /// A bug on purpose.
@@ -70,11 +70,10 @@ pub struct Options {
 
 impl Options {
     /// A sound replica.
-    pub fn new(id: ReplicaId, seed: u64, profile: Profile, keep: u64) -> Self {
+    pub fn new(id: ReplicaId, seed: u64, keep: u64) -> Self {
         Self {
             id,
             seed,
-            profile,
             keep,
             #[cfg(feature = "planted")]
             plant: None,
@@ -132,6 +131,14 @@ pub enum Effect {
         /// The read.
         ticket: u64,
     },
+    /// The disk has lost entries that this replica has acknowledged, and perhaps votes: it must not
+    /// go on as this replica.
+    Forgotten {
+        /// The last entry that is there.
+        last: u64,
+        /// An entry that this replica had.
+        agreed: u64,
+    },
     /// The members have changed, durably here: started again, this replica asks for no vote of one
     /// that is none of them any more. Others may not know yet.
     Members(Members),
@@ -158,7 +165,7 @@ pub enum Refused {
 pub struct Replica {
     id: ReplicaId,
     seed: u64,
-    tick: std::time::Duration,
+    pace: Pace,
     keep: u64,
     node: RawNode<Mirror>,
     /// Up to where ticks are counted.
@@ -187,7 +194,7 @@ impl Replica {
     /// [`Unsound`], if the disk holds what cannot be.
     pub fn new(now: Time, options: Options, kept: Kept) -> Result<Self, Unsound> {
         kept.validate()?;
-        let Options { id, seed, profile, keep, .. } = options;
+        let Options { id, seed, keep, .. } = options;
         let Snapshot { place, members, .. } = kept.snapshot.clone();
         let (snapshot, term) = (kept.snapshot.clone(), kept.hard_state.term.0);
         let settings = settings::settings(id, place.index);
@@ -195,7 +202,7 @@ impl Replica {
         let mut replica = Self {
             id,
             seed,
-            tick: profile.tick(),
+            pace: Pace::new(now),
             keep,
             node: node.expect("what is kept is sound, and so are the settings"),
             ticked: now,
@@ -225,10 +232,13 @@ impl Replica {
     /// Time has passed. After a long while not all of it counts: messages that have come meanwhile
     /// are heard before a leader is given up, or gives up.
     pub fn tick(&mut self, now: Time) {
-        let due = now.since(self.ticked).as_nanos() / self.tick.as_nanos();
+        self.pace.pass(now);
+        let tick = self.pace.tick(self.is_elected());
+        let due = now.since(self.ticked).as_nanos() / tick.as_nanos();
         let due = due as usize; // a span of time has fewer ticks than that
         let late = due > HEARTBEAT;
-        self.ticked = if late { now } else { self.ticked + self.tick * due as u32 };
+        self.ticked = if late { now } else { self.ticked + tick * due as u32 };
+        let leader_before = self.leader_of_term();
         for _ in 0..due.min(LEASE) {
             if late && self.times_out_next() || self.must_rest() {
                 break;
@@ -236,6 +246,7 @@ impl Replica {
             self.node.tick();
             self.set_patience();
         }
+        self.notice_if_given_up(leader_before);
         self.drive();
     }
 
@@ -244,11 +255,16 @@ impl Replica {
         if let Some(reason) = self.objection(from, message) {
             tracing::warn!(%from, reason, ?message.kind, "a message was refused");
             self.refused += 1;
+            if reason == admit::FORGOTTEN {
+                let last = self.node.raft.raft_log.last_index();
+                self.effects.push_back(Effect::Forgotten { last, agreed: message.commit });
+            }
             return;
         }
         if self.must_ignore(message) {
             return;
         }
+        self.pace.hear(from, message, self.node.raft.term);
         let heard = message.to_raft(from, self.id);
         if message.is_summons() && self.is_writing() {
             self.summons = Some(heard);
@@ -376,6 +392,7 @@ impl Replica {
 
     /// The link to a replica is gone, and what was under way on it.
     pub fn link_lost(&mut self, peer: ReplicaId) {
+        self.pace.link_lost(peer);
         self.node.report_unreachable(peer.0);
         self.snapshot_done(peer, false);
     }
@@ -392,7 +409,11 @@ impl Replica {
 impl Replica {
     /// The next thing to do; none when there is nothing more.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let mut effect = self.effects.pop_front();
+        if let Some(Effect::Send { to, message }) = &mut effect {
+            self.pace.stamp(*to, message);
+        }
+        effect
     }
 
     /// The members, as far as changes of them are applied here.
@@ -455,19 +476,6 @@ impl Replica {
     fn check_leading(&self) -> Result<(), Refused> {
         self.check_leading_or_handing_over()?;
         if self.is_handing_over() { Err(Refused::HandingOver) } else { Ok(()) }
-    }
-
-    /// Whether the next tick makes a follower give its leader up, or a leader itself.
-    fn times_out_next(&self) -> bool {
-        let raft = &self.node.raft;
-        let patience = if self.is_elected() { LEASE } else { raft.randomized_election_timeout() };
-        raft.election_elapsed + 1 >= patience
-    }
-
-    /// After every step: Raft draws a time-out from the system's generator whenever it begins anew.
-    fn set_patience(&mut self) {
-        let ticks = settings::election_ticks(self.seed, self.id, self.node.raft.term);
-        self.node.raft.set_randomized_election_timeout(ticks);
     }
 }
 

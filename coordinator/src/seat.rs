@@ -175,6 +175,17 @@ pub enum SeatError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The disk has been taken back to an earlier time.
+    #[error(
+        "the log ends at entry {last}, but this coordinator has acknowledged entry {agreed}: its \
+         directory was replaced by an older copy, from a backup or a snapshot of the machine"
+    )]
+    Forgotten {
+        /// The last entry that is there.
+        last: u64,
+        /// An entry that it had.
+        agreed: u64,
+    },
 }
 
 /// One coordinator.
@@ -429,7 +440,7 @@ impl Seat {
         }
         self.end_transfer(now);
         if self.leads.is_some() {
-            self.propose_put_off();
+            self.propose_put_off(now);
             self.seek_members(now);
             self.yield_to_faster(now);
             self.seek_heir(now);

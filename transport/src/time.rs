@@ -15,6 +15,11 @@ impl Time {
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// Microseconds since the driver's own beginning.
+    pub fn as_micros(self) -> u64 {
+        self.0 / 1000
+    }
 }
 
 impl Add<Duration> for Time {

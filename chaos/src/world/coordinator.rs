@@ -9,9 +9,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use everstep_coordinator::core::LinkId;
-use everstep_coordinator::raft::{
-    self, HardState, Kept, Members, Place, Profile, ReplicaId, Snapshot,
-};
+use everstep_coordinator::raft::{self, HardState, Kept, Members, Place, ReplicaId, Snapshot};
 use everstep_coordinator::seat::{Effect, Input, Options, Seat, TICK};
 use everstep_coordinator::state::{self, Command, Entry, State};
 use everstep_transport::identity::{Identity, Role};
@@ -288,7 +286,7 @@ impl World {
         let coordinator = &self.coordinators[place];
         let options = Options {
             own: coordinator.own(),
-            replica: raft::Options::new(id, self.scenario.seed, Profile::Lan, KEEP),
+            replica: raft::Options::new(id, self.scenario.seed, KEEP),
             epoch_unix_ms: UNIX_MS_AT_ZERO + self.now.0 / 1_000_000,
             snapshot_entries: SNAPSHOT_ENTRIES,
             founds: None,

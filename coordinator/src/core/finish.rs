@@ -9,6 +9,7 @@ use everstep_transport::time::Time;
 
 use super::links::Phase;
 use super::{Command, Core, LinkId};
+use crate::raft::MAX_ENTRY_BYTES;
 
 /// Whether a result is of this generation: of all that the worker owns in it, and of nothing else.
 /// A result says of no generation, and may have been on its way when the generation began.
@@ -47,6 +48,18 @@ impl Core {
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
         self.propose(now, Command::End { run, outcome, figures });
+    }
+
+    /// The log takes no entry of so many bytes. It would be proposed again and again, and nothing
+    /// else can be agreed on for this run: only records of generations can be so large.
+    pub(crate) fn entry_too_large(&mut self, now: Time, bytes: usize) {
+        if self.running() {
+            let reason = format!(
+                "the record of a generation takes {bytes} bytes of the log, which takes \
+                 {MAX_ENTRY_BYTES} at most: train with fewer workers or copies"
+            );
+            self.propose_end(now, Outcome::Failed { name: None, reason });
+        }
     }
 
     /// The run is over: everyone may go, or waits for the next; nobody is missed.

@@ -12,6 +12,8 @@ use super::message::{Kind, Message};
 use super::settings::{MAX_CHANGE_BYTES, MAX_ENTRY_BYTES, MAX_MESSAGE_BYTES};
 use super::{Replica, parse_change};
 
+/// What a replica objects to that has lost what it acknowledged.
+pub(super) const FORGOTTEN: &str = "a commit of what this replica has not";
 /// The longest context: Raft's own words, and numbers of reads.
 const MAX_CONTEXT_BYTES: usize = 32;
 
@@ -35,7 +37,7 @@ impl Replica {
                 Some("it carries what its kind does not")
             }
             Kind::Heartbeat => self.objection_to_heartbeat(message),
-            Kind::AppendResponse => self.objection_to_response(message),
+            Kind::AppendResponse => self.objection_to_response(from, message),
             Kind::TimeoutNow
             | Kind::Vote
             | Kind::VoteResponse
@@ -49,11 +51,20 @@ impl Replica {
     fn objection_to_heartbeat(&self, message: &Message) -> Option<&'static str> {
         let raft = &self.node.raft;
         let lost = message.term >= raft.term && message.commit > raft.raft_log.last_index();
-        lost.then_some("a commit of what this replica has not")
+        lost.then_some(FORGOTTEN)
     }
 
-    fn objection_to_response(&self, message: &Message) -> Option<&'static str> {
+    fn objection_to_response(&self, from: ReplicaId, message: &Message) -> Option<&'static str> {
         let raft = &self.node.raft;
+        let matched = self.matched(from).filter(|_| self.leads());
+        // Raft would send the entries again. The replica may have lost its votes with them: the
+        // next heartbeat tells it what it had, and it ends.
+        if message.reject
+            && message.term == raft.term
+            && matched.is_some_and(|matched| message.index <= matched)
+        {
+            return Some("it lacks what it has acknowledged");
+        }
         let ahead = !message.reject
             && message.term == raft.term
             && message.index > raft.raft_log.last_index();

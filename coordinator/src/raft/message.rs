@@ -30,6 +30,10 @@ pub struct Message {
     pub(super) context: Vec<u8>,
     pub(super) entries: Vec<Entry>,
     pub(super) snapshot: Option<Snapshot>,
+    /// The sender's tick, microseconds.
+    pub(super) tick_us: u32,
+    /// A request: the sender's clock, microseconds. Its answer: the same number. Otherwise 0.
+    pub(super) asked_us: u64,
 }
 
 /// What a message is.
@@ -77,6 +81,11 @@ impl Message {
         self.kind == Kind::TimeoutNow
     }
 
+    /// Whether only a leader says it.
+    pub(super) fn is_of_leader(&self) -> bool {
+        matches!(self.kind, Kind::Append | Kind::Heartbeat | Kind::Snapshot)
+    }
+
     /// The term of one who asks whether it would be elected in the next.
     pub(super) fn term_of_asker(&self) -> Option<u64> {
         (self.kind == Kind::PreVote).then(|| self.term - 1)
@@ -114,6 +123,8 @@ impl Message {
             context: message.take_context().to_vec(),
             entries: message.get_entries().iter().map(Entry::from_raft).collect(),
             snapshot,
+            tick_us: 0,
+            asked_us: 0,
         };
         Some((ReplicaId(message.to), said))
     }

@@ -4,28 +4,9 @@ use std::time::Duration;
 
 use super::members::ReplicaId;
 
-/// How fast replicas notice that their leader is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profile {
-    /// Replicas within a millisecond or two of each other: a heartbeat each 25 ms, an election
-    /// after 125 to 205 ms of silence.
-    Lan,
-    /// Replicas in several places: five times that.
-    Wan,
-}
-
-/// What Raft counts time in, within one place.
+/// What Raft counts time in, within one place: a heartbeat each 25 ms, an election after 125 to
+/// 205 ms of silence. `pace.rs` says when a tick is longer.
 pub const LAN_TICK: Duration = Duration::from_millis(5);
-
-impl Profile {
-    /// What Raft counts time in.
-    pub fn tick(self) -> Duration {
-        match self {
-            Self::Lan => LAN_TICK,
-            Self::Wan => Duration::from_millis(25),
-        }
-    }
-}
 
 /// Ticks between a leader's heartbeats.
 pub(super) const HEARTBEAT: usize = 5;

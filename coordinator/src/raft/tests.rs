@@ -13,7 +13,6 @@ fn options() -> Options {
     Options {
         id: ME,
         seed: 1,
-        profile: Profile::Lan,
         keep: 2,
         #[cfg(feature = "planted")]
         plant: None,
@@ -67,6 +66,8 @@ fn message(kind: Word, term: u64) -> Message {
         context: Vec::new(),
         entries: Vec::new(),
         snapshot: None,
+        tick_us: 0,
+        asked_us: 0,
     }
 }
 
@@ -77,7 +78,7 @@ fn append(term: u64, before: (u64, u64), entries: Vec<Entry>) -> Message {
 
 /// Ticks one by one, as on a machine that is not late.
 fn pass(replica: &mut Replica, from: Time, ticks: u32) -> Time {
-    let tick = Profile::Lan.tick();
+    let tick = LAN_TICK;
     (1..=ticks).for_each(|number| replica.tick(from + tick * number));
     from + tick * ticks
 }
@@ -268,7 +269,6 @@ fn what_no_sound_peer_says_is_refused_and_counted() {
     let strange = [
         message(Word::Heartbeat, 0),
         message(Word::Heartbeat, u64::MAX),
-        Message { commit: 100, ..message(Word::Heartbeat, 2) },
         Message { context: vec![0; 1000], ..message(Word::Heartbeat, 2) },
         Message { entries: vec![entry(4, 2)], ..message(Word::Heartbeat, 2) },
         message(Word::Snapshot, 2),
@@ -297,6 +297,14 @@ fn what_no_sound_peer_says_is_refused_and_counted() {
 }
 
 #[test]
+fn a_replica_that_has_lost_what_it_acknowledged_says_so() {
+    let mut replica = replica(3, 2);
+    written(&mut replica);
+    replica.receive(PEER, &Message { commit: 100, ..message(Word::Heartbeat, 2) });
+    assert_eq!(written(&mut replica), [Effect::Forgotten { last: 3, agreed: 100 }]);
+}
+
+#[test]
 fn what_no_replica_can_have_left_is_refused() {
     let broken: [fn(&mut Kept); 9] = [
         |it| it.hard_state.commit = 100,
@@ -317,6 +325,53 @@ fn what_no_replica_can_have_left_is_refused() {
         // A snapshot in the middle of the log is as good as one at its beginning.
         assert_eq!(opened.is_ok(), number == 7, "{number}: {kept:?}");
     }
+}
+
+/// Hears a heartbeat of a leader at each tick, for so many ticks.
+fn lead_on(replica: &mut Replica, from: Time, ticks: u32, tick_us: u32) -> Time {
+    let beat = Message { tick_us, ..message(Word::Heartbeat, 1) };
+    (1..=ticks).fold(from, |now, _| {
+        replica.receive(PEER, &beat);
+        pass(replica, now, 1)
+    })
+}
+
+/// For how many ticks a replica waits for a leader that was heard a moment ago.
+fn patience(replica: &mut Replica, from: Time) -> (u32, Time) {
+    effects(replica);
+    let ticks = (1..1_000).find(|number| {
+        pass(replica, from + LAN_TICK * (number - 1), 1);
+        says(&effects(replica), Word::PreVote)
+    });
+    let ticks = ticks.expect("it asks for votes");
+    (ticks, from + LAN_TICK * ticks)
+}
+
+#[test]
+fn a_follower_is_as_patient_as_its_leader_is_slow() {
+    let patience_with = |tick_us| {
+        let mut replica = replica(3, 0);
+        written(&mut replica);
+        let now = lead_on(&mut replica, Time(0), 10, tick_us);
+        patience(&mut replica, now).0
+    };
+    let (near, far) = (patience_with(5_000), patience_with(20_000));
+    assert!(near.abs_diff(33) <= 9 && far.abs_diff(4 * near) <= 4, "{near}, {far}");
+    let least = (patience_with(0), patience_with(u32::MAX));
+    assert!(least.0 == near && least.1 < 32 * 42, "it is bounded: {least:?}");
+}
+
+#[test]
+fn a_leader_that_was_given_up_and_is_heard_again_is_given_more_time() {
+    let mut replica = replica(3, 0);
+    written(&mut replica);
+    let now = lead_on(&mut replica, Time(0), 10, 5_000);
+    let (first, now) = patience(&mut replica, now);
+    let now = lead_on(&mut replica, now, 10, 5_000);
+    let (second, now) = patience(&mut replica, now);
+    assert!(second.abs_diff(2 * first) <= 2, "{first}, {second}");
+    let now = lead_on(&mut replica, now, 31_000 / 5, 5_000);
+    assert!(patience(&mut replica, now).0.abs_diff(first) <= 2, "the machine has time again");
 }
 
 fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
@@ -364,17 +419,15 @@ fn any_message() -> impl Strategy<Value = Message> {
         let [term, log_term, index, commit, commit_term, reject_hint] = numbers;
         let carries = kind == Append;
         Message {
-            kind,
-            term,
             log_term,
             index,
             commit,
             commit_term,
             reject,
             reject_hint,
-            context: Vec::new(),
             entries: if carries { entries } else { Vec::new() },
             snapshot: if kind == Snapshot { snapshot } else { None },
+            ..self::message(kind, term)
         }
     })
 }

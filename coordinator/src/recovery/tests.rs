@@ -4,7 +4,7 @@ use everstep_transport::protocol::NodeName;
 use everstep_transport::time::Time;
 
 use super::*;
-use crate::raft::{Effect, Options, Profile, Replica};
+use crate::raft::{Effect, Options, Replica};
 use crate::state::Coordinator;
 
 fn entry(index: u64, command: Command) -> raft::Entry {
@@ -53,7 +53,7 @@ fn a_log_tells_what_it_holds_and_who_is_given_up() {
 fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut_out() {
     let kept = recovered(disk(), 1, 99);
     kept.validate().expect("sound");
-    let options = Options::new(ReplicaId(1), 1, Profile::Lan, 10);
+    let options = Options::new(ReplicaId(1), 1, 10);
     let mut replica = Replica::new(Time(0), options, kept.clone()).expect("sound");
     let (mut applied, mut leads) = (Vec::new(), None);
     while let Some(effect) = replica.poll_effect() {

@@ -74,13 +74,16 @@ impl Seat {
                 self.core.handle(now, core::Input::Unconfirmed { ticket });
             }
             raft::Effect::Members(members) => self.settled = members,
+            raft::Effect::Forgotten { last, agreed } => {
+                return Err(SeatError::Forgotten { last, agreed });
+            }
         }
         Ok(())
     }
 
     fn follow_core(&mut self, now: Time, effect: core::Effect) {
         let effect = match effect {
-            core::Effect::Propose(entry) => return self.propose(encode(&entry)),
+            core::Effect::Propose(entry) => return self.propose(now, encode(&entry)),
             core::Effect::Confirm { ticket } => return self.replica.read(ticket),
             core::Effect::Describe { to } => return self.describe(now, to),
             core::Effect::Transfer { asked_by, id, to } => {
@@ -170,7 +173,7 @@ impl Seat {
         self.replica.compact(state.index(), state.encode());
     }
 
-    pub(super) fn propose(&mut self, bytes: Vec<u8>) {
+    pub(super) fn propose(&mut self, now: Time, bytes: Vec<u8>) {
         if !self.put_off.is_empty() {
             return self.put_off(bytes);
         }
@@ -180,6 +183,7 @@ impl Seat {
             Ok(_) | Err(Refused::NotLeader) => {}
             Err(Refused::Impossible(reason)) => {
                 tracing::error!(reason, bytes = bytes.len(), "an entry is not for the log");
+                self.core.entry_too_large(now, bytes.len());
             }
         }
     }
@@ -193,9 +197,9 @@ impl Seat {
         }
     }
 
-    pub(super) fn propose_put_off(&mut self) {
+    pub(super) fn propose_put_off(&mut self, now: Time) {
         for bytes in self.put_off.take() {
-            self.propose(bytes);
+            self.propose(now, bytes);
         }
     }
 }

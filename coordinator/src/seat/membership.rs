@@ -161,7 +161,7 @@ impl Seat {
         for view in left {
             self.said_who_left = Some(now);
             let command = Command::ShutOut { coordinator: view.id };
-            self.propose(encode(&Entry { unix_ms: self.core.unix_ms(now), command }));
+            self.propose(now, encode(&Entry { unix_ms: self.core.unix_ms(now), command }));
         }
     }
 
@@ -208,7 +208,7 @@ impl Seat {
         if self.leads.is_some() {
             self.introduced = Some(now);
             let entry = Entry { unix_ms: self.core.unix_ms(now), command };
-            self.propose(encode(&entry));
+            self.propose(now, encode(&entry));
         } else if let Some(link) =
             self.leader.and_then(|id| self.peers.link_of(self.replica.members(), id))
         {

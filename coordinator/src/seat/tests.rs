@@ -9,7 +9,6 @@ use everstep_transport::identity::Role;
 use everstep_transport::protocol::{News, Question, Reply, RequestId, RunSpec, Wish, exemplars};
 
 use super::*;
-use crate::raft::Profile;
 use crate::state::State;
 
 mod membership;
@@ -124,7 +123,6 @@ impl World {
         let replica = raft::Options {
             id: ReplicaId(id),
             seed: 1,
-            profile: Profile::Lan,
             keep: 100,
             #[cfg(feature = "planted")]
             plant: None,

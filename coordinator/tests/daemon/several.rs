@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, Ended, Options, Start, run};
-use everstep_transport::identity::{Authority, Identity, Role};
+use everstep_transport::identity::{Authority, Identity, JoinToken, Role, Terms};
 use everstep_transport::protocol::{Message, NodeName, Step, Wish};
 use everstep_transport::quic::{Endpoint, Expected, Settings};
 use tokio::time::timeout;
@@ -133,6 +133,31 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     for path in ["/livez", "/metrics"] {
         assert_eq!(look(again.api, path).await.status, 200, "{path}");
     }
+}
+
+/// It may have voted since, and forgotten that: it must not go on under its id.
+#[tokio::test]
+async fn a_coordinator_whose_directory_is_an_older_copy_ends_with_the_reason() {
+    let mut cluster = Cluster::idle(None).await;
+    let first = cluster.take_member();
+    let (second, third) = (first.joined_by(), first.joined_by());
+    leader(&[&first], 3).await;
+    let (third, copy) = third.backed_up();
+    let authority = Authority::load(&first.path("authority")).expect("an authority");
+    let mut operator = Operator::of(&first);
+    let mut members = vec![first, second, third];
+    for _ in 0..5 {
+        let terms = Terms::unlimited(Role::Worker);
+        let wish = Wish::CreateToken(JoinToken::create(&authority).accepted(terms));
+        operator.wish(&members, wish).await.expect("a token");
+    }
+    let third = members.pop().expect("three members");
+    let start = Instant::now();
+    while look(third.api, "/api/v1/tokens?stale=true").await.json()["tokens"][6].is_null() {
+        assert!(start.elapsed() < PATIENCE, "the third one has two tokens and these five");
+    }
+    let how = third.restored(copy.path()).ended();
+    assert!(how.contains("was replaced by an older copy"), "{how}");
 }
 
 /// How soon, the seat's own tests show on virtual time.

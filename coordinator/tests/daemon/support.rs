@@ -172,6 +172,23 @@ impl Member {
         Self::of(Process::start(dir.path(), address, false, None), dir)
     }
 
+    /// Killed, copied, and started again; returns the copy of its directory.
+    pub fn backed_up(self) -> (Self, tempfile::TempDir) {
+        let Self { address, process, dir, .. } = self;
+        drop(process);
+        let copy = tempfile::tempdir().expect("a directory");
+        copy_files(dir.path(), copy.path());
+        (Self::of(Process::start(dir.path(), address, false, None), dir), copy)
+    }
+
+    /// Killed, and started again with the files of a copy in the place of its own.
+    pub fn restored(self, copy: &Path) -> Self {
+        let Self { address, process, dir, .. } = self;
+        drop(process);
+        copy_files(copy, dir.path());
+        Self::of(Process::start(dir.path(), address, false, None), dir)
+    }
+
     /// SIGKILL, and nobody waits for what comes of it.
     pub fn strike(&mut self) {
         self.process.child.kill().expect("it was started here");
@@ -211,6 +228,11 @@ impl Member {
     fn of(process: Process, dir: Arc<tempfile::TempDir>) -> Self {
         Self { address: process.address, api: process.api, process, dir }
     }
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
+    assert!(copied.expect("cp").success(), "{} to {}", from.display(), to.display());
 }
 
 /// A coordinator, and an operator.

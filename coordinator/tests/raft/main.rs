@@ -8,6 +8,7 @@ mod leadership;
 mod machine;
 mod members;
 mod node;
+mod pace;
 #[cfg(feature = "planted")]
 mod planted;
 mod snapshots;

@@ -3,9 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_coordinator::raft::{
-    Batch, Kept, Members, Options, Profile, Replica, ReplicaId, Unsound,
-};
+use everstep_coordinator::raft::{Batch, Kept, Members, Options, Replica, ReplicaId, Unsound};
 use everstep_transport::protocol::Term;
 use everstep_transport::time::Time;
 
@@ -62,7 +60,6 @@ impl Node {
         let mut options = Options {
             id: self.id,
             seed: 1,
-            profile: Profile::Lan,
             keep,
             #[cfg(feature = "planted")]
             plant: None,

@@ -23,6 +23,7 @@ pub struct Climate {
     /// Messages in a thousand that are lost, and that come twice.
     pub lost: u64,
     pub twice: u64,
+    pub shortest_delay: Duration,
     pub longest_delay: Duration,
     pub longest_write: Duration,
     /// The longest time between two mishaps; none without.
@@ -44,6 +45,7 @@ impl Climate {
     pub const FAIR: Self = Self {
         lost: 0,
         twice: 0,
+        shortest_delay: ms(0),
         longest_delay: ms(2),
         longest_write: ms(2),
         mishaps: None,
@@ -373,6 +375,10 @@ impl World {
                 Effect::Read { ticket, .. } => self.judge.reads(ticket, machine)?,
                 Effect::ReadLost { ticket } => self.judge.loses(ticket),
                 Effect::Members(now) => *members = now,
+                Effect::Forgotten { .. } if self.climate.disks_are_lost => {}
+                forgotten @ Effect::Forgotten { .. } => {
+                    broken(Promise::Kept, format!("{id:?}: {forgotten:?}"))?;
+                }
             }
         }
         Ok(())
@@ -408,8 +414,9 @@ impl World {
     }
 
     fn send(&mut self, from: ReplicaId, to: ReplicaId, message: Box<Message>) {
-        let Climate { lost, twice, longest_delay, .. } = self.climate;
-        let arrival = self.now + Duration::from_micros(50) + self.dice.span(longest_delay);
+        let Climate { lost, twice, shortest_delay, longest_delay, .. } = self.climate;
+        let varies = self.dice.span(longest_delay.saturating_sub(shortest_delay));
+        let arrival = self.now + Duration::from_micros(50) + shortest_delay + varies;
         let Some(node) = self.nodes.get(&to) else { return };
         let incarnation = node.incarnation;
         if self.cut.contains(&(from, to)) || node.process.is_none() || self.dice.chance(lost) {

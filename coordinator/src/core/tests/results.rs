@@ -57,6 +57,17 @@ fn a_result_that_is_not_of_this_generation_does_not_count() {
     assert!(!world.running());
 }
 
+#[test]
+fn a_record_that_the_log_does_not_take_fails_its_run_in_words() {
+    let (mut world, _) = World::training(2);
+    world.core.entry_too_large(world.now, 5_000_000);
+    world.drain();
+    assert!(world.failure().contains("takes 5000000 bytes of the log"), "{}", world.failure());
+    world.core.entry_too_large(world.now, 5_000_000);
+    world.drain();
+    assert!(!world.running(), "there is no run that could fail");
+}
+
 /// A member dies while the others finish: their results are void, and reported anew.
 #[test]
 fn results_are_void_when_a_generation_begins() {

@@ -14,7 +14,7 @@ use crate::daemon::gate::Admission;
 use crate::daemon::journal::Journal;
 use crate::history::History;
 use crate::log::{Beside, Log};
-use crate::raft::{self, Profile, ReplicaId};
+use crate::raft::{self, ReplicaId};
 use crate::seat::{self, Seat};
 use crate::state::Coordinator;
 
@@ -64,7 +64,6 @@ impl Outfit {
             replica: raft::Options {
                 id: ReplicaId(id),
                 seed: own.incarnation,
-                profile: Profile::Lan,
                 keep: KEEP,
                 #[cfg(feature = "planted")]
                 plant: None,

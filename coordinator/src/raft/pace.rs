@@ -1,0 +1,196 @@
+//! How long a tick is: Raft counts its time-outs in ticks, and a tick grows with the round trip.
+//!
+//! Within one place a tick is [`LAN_TICK`]. An election takes two round trips, a new leader has to
+//! hear a majority within its lease, and two candidates whose time-outs end within half a round
+//! trip of each other split the vote. So a tick is at least an eighth of the longest round trip to
+//! a voter: the lease is two and a half round trips, the shortest time-out three, and time-outs
+//! differ by up to two. Round trips below 40 ms change nothing. Every request between replicas carries its sender's time, every answer carries it
+//! back; a candidate that is answered too late to be elected knows the round trip for its next
+//! attempt. Leaders and candidates tell their tick, so that nobody loses patience earlier than they
+//! expect.
+//!
+//! A leader that was given up and is heard again was slow, not gone: then ticks double for a while,
+//! as on a machine that has too much to do.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use everstep_transport::time::Time;
+
+use super::Replica;
+use super::members::{NOBODY, ReplicaId};
+use super::message::{Kind, Message};
+use super::settings::{self, LAN_TICK, LEASE};
+
+/// The longest tick: for round trips up to a second, and some slack.
+const LONGEST_TICK: Duration = Duration::from_millis(160);
+/// Ticks to a round trip.
+const TICKS_A_ROUND_TRIP: u32 = 8;
+/// The network's part of a round trip is the shortest of the last span and of this one: pauses of
+/// processes lengthen single measurements.
+const SPAN: Duration = Duration::from_secs(5);
+/// What took longer says nothing of the network.
+const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(10);
+/// For so long a leader that was given up too early makes ticks longer.
+const CAUTION_LASTS: Duration = Duration::from_secs(30);
+/// The shortest round trips to a replica, in the last span and in the one that began at a time.
+#[derive(Clone, Copy, Debug)]
+struct RoundTrip {
+    last: Duration,
+    this: Duration,
+    began: Time,
+}
+
+/// How fast a replica's time-outs run.
+#[derive(Debug)]
+pub(super) struct Pace {
+    now: Time,
+    tick: Duration,
+    round_trips: BTreeMap<ReplicaId, RoundTrip>,
+    /// The newest time that a replica's request stated, for the answers to it.
+    echoes: BTreeMap<ReplicaId, u64>,
+    /// The tick that a leader or candidate has told.
+    told: Duration,
+    /// The leader that was given up last, and its term.
+    given_up: Option<(ReplicaId, u64)>,
+    /// When a leader was last given up too early.
+    erred: Option<Time>,
+}
+
+impl Pace {
+    pub(super) fn new(now: Time) -> Self {
+        Self {
+            now,
+            tick: LAN_TICK,
+            round_trips: BTreeMap::new(),
+            echoes: BTreeMap::new(),
+            told: LAN_TICK,
+            given_up: None,
+            erred: None,
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn pass(&mut self, now: Time) {
+        self.now = now;
+        self.round_trips.retain(|_, it| now.since(it.began) <= 2 * SPAN);
+        self.erred = self.erred.filter(|erred| now.since(*erred) <= CAUTION_LASTS);
+    }
+
+    /// What the replica counts time in. A leader's tick changes with its heartbeats alone.
+    pub(super) fn tick(&mut self, leads: bool) -> Duration {
+        if !leads {
+            self.tick = self.wanted(self.told);
+        }
+        self.tick
+    }
+
+    fn wanted(&self, told: Duration) -> Duration {
+        let shortest = self.round_trips.values().map(|it| it.last.min(it.this));
+        let longest = shortest.max().unwrap_or_default();
+        let least = if self.erred.is_some() { 2 * LAN_TICK } else { LAN_TICK };
+        (longest / TICKS_A_ROUND_TRIP).max(least).max(told).min(LONGEST_TICK)
+    }
+
+    /// A message is said now: it tells the tick and the time, or a request's time again.
+    pub(super) fn stamp(&mut self, to: ReplicaId, message: &mut Message) {
+        if message.kind == Kind::Heartbeat {
+            // Followers that know the old tick must hear the next heartbeat in time.
+            let (shortest, longest) = (self.tick / 2, self.tick * 2);
+            self.tick = self.wanted(LAN_TICK).clamp(shortest, longest);
+        }
+        message.tick_us = self.tick.as_micros() as u32; // at most LONGEST_TICK
+        message.asked_us = match message.kind {
+            Kind::Heartbeat | Kind::Vote | Kind::PreVote => self.now.as_micros(),
+            Kind::HeartbeatResponse | Kind::VoteResponse | Kind::PreVoteResponse => {
+                self.echoes.get(&to).copied().unwrap_or_default()
+            }
+            _ => 0,
+        };
+    }
+
+    /// A replica has said something; this one is in a term.
+    pub(super) fn hear(&mut self, from: ReplicaId, message: &Message, term: u64) {
+        match message.kind {
+            Kind::Heartbeat | Kind::Vote | Kind::PreVote => {
+                self.echoes.insert(from, message.asked_us);
+            }
+            Kind::HeartbeatResponse | Kind::VoteResponse | Kind::PreVoteResponse => {
+                self.measure(from, message.asked_us);
+            }
+            _ => {}
+        }
+        let tick = Duration::from_micros(message.tick_us.into()).clamp(LAN_TICK, LONGEST_TICK);
+        match message.kind {
+            _ if message.term < term => {}
+            Kind::Heartbeat | Kind::Append | Kind::Snapshot => self.told = tick,
+            Kind::Vote | Kind::PreVote | Kind::TimeoutNow => self.told = self.told.max(tick),
+            _ => {}
+        }
+        if message.is_of_leader() && self.given_up == Some((from, message.term)) {
+            self.given_up = None;
+            self.be_cautious();
+        }
+    }
+
+    /// The link to a replica is gone: no answer comes to what was asked on it.
+    pub(super) fn link_lost(&mut self, peer: ReplicaId) {
+        self.echoes.remove(&peer);
+    }
+
+    /// This replica waits for a leader no longer.
+    pub(super) fn give_up(&mut self, leader: ReplicaId, term: u64) {
+        self.given_up = Some((leader, term));
+    }
+
+    /// A leader that lives was given up, or lost its followers for a moment.
+    pub(super) fn be_cautious(&mut self) {
+        self.erred = Some(self.now);
+    }
+
+    fn measure(&mut self, from: ReplicaId, asked_us: u64) {
+        let now = self.now;
+        let Some(taken) = now.as_micros().checked_sub(asked_us) else { return };
+        let taken = Duration::from_micros(taken);
+        if asked_us == 0 || taken > LONGEST_ROUND_TRIP {
+            return;
+        }
+        let first = RoundTrip { last: taken, this: taken, began: now };
+        let known = self.round_trips.entry(from).or_insert(first);
+        if now.since(known.began) > SPAN {
+            *known = RoundTrip { last: known.this, this: taken, began: now };
+        }
+        known.this = known.this.min(taken);
+    }
+}
+
+impl Replica {
+    /// Who leads, as Raft knows it, in which term.
+    pub(super) fn leader_of_term(&self) -> (ReplicaId, u64) {
+        (ReplicaId(self.node.raft.leader_id), self.node.raft.term)
+    }
+
+    /// A tick may have ended the wait for a leader, or the lease of this one.
+    pub(super) fn notice_if_given_up(&mut self, (leader, term): (ReplicaId, u64)) {
+        if leader == NOBODY || self.leader_of_term().0 != NOBODY {
+            return;
+        }
+        match leader == self.id {
+            true => self.pace.be_cautious(),
+            false => self.pace.give_up(leader, term),
+        }
+    }
+
+    /// Whether the next tick makes a follower give its leader up, or a leader itself.
+    pub(super) fn times_out_next(&self) -> bool {
+        let raft = &self.node.raft;
+        let patience = if self.is_elected() { LEASE } else { raft.randomized_election_timeout() };
+        raft.election_elapsed + 1 >= patience
+    }
+
+    /// After every step: Raft draws a time-out from the system's generator whenever it begins anew.
+    pub(super) fn set_patience(&mut self) {
+        let ticks = settings::election_ticks(self.seed, self.id, self.node.raft.term);
+        self.node.raft.set_randomized_election_timeout(ticks);
+    }
+}
