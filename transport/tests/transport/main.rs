@@ -3,6 +3,7 @@
 mod bounds;
 mod codec;
 mod enrolment;
+mod flood;
 mod hostile;
 mod identity;
 mod links;

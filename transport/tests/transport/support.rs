@@ -82,10 +82,16 @@ impl RawPeer {
     }
 
     pub async fn connect_from(self, own: SocketAddr, address: SocketAddr) -> Raw {
-        let mut endpoint = quinn::Endpoint::client(own).unwrap();
-        endpoint.set_default_client_config(self.config());
+        let endpoint = self.endpoint(own);
         let connection = endpoint.connect(address, "everstep").unwrap().await;
         Raw { connection, _endpoint: endpoint }
+    }
+
+    /// Where its connections begin.
+    pub fn endpoint(self, own: SocketAddr) -> quinn::Endpoint {
+        let mut endpoint = quinn::Endpoint::client(own).unwrap();
+        endpoint.set_default_client_config(self.config());
+        endpoint
     }
 
     fn config(self) -> quinn::ClientConfig {
