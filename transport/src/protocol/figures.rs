@@ -5,6 +5,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::model::ModelPlace;
 use super::outcome::WorkerResult;
 
 /// A run in figures. What is not known yet, or was never measured, is `None`.
@@ -41,6 +42,8 @@ pub struct RunFigures {
     /// How long training stood still at a change of generation, at most, milliseconds: known at the
     /// end.
     pub longest_stall_ms: Option<f64>,
+    /// Where the model of a complete run is.
+    pub model: Option<ModelPlace>,
     /// The newest loss, rollback, refusal or failure.
     pub trouble: Option<Trouble>,
 }

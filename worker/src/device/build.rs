@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Pass};
@@ -10,7 +10,9 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{self, DataShard, DeviceName, GpuId, RunSpec, Step, Zone};
+use everstep_transport::protocol::{
+    self, DataShard, DeviceName, GpuId, ModelPlace, RunSpec, Step, Zone,
+};
 
 use super::announced::Announced;
 use super::model_file::ModelFile;
@@ -63,22 +65,23 @@ pub fn build(
     load_initial(run, compute.as_mut());
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
     let batch = first_batch(run, &sampler, dataset.as_ref());
+    let fingerprint = fingerprint(run, &layout, dataset.as_ref());
+    let digest = run_digest(run, &fingerprint);
+    let path = place.dir.as_ref().map(|dir| model_path(dir, &digest));
     let registration = Registration {
         incarnation: place.incarnation,
         address: place.address,
-        fingerprint: fingerprint(run, &layout, dataset.as_ref()),
+        fingerprint,
         probe: probe(compute.as_mut(), &batch)?,
         zone: place.zone.clone(),
         device: described(run, compute.as_ref()),
+        model: path.as_deref().map(stated),
     };
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
     let built = Built { registration, tokens_per_step: targets * batches };
-    let digest = run_digest(run, &built.registration.fingerprint);
-    let file = place.dir.as_ref().map(|dir| {
-        let path = model_path(dir, &digest);
-        ModelFile::new(&path, place.incarnation, &layout, &run.model, &digest)
-    });
+    let file =
+        path.map(|path| ModelFile::new(&path, place.incarnation, &layout, &run.model, &digest));
     let parts = Parts {
         run: run.clone(),
         model_file: file,
@@ -89,6 +92,16 @@ pub fn build(
         overlap: place.overlap,
     };
     Ok((Device::new(parts), built))
+}
+
+/// The model's file, for others.
+fn stated(path: &Path) -> ModelPlace {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let shown = |c: char| if c.is_control() { '?' } else { c };
+    ModelPlace {
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        path: absolute.display().to_string().chars().map(shown).collect(),
+    }
 }
 
 /// What the model computes on, for others.

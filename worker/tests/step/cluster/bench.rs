@@ -7,7 +7,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::{self, Node, Tree};
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
+use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::data::Sampler;
 use everstep_worker::step::event::{Gradient, Job, Origin, Report, Summary, Work};
 
@@ -32,6 +32,10 @@ pub struct Bench {
     /// Data shards computed, of each step.
     pub computed: Vec<(Step, DataShard)>,
     pub model: BTreeMap<Shard, Vec<u32>>,
+    /// So often the model's file cannot be opened.
+    pub full: u32,
+    /// So many writes fail.
+    pub torn: u32,
 }
 
 impl Bench {
@@ -47,6 +51,8 @@ impl Bench {
             unwritten: (0..3).map(Shard).collect(),
             computed: Vec::new(),
             model: BTreeMap::new(),
+            full: 0,
+            torn: 0,
         }
     }
 
@@ -151,6 +157,19 @@ impl Bench {
                 vec![Report::Restored { version, shard, intact }]
             }
             Job::Finish { version, .. } => self.finish(version),
+            Job::Masters { to } => self.masters(to),
+            Job::Open if self.full > 0 => {
+                self.full -= 1;
+                vec![Report::Unwritten("no space left".into())]
+            }
+            Job::Open => {
+                self.unwritten = (0..3).map(Shard).collect();
+                vec![Report::Opened]
+            }
+            Job::Write { .. } if self.torn > 0 => {
+                self.torn -= 1;
+                vec![Report::Unwritten("input/output error".into())]
+            }
             Job::Write { shard, values } => {
                 self.unwritten.remove(&shard);
                 self.model.insert(shard, bits(&values));
@@ -258,15 +277,17 @@ impl Bench {
     fn finish(&mut self, version: Step) -> Vec<Report> {
         let current = self.computing.iter().all(|(held, _)| *held == version);
         assert!(current, "every shard has been gathered");
+        vec![Report::Finished(Summary::default())]
+    }
+
+    fn masters(&self, to: WorkerId) -> Vec<Report> {
         let primaries = self.copies.iter().filter(|(_, copy)| copy.owned && copy.primary);
-        let mut reports: Vec<_> = primaries
+        primaries
             .map(|(shard, copy)| {
                 let values = Shared::new(Buffer::detached(copy.parts[0].clone()));
-                Report::Exported { shard: *shard, values }
+                Report::Exported { to, shard: *shard, values }
             })
-            .collect();
-        reports.push(Report::Finished(Summary::default()));
-        reports
+            .collect()
     }
 }
 
