@@ -242,6 +242,7 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
+        Command::Note { .. } => "note",
         Command::End { .. } => "end",
         Command::ShutOut { .. } => "shut_out",
         Command::Recover { .. } => "recover",
