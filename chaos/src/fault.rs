@@ -214,6 +214,13 @@ pub enum Fault {
         /// For how long.
         span: Duration,
     },
+    /// The store where a worker writes the model takes nothing for a while.
+    FullStore {
+        /// Whose.
+        node: Node,
+        /// For how long.
+        span: Duration,
+    },
     /// A bit flips in what a worker's device holds: it finds that before its next update.
     Flip {
         /// Whose memory.
@@ -285,6 +292,7 @@ impl Fault {
             Self::Duplicate { .. } => "duplicate",
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
+            Self::FullStore { .. } => "full store",
             Self::Flip { .. } => "flipped bit",
             Self::Garble { .. } => "garbled gradient",
             Self::Mistake { .. } => "mistake",
@@ -324,6 +332,7 @@ impl Fault {
             | Self::Stall { node, .. }
             | Self::Drift { node, .. }
             | Self::Hang { node, .. }
+            | Self::FullStore { node, .. }
             | Self::Flip { node }
             | Self::Garble { node }
             | Self::Mistake { node } => named(node),
@@ -441,6 +450,7 @@ impl fmt::Display for Fault {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
             Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
+            Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
             Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
             Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
             Self::Mistake { node } => write!(f, "{node} errs in an update"),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21,
+    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21, I22,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -169,6 +169,11 @@ fn a_commit_that_is_shown_as_a_younger_generations_is_found() {
 #[test]
 fn lines_that_nobody_carries_on_are_found() {
     find(plant!(core ForgetLine), Rates::default(), &[I11, I13]);
+}
+
+#[test]
+fn i22_a_run_that_ends_before_its_model_is_durable_is_found() {
+    find(plant!(coordinator FinishUnwritten), Rates::default(), &[I22]);
 }
 
 #[test]
