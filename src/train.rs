@@ -115,7 +115,7 @@ pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Fail
     let refused = |key, error: &dyn std::fmt::Display| {
         Failure::from(resolved.refusal(key, &format!("cannot be used: {error}")))
     };
-    registry.build_model_on_host(&resolved.run).map_err(|error| refused("model.kind", &error))?;
+    registry.plan_model(&resolved.run).map_err(|error| refused("model.kind", &error))?;
     let dataset =
         registry.build_dataset(&resolved.run).map_err(|error| refused("data.path", &error))?;
     if dataset.is_empty() {
