@@ -213,7 +213,7 @@ fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
     let sound = simulation(Rates::none(), Prepare::default());
     let misled = simulation(Rates::none(), plant!(coordinator ResumeFromOld));
     let mut found = Vec::new();
-    for ms in (1_000..1_500).step_by(20) {
+    for ms in (1_000..1_500).step_by(5) {
         sound.endure(OF_ONE_COPY, &undone(ms)).result.expect("without the bug it is borne");
         found.extend(misled.endure(OF_ONE_COPY, &undone(ms)).result.err());
     }
