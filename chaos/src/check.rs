@@ -33,6 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::{
     Commit, CoordinatorId, Decision, Generation, Record, RunSpec, Shard, Step, WorkerId,
 };
@@ -210,13 +211,7 @@ impl Checks {
                 Ok(())
             }
             Observation::Answered(client, answer) => self.asked.answered(client, answer),
-            Observation::Told(event) => {
-                self.lines.told(event).and_then(|()| self.durable.told(event))
-            }
-            Observation::Durable(place) => {
-                self.durable.written(place);
-                Ok(())
-            }
+            Observation::Told(event) => self.told(event),
             Observation::Written(line) => {
                 let follows = self.lines.written(line, &self.commits);
                 follows.and_then(|()| self.scales.written(line))
@@ -241,6 +236,11 @@ impl Checks {
         found.map_err(|found| violation(now, found))
     }
 
+    fn told(&mut self, event: &Event) -> Result<(), Found> {
+        self.durable.told(event)?;
+        self.lines.told(event)
+    }
+
     /// What is seen of the coordinators' log.
     fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
@@ -261,7 +261,7 @@ impl Checks {
         }
     }
 
-    /// What is seen of copies of shards.
+    /// What is seen of copies of shards, and of the model in the end.
     fn held(&mut self, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
             Observation::Holds(worker, owned, resume) => {
@@ -291,6 +291,10 @@ impl Checks {
                 Ok(())
             }
             Observation::Loaded(worker, copy) => self.parameters.loaded(worker, copy),
+            Observation::Durable(place) => {
+                self.durable.written(place);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

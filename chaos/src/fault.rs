@@ -355,6 +355,21 @@ impl Fault {
         }
     }
 
+    /// In words, what happens to a clock, or to a worker's device, store or memory.
+    fn tell_of_a_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Drift { node, permille } => {
+                write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
+            }
+            Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
+            Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
+            Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
+            Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
+            Self::Mistake { node } => write!(f, "{node} errs in an update"),
+            other => f.write_str(other.kind()),
+        }
+    }
+
     /// In words, what happens to one coordinator.
     fn tell_of_a_coordinator(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -425,9 +440,6 @@ impl fmt::Display for Fault {
                 write!(f, "{} are paused for {span:?}", all(side))
             }
             Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
-            Self::Drift { node, permille } => {
-                write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
-            }
             Self::Disconnect { ends: (a, b) } => {
                 write!(f, "the connection of {a} and {b} is lost")
             }
@@ -449,11 +461,12 @@ impl fmt::Display for Fault {
             Self::Reorder { from, to, lane, extra, span } => {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
-            Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
-            Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
-            Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
-            Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
-            Self::Mistake { node } => write!(f, "{node} errs in an update"),
+            Self::Drift { .. }
+            | Self::Hang { .. }
+            | Self::FullStore { .. }
+            | Self::Flip { .. }
+            | Self::Garble { .. }
+            | Self::Mistake { .. } => self.tell_of_a_machine(f),
         }
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
         let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
         let wanted = workers(run.start_workers);
-        let unable = view.unable.iter().next();
+        let unable = view.unable.first();
         let unable = unable.map(|(name, why)| format!("; {name} cannot compute the run: {why}"));
         let unable = unable.unwrap_or_default();
         return ("starting", format!("starting: {there} of {wanted} registered{unable}"));

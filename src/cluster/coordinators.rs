@@ -226,7 +226,9 @@ impl Coordinators {
             let Self { seats, operator, daemons, wait, .. } = self;
             let answer = tokio::select! {
                 answer = question(operator) => answer,
-                hopeless = attend(seats, &members, directory, (daemons, *wait)) => return Err(hopeless),
+                hopeless = attend(seats, &members, directory, (daemons, *wait)) => {
+                    return Err(hopeless);
+                }
             };
             let Err(OperatorError::Unanswered(reason)) = answer else { return Ok(answer?) };
             tracing::warn!(reason, "the coordinators are asked anew");

@@ -94,7 +94,8 @@ impl Files {
                 Err(error) => return Err(error),
             }
         }
-        tracing::warn!(directory = %directory.path().display(), "there is room again: nothing lacks");
+        let directory = directory.path().display();
+        tracing::warn!(%directory, "there is room again: the run's files lack nothing");
         Ok(())
     }
 

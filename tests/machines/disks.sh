@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Disks that cannot be written: the directory of a cluster is mounted read-only, then lies on a disk without room, then
 # on one that fills up under the coordinator that writes to it. Each time the coordinator says so and what to do, and
-# goes on when that is done, with all that it had agreed to.
+# goes on when that is done, with all that it had agreed to: by itself where its disk filled up while it ran.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: disks.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
@@ -99,11 +99,16 @@ tell "its disk fills up while it writes"
 begin --listen "$address"
 fill
 while [ "$agreed" -lt 1000 ] && agree; do :; done
-ends "make room on its disk"
+kill -0 "$pid" 2>/dev/null || fail "it has ended"
+grep -q "its disk is full" "$out/log" || fail "it does not say that its disk is full"
 rm "$out/disk/fill"
 
 tell "there is room again"
-begin --listen "$address"
+for _ in $(seq 100); do
+    if ask coordinator status >/dev/null 2>&1; then break; fi
+    sleep 0.1
+done
+grep -q "its disk has room again" "$out/log" || fail "it does not go on"
 ask coordinator status
 # Of the last one, nobody knows whether it was agreed to.
 echo "tokens that it has agreed to: $agreed; that it knows: $(known)"

@@ -160,8 +160,14 @@ impl Device {
                 }
                 return Ok(());
             }
-            Job::Open => return Ok(self.open(port)),
-            Job::Write { shard, values } => return Ok(self.write(shard, &values, port)),
+            Job::Open => {
+                self.open(port);
+                return Ok(());
+            }
+            Job::Write { shard, values } => {
+                self.write(shard, &values, port);
+                return Ok(());
+            }
             // Master weights of the generation before may never have come to their end.
             Job::Enter { .. } => self.parts.model_file.iter_mut().for_each(ModelFile::close),
             _ => {}

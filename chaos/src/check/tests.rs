@@ -1,7 +1,7 @@
 //! Each checker finds what breaks its invariant, and nothing else.
 
 use everstep_transport::protocol::exemplars;
-use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{

@@ -23,9 +23,9 @@ fn place_of(slot: usize) -> ModelPlace {
 }
 
 impl World {
-    /// The store of a worker's machine takes no model until then.
+    /// The store of a worker's machine takes no model until then, or until faults are over.
     pub(super) fn fill_store(&mut self, node: Node, until: Time) {
-        let Node::Worker(slot) = node else { return };
+        let (Node::Worker(slot), until) = (node, until.min(self.calm)) else { return };
         self.full_stores.insert(slot, until);
         if let Node::Worker(place) = self.process(node)
             && let Some(bench) = self.workers.get_mut(place).and_then(|it| it.bench.as_mut())

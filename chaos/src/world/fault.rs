@@ -136,14 +136,10 @@ impl World {
                 self.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
             Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.calm)),
-            Fault::FullStore { node, span } => {
-                self.fill_store(*node, (now + *span).min(self.calm));
-            }
+            Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
-            Fault::Mistake { node: Node::Worker(slot) } => {
-                self.armed.mistakes.insert(*slot);
-            }
+            Fault::Mistake { node: Node::Worker(slot) } => _ = self.armed.mistakes.insert(*slot),
             Fault::Stop { .. } | Fault::Garble { .. } | Fault::Mistake { .. } => {}
         }
         Ok(())

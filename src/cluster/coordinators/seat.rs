@@ -196,8 +196,8 @@ impl Seat {
     /// there is room or the wait is over. The workers train on meanwhile.
     fn wait_for_room(&mut self, why: ClusterError, wait: Duration) -> Result<(), ClusterError> {
         let (since, pause) = self.full.unwrap_or_else(|| {
-            let coordinator = self.number;
-            tracing::warn!(coordinator, %why, "its disk is full: it is started until there is room");
+            let number = self.number;
+            tracing::warn!(number, %why, "a coordinator's disk is full: it waits for room");
             (Instant::now(), PAUSE)
         });
         if since.elapsed() >= wait {

@@ -30,8 +30,8 @@ impl RunSpec {
         if parameters > MAX_PARAMETERS {
             let (layers, width) = (self.model.layers, self.model.width);
             let problem = format!(
-                "is {layers}, which with model.width = {width} makes {parameters} parameters; lower \
-                 one of the two: a model has at most 2^35"
+                "is {layers}, which with model.width = {width} makes {parameters} parameters; \
+                 lower one of the two: a model has at most 2^35"
             );
             return refuse("model.layers", problem);
         }

@@ -58,8 +58,8 @@ impl Member {
         self.device(Job::Export { to, shards });
     }
 
-    /// Somebody writes the model's file, and asks for master weights: they are handed out as soon as
-    /// they are those of the last step.
+    /// A worker that writes the model's file asks for master weights. They are handed out as soon
+    /// as they are those of the last step.
     pub(super) fn hand_out_masters(&mut self, to: WorkerId) {
         if !self.serves(to) {
             return self.refuse();

@@ -158,25 +158,28 @@ impl Bench {
             }
             Job::Finish { version, .. } => self.finish(version),
             Job::Masters { to } => self.masters(to),
-            Job::Open if self.full > 0 => {
-                self.full -= 1;
-                vec![Report::Unwritten("no space left".into())]
-            }
-            Job::Open => {
-                self.unwritten = (0..3).map(Shard).collect();
-                vec![Report::Opened]
-            }
-            Job::Write { .. } if self.torn > 0 => {
-                self.torn -= 1;
-                vec![Report::Unwritten("input/output error".into())]
-            }
-            Job::Write { shard, values } => {
-                self.unwritten.remove(&shard);
-                self.model.insert(shard, bits(&values));
-                let written = self.unwritten.is_empty().then_some(Report::Written);
-                written.into_iter().collect()
-            }
+            Job::Open => vec![self.open()],
+            Job::Write { shard, values } => self.write(shard, &values).into_iter().collect(),
         }
+    }
+
+    fn open(&mut self) -> Report {
+        if self.full > 0 {
+            self.full -= 1;
+            return Report::Unwritten("no space left".into());
+        }
+        self.unwritten = (0..3).map(Shard).collect();
+        Report::Opened
+    }
+
+    fn write(&mut self, shard: Shard, values: &[f32]) -> Option<Report> {
+        if self.torn > 0 {
+            self.torn -= 1;
+            return Some(Report::Unwritten("input/output error".into()));
+        }
+        self.unwritten.remove(&shard);
+        self.model.insert(shard, bits(values));
+        self.unwritten.is_empty().then_some(Report::Written)
     }
 
     fn enter(&mut self, origin: Origin, owned: &[(Shard, bool)], learned: &[Shard]) {
