@@ -394,6 +394,8 @@ impl Core {
         }
         let members = self.member_links();
         self.announce(members);
+        let last = self.state.run().is_some_and(|run| self.reached.0 >= run.steps);
+        self.model.renew(last);
         self.see_to_model(now);
         if self.state.is_to_go_back() {
             return self.pause(now); // An operator asked while this generation was on its way.

@@ -24,6 +24,8 @@ use crate::state::Command;
 const GIVE_WAY: Duration = Duration::from_secs(10);
 /// A worker that is to write is told so again this often, until it is done.
 const REPEAT: Duration = Duration::from_secs(1);
+/// How often it is looked at who writes.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What the leader knows of the model.
 #[derive(Debug, Default)]
@@ -37,6 +39,8 @@ pub(super) struct Model {
     /// It was said in an event that no worker has a directory.
     nobody_is_noted: bool,
     durable: Option<ModelPlace>,
+    /// When it was looked at last who writes.
+    looked_at: Time,
 }
 
 #[derive(Debug)]
@@ -46,6 +50,12 @@ struct Failing {
 }
 
 impl Model {
+    /// A generation begins; only one after the last step goes on with what is durable.
+    pub(super) fn renew(&mut self, is_last: bool) {
+        self.durable.take_if(|_| !is_last);
+        self.looked_at = Time(0);
+    }
+
     /// Where the model is durable, once it is.
     pub(super) fn durable(&self) -> Option<&ModelPlace> {
         self.durable.as_ref()
@@ -59,10 +69,15 @@ impl Core {
         if !is_steady || !self.running() || self.model.durable.is_some() {
             return;
         }
-        if self.state.record().is_none() {
+        let is_due = self.model.looked_at == Time(0) || now.since(self.model.looked_at) >= LOOK;
+        if self.state.record().is_none() || !is_due {
             return;
         }
+        self.model.looked_at = now;
         let over = self.is_over();
+        if !over && self.is_told(self.state.generation()) {
+            return;
+        }
         let Some(writer) = self.writer(now, over) else { return self.miss_writer(now, over) };
         self.model.nobody_since = None;
         let generation = self.state.generation();
@@ -76,6 +91,12 @@ impl Core {
             self.model.told = Some((writer, generation, now));
             self.tell_to_write(writer, generation);
         }
+    }
+
+    /// Whether a worker that can be reached knows that it is to write in this generation.
+    fn is_told(&self, generation: Generation) -> bool {
+        let Some((worker, of, _)) = self.model.told else { return false };
+        of == generation && self.links.of_registered(worker).is_some()
     }
 
     /// Members in rank order, and after the last step every other worker, that have a directory

@@ -242,7 +242,7 @@ impl Core {
         let holdings = self.planted(holdings);
         self.unreachable.clear();
         self.finished = None;
-        self.model.renew();
+        self.model.renew(record.resume.0 >= setup.run.steps);
         self.told = (false, false);
         let data_shards = setup.run.batch.data_shards;
         if listed {

@@ -19,7 +19,7 @@ impl Core {
                 _ => return, // It is of a run that is over.
             },
         };
-        self.model.renew();
+        self.model.renew(false);
         self.phase = Phase::Unable(Box::new(run), reason);
         self.say_unable();
     }

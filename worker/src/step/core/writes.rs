@@ -27,7 +27,7 @@ pub(super) struct Model {
     told: bool,
     /// The file under way.
     writing: Option<Writing>,
-    /// It is durable: it stays so in later generations, since the last step has one state.
+    /// It is durable: it stays so in generations that begin after the last step.
     written: bool,
 }
 
@@ -37,9 +37,11 @@ impl Model {
         Self { place, ..Self::default() }
     }
 
-    /// Another generation begins: whoever writes in it is told anew.
-    pub(super) fn renew(&mut self) {
+    /// Another generation begins: the worker that writes in it is told anew. Only one that begins
+    /// after the last step goes on with what is durable.
+    pub(super) fn renew(&mut self, is_last: bool) {
         (self.told, self.writing) = (false, None);
+        self.written &= is_last;
     }
 
     /// Why the file cannot be written, while it cannot.
