@@ -12,6 +12,7 @@ mod conclusion;
 mod coordinators;
 mod directory;
 mod error;
+mod files;
 mod join;
 mod naming;
 mod process;
@@ -39,6 +40,7 @@ pub use report::{LapseReport, Losses, Report, RollbackReport, WorkerReport};
 
 use conclusion::Ending;
 use coordinators::Coordinators;
+use files::Files;
 use process::{Daemons, Process};
 use progress::Lines;
 use signals::interrupted;
@@ -90,6 +92,7 @@ impl Options {
 /// A running cluster. Dropped, it kills its processes.
 pub struct Cluster {
     directory: Directory,
+    files: Files,
     coordinators: Coordinators,
     workers: Workers,
     progress: Progress,
@@ -159,13 +162,15 @@ impl Cluster {
         let program = options.program.clone().map_or_else(executable, Ok)?;
         let daemons = Daemons { program, by_hand: options.by_hand };
         let count = options.coordinators;
-        let coordinators = Coordinators::found(&directory, daemons.clone(), count).await?;
+        let coordinators =
+            Coordinators::found(&directory, daemons.clone(), count, options.wait).await?;
         directory.copy_token(coordinators.home())?;
         let addresses = coordinators.addresses();
         let join = join::command(&daemons.program, &directory, &addresses);
         let workers = Workers::start(&directory, addresses, daemons, options).await?;
         let mut cluster = Self {
             directory,
+            files: Files::default(),
             coordinators,
             workers,
             progress: Progress { join, ..Progress::default() },
@@ -314,11 +319,12 @@ impl Cluster {
         let report = self.report(&run);
         let text = conclusion::text(&self.directory, &run, &self.progress, &report, ending);
         let told: Vec<_> = ending.event(&self.progress).into_iter().collect();
-        let Self { coordinators, workers, progress, .. } = &*self;
+        let Self { coordinators, workers, progress, directory, files, .. } = self;
         let view = view::of_ended(coordinators, workers, progress, ending.state());
-        let written = self.directory.append("events.jsonl", &told);
-        let written = written.and(self.directory.write("cluster.json", view.as_bytes()));
-        if let Err(error) = written.and(self.directory.write(conclusion::REPORT, text.as_bytes())) {
+        let written = files.settle(directory);
+        let written = written.and(files.append(directory, "events.jsonl", &told));
+        let written = written.and(files.write(directory, "cluster.json", view));
+        if let Err(error) = written.and(directory.write(conclusion::REPORT, text.as_bytes())) {
             tracing::warn!(%error, "the end of the run is not on record");
         }
     }
@@ -354,7 +360,7 @@ impl Cluster {
 
     /// Takes an update, and writes it down.
     fn take(&mut self, update: Update) -> Result<(), ClusterError> {
-        self.directory.append("events.jsonl", &update.events)?;
+        self.files.append(&self.directory, "events.jsonl", &update.events)?;
         for event in &update.events {
             if let EventKind::Registered { worker, name, number } = &event.kind {
                 self.workers.registered(name, *worker);
@@ -367,9 +373,13 @@ impl Cluster {
         match self.progress.take(update, wanted) {
             Lines::Came(count) => {
                 let lines = &self.progress.lines;
-                self.directory.append("metrics.jsonl", &lines[lines.len() - count..])
+                let new = &lines[lines.len() - count..];
+                self.files.append(&self.directory, "metrics.jsonl", new)
             }
-            Lines::TakenBack => self.directory.rewrite("metrics.jsonl", &self.progress.lines),
+            Lines::TakenBack => {
+                let Self { files, directory, progress, .. } = self;
+                files.rewrite(directory, "metrics.jsonl", &progress.lines)
+            }
         }
     }
 
@@ -395,10 +405,10 @@ impl Cluster {
     fn write_view(&mut self) -> Result<(), ClusterError> {
         let view = view::text(&self.coordinators, &self.workers, &self.progress);
         if view != self.view {
-            self.directory.write("cluster.json", view.as_bytes())?;
+            self.files.write(&self.directory, "cluster.json", view.clone())?;
             self.view = view;
         }
-        Ok(())
+        self.files.settle(&self.directory)
     }
 
     /// Gives up a run whose workers do not come, or do not come back.

@@ -7,14 +7,16 @@
 mod add;
 mod recover;
 mod remove;
+mod room;
 mod status;
 mod transfer;
 
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Ended, Options, Start};
-use everstep_coordinator::http::HttpError;
+use everstep_coordinator::http::{self, HttpError};
 use everstep_coordinator::log::{LogError, StoreError};
 
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
@@ -41,16 +43,14 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     let CoordinatorFlags { dir, listen, http, .. } = flags;
     let files = dir.display().to_string();
     let place = format!("{files} on {listen}");
-    let serves = Cell::new(false);
-    let ready = |Addresses { links, api }| {
-        serves.set(true);
-        let api = api.map(|api: SocketAddr| format!("http://{api}"));
-        tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
-        announce(&serde_json::json!({ "address": links, "api": api }));
-    };
-    match daemon::run(Options { dir, listen, start, http: http.options() }, ready) {
-        Ok(Ended::Stopped) => Err(stopped(Exit::Terminated, "SIGTERM", serves.get()).at(place)),
-        Ok(Ended::Interrupted) => Err(stopped(Exit::Interrupted, "SIGINT", serves.get()).at(place)),
+    let served = Cell::new(None);
+    match serve(Options { dir, listen, start, http: http.options() }, &served) {
+        Ok(Ended::Stopped) => {
+            Err(stopped(Exit::Terminated, "SIGTERM", served.get().is_some()).at(place))
+        }
+        Ok(Ended::Interrupted) => {
+            Err(stopped(Exit::Interrupted, "SIGINT", served.get().is_some()).at(place))
+        }
         Ok(Ended::Removed) => {
             logging::conclude(format_args!(
                 "the coordinator was removed: the others go on without it, and need nothing of \
@@ -65,6 +65,36 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
+    }
+}
+
+/// Runs the coordinator to its end, where a full disk is no end for as long as is waited for room.
+/// Once it listens, `served` has its addresses.
+fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, CoordinatorError> {
+    let (mut options, mut deadline) = (first.clone(), None);
+    loop {
+        let began = Instant::now();
+        let ended = daemon::run(options, |addresses| {
+            let Addresses { links, api } = addresses;
+            let api = api.map(|api: SocketAddr| format!("http://{api}"));
+            tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
+            // Whoever started it was told the first time, and it listens where it did.
+            if served.replace(Some(addresses)).is_none() {
+                announce(&serde_json::json!({ "address": links, "api": api }));
+            }
+        });
+        let (Err(error), Some(addresses)) = (&ended, served.get()) else { return ended };
+        if began.elapsed() >= room::LONGEST {
+            deadline = None; // It had room for long.
+        }
+        let by = *deadline.get_or_insert_with(|| Instant::now() + room::LONGEST);
+        if !room::await_room(&first.dir, error, by) {
+            return ended;
+        }
+        let http = first.http.clone();
+        let http = http.map(|http| http::Options { listen: addresses.api.or(http.listen), ..http });
+        let (dir, listen) = (first.dir.clone(), addresses.links);
+        options = Options { dir, listen, start: Start::Again, http };
     }
 }
 

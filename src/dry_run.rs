@@ -3,8 +3,8 @@
 
 use everstep_kernels::backend::cuda::Precision;
 use everstep_kernels::backend::cuda::memory::{WORKSPACE_BYTES, arena};
-use everstep_kernels::compute::Compute;
 use everstep_kernels::device::{self, DeviceChoice};
+use everstep_kernels::models::ModelPlan;
 use everstep_kernels::reduce;
 use everstep_worker::builtin;
 use everstep_worker::memory::Memory;
@@ -24,15 +24,15 @@ pub(crate) fn run(
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Exit::Usage, "the run cannot be built").because(error)
     };
-    let compute = registry.build_model_on_host(run).map_err(|error| failed(&error))?;
+    let model = registry.plan_model(run).map_err(|error| failed(&error))?;
     let dataset = registry.build_dataset(run).map_err(|error| failed(&error))?;
     if dataset.is_empty() {
         return Err(failed(&"the data set is empty"));
     }
-    let parameters = compute.layout().count();
-    let tensors = compute.layout().tensors().len();
-    let memory = Memory::of_worker(run, compute.as_ref(), resolved.workers)
-        .map_err(|error| failed(&error))?;
+    let parameters = model.layout.count();
+    let tensors = model.layout.tensors().len();
+    let memory =
+        Memory::of_worker(run, &model, resolved.workers).map_err(|error| failed(&error))?;
     let mut lines = vec![
         format!("run             {}", run.name),
         format!("model           {} ({tensors} tensors)", run.model.kind),
@@ -53,7 +53,7 @@ pub(crate) fn run(
         format!("memory          of each of {} workers, without the data:", resolved.workers),
     ];
     let precision = builtin::precision(run);
-    let on_gpu = on_gpu(compute.as_ref(), device, precision);
+    let on_gpu = on_gpu(&model, device, precision);
     let memory = if on_gpu.is_empty() { memory } else { memory.beside_gpu() };
     let parts = memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0);
     lines.extend(parts.map(|(what, bytes)| megabytes(what, bytes)));
@@ -69,7 +69,7 @@ pub(crate) fn run(
 
 /// What a worker takes of a GPU; nothing where it would not compute on one.
 fn on_gpu(
-    compute: &dyn Compute,
+    model: &ModelPlan,
     device: DeviceChoice,
     precision: Precision,
 ) -> Vec<(&'static str, usize)> {
@@ -79,7 +79,7 @@ fn on_gpu(
         DeviceChoice::Cpu => false,
     };
     // In 16 bits it can be a GPU only, whichever machine this is.
-    let sizes = compute.sizes().filter(|_| wanted || precision != Precision::F32);
+    let sizes = model.sizes.filter(|_| wanted || precision != Precision::F32);
     let products = ("products", WORKSPACE_BYTES);
     sizes.map_or(Vec::new(), |sizes| [&arena(sizes, precision)[..], &[products]].concat())
 }

@@ -12,6 +12,7 @@ use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::{BatchSpec, ModelSpec, Precision, SpecError};
 use everstep_worker::device::model_file::MODEL_KEY;
 use everstep_worker::registry::{Registry, RegistryError};
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
@@ -122,8 +123,14 @@ pub fn read_model(path: &Path, registry: &Registry) -> Result<Box<dyn Compute>, 
     let (_, metadata) = SafeTensors::read_metadata(&bytes)?;
     let model = metadata.metadata().as_ref().and_then(|texts| texts.get(MODEL_KEY));
     let run = run_of(parse_model(model.ok_or(ModelError::NoModel)?)?, registry)?;
+    let file = SafeTensors::deserialize(&bytes)?;
+    // Metadata may name any model: it is built only if the file has its tensors.
+    let tensors = registry.plan_model(&run)?.layout.tensors().to_vec();
+    check(&tensors, &file)?;
     let mut compute = registry.build_model_on_host(&run)?;
-    load(&mut *compute, &SafeTensors::deserialize(&bytes)?)?;
+    for tensor in &tensors {
+        compute.load(tensor.offset, &values(tensor, &file)?);
+    }
     Ok(compute)
 }
 
@@ -155,20 +162,23 @@ fn run_of(model: ModelSpec, registry: &Registry) -> Result<RunSpec, ModelError> 
     Ok(run)
 }
 
-/// Loads every tensor of the layout; the file must have these and no others.
-fn load(compute: &mut dyn Compute, file: &SafeTensors<'_>) -> Result<(), ModelError> {
-    let tensors = compute.layout().tensors().to_vec();
+/// The file must have these tensors and no others.
+fn check(tensors: &[Tensor], file: &SafeTensors<'_>) -> Result<(), ModelError> {
     if file.len() != tensors.len() {
         let counts = format!("{} where the model has {}", file.len(), tensors.len());
         return Err(ModelError::Tensor(counts));
     }
-    for tensor in &tensors {
-        compute.load(tensor.offset, &values(tensor, file)?);
-    }
-    Ok(())
+    tensors.iter().try_for_each(|tensor| found(tensor, file).map(drop))
 }
 
 fn values(tensor: &Tensor, file: &SafeTensors<'_>) -> Result<Vec<f32>, ModelError> {
+    let view = found(tensor, file)?;
+    let (elements, _) = view.data().as_chunks();
+    Ok(elements.iter().copied().map(f32::from_le_bytes).collect())
+}
+
+/// A tensor of the file, if it is there in the right shape.
+fn found<'a>(tensor: &Tensor, file: &SafeTensors<'a>) -> Result<TensorView<'a>, ModelError> {
     let Tensor { name, shape, .. } = tensor;
     let found = file
         .tensor(name)
@@ -178,8 +188,7 @@ fn values(tensor: &Tensor, file: &SafeTensors<'_>) -> Result<Vec<f32>, ModelErro
         let problem = format!("\"{name}\" is {dtype:?} {found:?}, not F32 {shape:?}");
         return Err(ModelError::Tensor(problem));
     }
-    let (elements, _) = found.data().as_chunks();
-    Ok(elements.iter().copied().map(f32::from_le_bytes).collect())
+    Ok(found)
 }
 
 /// Draws an index with the probabilities softmax(`logits / temperature`), by a number in `[0, 1)`.

@@ -45,7 +45,7 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     output::print(progress::summary(&resolved.run, &report, &home))?;
     let model = home.join("model.safetensors");
     if !model.is_file() {
-        return Err(without_model(&model, &report));
+        return Err(without_model(&model, &home, &report));
     }
     match sample(&resolved.run, &model, &text, registry) {
         Some(sample) => output::print(sample),
@@ -115,7 +115,7 @@ pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Fail
     let refused = |key, error: &dyn std::fmt::Display| {
         Failure::from(resolved.refusal(key, &format!("cannot be used: {error}")))
     };
-    registry.build_model_on_host(&resolved.run).map_err(|error| refused("model.kind", &error))?;
+    registry.plan_model(&resolved.run).map_err(|error| refused("model.kind", &error))?;
     let dataset =
         registry.build_dataset(&resolved.run).map_err(|error| refused("data.path", &error))?;
     if dataset.is_empty() {
@@ -182,17 +182,23 @@ pub(crate) fn interrupted(failure: Failure, home: &Path, steps: u64) -> Failure 
 }
 
 /// A run that has all that was promised but a model where its user will look for it.
-fn without_model(model: &Path, report: &Report) -> Failure {
+fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
+    let place = cluster::ended(home);
+    let told = |key: &str| place.as_ref()?[key].as_str().map(str::to_string);
+    let place = match (told("model_host"), told("model")) {
+        (Some(host), Some(path)) => format!("{host}:{path}"),
+        _ => "that worker's --dir".into(),
+    };
     Failure::new(Exit::Failed, "the run is complete, but its model is not in its directory")
         .at(model.display())
         .because(format!(
-            "the worker of rank 0 was started by hand, and writes the model to its own --dir, if \
-             it has one; the state hash is {}",
+            "a worker that was started by hand wrote it to its own --dir: {place}; the state hash \
+             is {}",
             report.state_hash
         ))
         .next(
-            "look in that worker's --dir; the next time start workers with --join @DIR/join.token, \
-             DIR being the run's directory, or with --dir",
+            "copy it from there; the next time start workers with --join @DIR/join.token, DIR \
+             being the run's directory",
         )
 }
 

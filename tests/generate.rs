@@ -173,6 +173,11 @@ fn a_file_that_is_no_model_is_refused_in_words() {
     let circle = CYCLE.replace("cycle", "circle");
     let unknown = with(4, Some(&circle)).to_string();
     assert!(unknown.contains("no model named \"circle\""), "{unknown}");
+    // A model of any size may be named: what the file holds decides whether it is built.
+    let deep = r#"{"kind": "gpt", "layers": 65536, "heads": 1, "width": 32, "context": 4}"#;
+    let path = model_file(&directory, 4, Some(deep));
+    let deep = read_model(&path, &builtin::registry()).err().expect("refused").to_string();
+    assert!(deep.contains("1 where the model has"), "{deep}");
     let shape = with(3, Some(CYCLE)).to_string();
     assert!(shape.contains("\"logits\" is F32 [3], not F32 [4]"), "{shape}");
 }

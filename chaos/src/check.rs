@@ -11,10 +11,12 @@ mod asked;
 mod bounds;
 mod commits;
 mod copies;
+mod durable;
 mod holdings;
 mod invariant;
 pub mod linear;
 mod lines;
+mod observation;
 mod parameters;
 mod pauses;
 mod promises;
@@ -28,15 +30,12 @@ mod subtrees;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::Event;
-use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, CoordinatorId, Decision, Frame, Generation, LossScale, MetricsLine, Record,
-    RunSpec, Shard, Step, Term, WorkerId,
+    Commit, CoordinatorId, Decision, Generation, Record, RunSpec, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -46,6 +45,7 @@ use asked::Asked;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
+use durable::Durable;
 use holdings::Holdings;
 use lines::Lines;
 use parameters::Parameters;
@@ -59,6 +59,7 @@ use sums::Sums;
 
 pub use asked::{Answer, Call, TOKENS};
 pub use invariant::Invariant;
+pub use observation::{Copy, Observation};
 pub use pauses::SERVED;
 pub use stale::Standing;
 
@@ -72,95 +73,6 @@ pub struct Violation {
     pub at: Time,
     /// What was seen.
     pub seen: String,
-}
-
-/// Something that a checker wants to know of.
-#[derive(Clone, Copy, Debug)]
-pub enum Observation<'a> {
-    /// A coordinator leads in this term: its place, and how often it was started.
-    Leads((usize, u64), Term),
-    /// A coordinator has applied this entry: its index, its term, what it says.
-    Applied(u64, Term, &'a [u8]),
-    /// A coordinator that has applied the log up to this index has this state.
-    Stands(u64, &'a [u8]),
-    /// The log lists these coordinators since this entry.
-    Listed(u64, &'a [CoordinatorId]),
-    /// A coordinator ends, since the others do without it.
-    Dismissed(CoordinatorId),
-    /// What an entry has brought to a coordinator's history.
-    Brought(&'a Frame),
-    /// A coordinator tells a worker that it is lost.
-    Evicted(WorkerId),
-    /// The coordinator that leads asks for promises of this number.
-    Paused(Generation),
-    /// A worker has promised this number to the coordinator of this term.
-    Promised(WorkerId, Term, Generation),
-    /// The coordinator proposes a generation.
-    Proposed(&'a Record),
-    /// The log has come to a generation in this term; with whose loss it is a rollback, if it is
-    /// one: all of the members before who are gone in truth, or have been unheard for too long.
-    Recorded(&'a Record, Term, Option<&'a BTreeSet<WorkerId>>),
-    /// Time passes: whether coordinator and members are able to serve a Pause.
-    Passes(bool),
-    /// A worker became a member, with this last commit.
-    Entered(WorkerId, &'a Record, Step),
-    /// A worker is gone, or has discarded all its state.
-    Gone(WorkerId),
-    /// A worker says something to another in this generation.
-    Said(WorkerId, Generation),
-    /// A device begins with the gradients of a step, with this loss scale.
-    Began(WorkerId, Step, LossScale),
-    /// A device that has entered this generation has computed a data shard of this step.
-    Computed(WorkerId, (Generation, Step), &'a Contribution),
-    /// A member has learned, or decided, that a step is committed.
-    Committed(WorkerId, &'a Commit),
-    /// A worker shows its last commit, as an answer to a Pause.
-    Shown(WorkerId, &'a Commit),
-    /// A member of this generation takes this step, and all before, for settled.
-    Settled(WorkerId, (Generation, Step)),
-    /// A device has entered a generation that resumes at this step, and owns these shards.
-    Holds(WorkerId, &'a [(Shard, Step, u64)], Step),
-    /// A device is to make a version of a shard.
-    Given(WorkerId, Shard, Step),
-    /// A worker holds a new version of a shard; whether its device is in its core's generation.
-    Updated(WorkerId, Copy<'a>, bool),
-    /// A primary hands out what is computed with.
-    Shared(WorkerId, Copy<'a>),
-    /// A device is given a version of a shard that another worker has sent.
-    Offered(WorkerId, Copy<'a>),
-    /// It has taken it on.
-    Restored(WorkerId, Copy<'a>),
-    /// A member computes with another's new version of a shard.
-    Loaded(WorkerId, Copy<'a>),
-    /// An operator asks for something.
-    Asked(u64, Call),
-    /// It is answered.
-    Answered(u64, Answer),
-    /// A watcher was told of an event.
-    Told(&'a Event),
-    /// A watcher was told a line.
-    Written(&'a MetricsLine),
-    /// Somebody refused something that was meant for it.
-    Refused(fmt::Arguments<'a>),
-    /// A worker that stands so takes a chunk.
-    Admitted(WorkerId, &'a Chunk, Standing),
-    /// So many wait in a queue of this kind.
-    Queued(&'static str, usize),
-    /// The memory of a worker is not what it should be: its copies may differ from now on.
-    Corrupted(WorkerId),
-}
-
-/// One version of one parameter shard.
-#[derive(Clone, Copy, Debug)]
-pub struct Copy<'a> {
-    /// The step that made it.
-    pub version: Step,
-    /// The shard.
-    pub shard: Shard,
-    /// The digest of master weights and moments; none for who only computes with it.
-    pub digest: Option<u64>,
-    /// What is computed with, where it is to be seen.
-    pub parameters: Option<&'a [f32]>,
 }
 
 /// What a step's commit says, as far as it must be the same for all members and in all runs.
@@ -215,6 +127,7 @@ pub struct Checks {
     samples: Samples,
     sums: Sums,
     lines: Lines,
+    durable: Durable,
     asked: Asked,
 }
 
@@ -240,6 +153,7 @@ impl Checks {
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
             sums: Sums::default(),
             lines: Lines::default(),
+            durable: Durable::default(),
             asked: Asked::default(),
         }
     }
@@ -297,7 +211,7 @@ impl Checks {
                 Ok(())
             }
             Observation::Answered(client, answer) => self.asked.answered(client, answer),
-            Observation::Told(event) => self.lines.told(event),
+            Observation::Told(event) => self.told(event),
             Observation::Written(line) => {
                 let follows = self.lines.written(line, &self.commits);
                 follows.and_then(|()| self.scales.written(line))
@@ -322,6 +236,11 @@ impl Checks {
         found.map_err(|found| violation(now, found))
     }
 
+    fn told(&mut self, event: &Event) -> Result<(), Found> {
+        self.durable.told(event)?;
+        self.lines.told(event)
+    }
+
     /// What is seen of the coordinators' log.
     fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
@@ -342,7 +261,7 @@ impl Checks {
         }
     }
 
-    /// What is seen of copies of shards.
+    /// What is seen of copies of shards, and of the model in the end.
     fn held(&mut self, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
             Observation::Holds(worker, owned, resume) => {
@@ -372,6 +291,10 @@ impl Checks {
                 Ok(())
             }
             Observation::Loaded(worker, copy) => self.parameters.loaded(worker, copy),
+            Observation::Durable(place) => {
+                self.durable.written(place);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

@@ -214,6 +214,13 @@ pub enum Fault {
         /// For how long.
         span: Duration,
     },
+    /// The store where a worker writes the model takes nothing for a while.
+    FullStore {
+        /// Whose.
+        node: Node,
+        /// For how long.
+        span: Duration,
+    },
     /// A bit flips in what a worker's device holds: it finds that before its next update.
     Flip {
         /// Whose memory.
@@ -285,6 +292,7 @@ impl Fault {
             Self::Duplicate { .. } => "duplicate",
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
+            Self::FullStore { .. } => "full store",
             Self::Flip { .. } => "flipped bit",
             Self::Garble { .. } => "garbled gradient",
             Self::Mistake { .. } => "mistake",
@@ -324,6 +332,7 @@ impl Fault {
             | Self::Stall { node, .. }
             | Self::Drift { node, .. }
             | Self::Hang { node, .. }
+            | Self::FullStore { node, .. }
             | Self::Flip { node }
             | Self::Garble { node }
             | Self::Mistake { node } => named(node),
@@ -343,6 +352,21 @@ impl Fault {
             | Self::OneWay { span, .. }
             | Self::Bridge { span, .. } => *span,
             _ => Duration::ZERO,
+        }
+    }
+
+    /// In words, what happens to a clock, or to a worker's device, store or memory.
+    fn tell_of_a_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Drift { node, permille } => {
+                write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
+            }
+            Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
+            Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
+            Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
+            Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
+            Self::Mistake { node } => write!(f, "{node} errs in an update"),
+            other => f.write_str(other.kind()),
         }
     }
 
@@ -416,9 +440,6 @@ impl fmt::Display for Fault {
                 write!(f, "{} are paused for {span:?}", all(side))
             }
             Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
-            Self::Drift { node, permille } => {
-                write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
-            }
             Self::Disconnect { ends: (a, b) } => {
                 write!(f, "the connection of {a} and {b} is lost")
             }
@@ -440,10 +461,12 @@ impl fmt::Display for Fault {
             Self::Reorder { from, to, lane, extra, span } => {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
-            Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
-            Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
-            Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
-            Self::Mistake { node } => write!(f, "{node} errs in an update"),
+            Self::Drift { .. }
+            | Self::Hang { .. }
+            | Self::FullStore { .. }
+            | Self::Flip { .. }
+            | Self::Garble { .. }
+            | Self::Mistake { .. } => self.tell_of_a_machine(f),
         }
     }
 }

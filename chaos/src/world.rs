@@ -92,6 +92,8 @@ pub struct World {
     paused: BTreeMap<Node, Pause>,
     /// How fast each machine's clock runs, thousandths.
     drifts: BTreeMap<Node, u32>,
+    /// Until when the stores of workers' machines are full, by slot.
+    full_stores: BTreeMap<usize, Time>,
     armed: Armed,
     /// When faults end.
     calm: Time,
@@ -141,6 +143,7 @@ impl World {
             seeking: BTreeMap::new(),
             paused: BTreeMap::new(),
             drifts: BTreeMap::new(),
+            full_stores: BTreeMap::new(),
             armed: Armed::default(),
             calm: Time(u64::MAX),
             meddler: None,

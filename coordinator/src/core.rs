@@ -29,6 +29,7 @@ mod figures;
 mod finish;
 mod lines;
 mod links;
+mod model;
 mod operators;
 mod partition;
 mod past;
@@ -37,6 +38,7 @@ mod progress;
 mod reads;
 mod reign;
 mod silence;
+mod unable;
 mod view;
 mod workers;
 
@@ -59,6 +61,7 @@ use self::feeds::Feeds;
 use self::lines::Reported;
 pub use self::links::LinkEnd;
 use self::links::{Links, Phase};
+use self::model::Model;
 use self::operators::Requests;
 use self::partition::Partition;
 use self::past::Past;
@@ -66,6 +69,7 @@ pub(crate) use self::past::TELLING;
 use self::progress::Progress;
 use self::reign::{Guide, Reign};
 use self::silence::{Doubt, Silence};
+use self::unable::Unable;
 use self::view::Watchers;
 pub use self::view::{ClusterView, End};
 #[cfg(feature = "planted")]
@@ -248,6 +252,8 @@ pub struct Core {
     past: Past,
     /// Of members of the current generation.
     results: BTreeMap<WorkerId, WorkerResult>,
+    model: Model,
+    unable: Unable,
     requests: Requests,
     admissions: Admissions,
     watchers: Watchers,
@@ -285,6 +291,8 @@ impl Core {
             progress: Progress::default(),
             past: Past::default(),
             results: BTreeMap::new(),
+            model: Model::default(),
+            unable: Unable::default(),
             requests: Requests::default(),
             admissions: Admissions::default(),
             watchers: Watchers::default(),
@@ -411,6 +419,7 @@ impl Core {
             }
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
             Command::Lead
+            | Command::Note { .. }
             | Command::End { .. }
             | Command::ShutOut { .. }
             | Command::Recover { .. } => {}
@@ -422,6 +431,7 @@ impl Core {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         if self.results.len() < record.members.len()
             || self.state.written() < Step(run.steps)
+            || !self.is_durable()
             || !self.running()
         {
             return;

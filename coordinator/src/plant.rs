@@ -36,6 +36,8 @@ pub enum Plant {
     IgnoreHangs,
     /// A generation is recorded whoever led when it was proposed.
     IgnoreTerm,
+    /// A run is complete when its members are done, whether its model is durable or not.
+    FinishUnwritten,
     /// A coordinator is shut out when the log does without it as far as one other knows.
     ShutOutEarly,
     /// A coordinator is shut out though it may be the only one that can tell the leader of history

@@ -29,6 +29,11 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         let waited = seconds(Duration::from_millis(waited));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
     }
+    if let Some(awaited) = &view.model_awaited {
+        let waited = view.now_unix_ms.saturating_sub(awaited.since_unix_ms);
+        let waited = seconds(Duration::from_millis(waited));
+        return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
     if let Some((silent, span)) = view.outage {
         let words = format!(
             "cut off: {silent} of {} have been silent for {}; they may train on, and the \
@@ -43,7 +48,10 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
         let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
         let wanted = workers(run.start_workers);
-        return ("starting", format!("starting: {there} of {wanted} registered"));
+        let unable = view.unable.first();
+        let unable = unable.map(|(name, why)| format!("; {name} cannot compute the run: {why}"));
+        let unable = unable.unwrap_or_default();
+        return ("starting", format!("starting: {there} of {wanted} registered{unable}"));
     }
     if let Some((one, other)) = view.unreachable.first() {
         let words = format!(
@@ -64,7 +72,10 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
 /// The same for a run that is over, and whose last step this was.
 pub(crate) fn ended(end: &End, Step(last): Step) -> (&'static str, String) {
     match end {
-        End::Complete => ("complete", format!("complete: all {} steps", grouped(last))),
+        End::Complete(None) => ("complete", format!("complete: all {} steps", grouped(last))),
+        End::Complete(Some(place)) => {
+            ("complete", format!("complete: all {} steps; the model is {place}", grouped(last)))
+        }
         End::Failed(reason) => ("failed", format!("failed: {reason}")),
     }
 }
@@ -93,10 +104,16 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::{OwnersAwaited, Waiting};
-    use everstep_transport::protocol::{MetricsLine, Term, WorkerId};
+    use everstep_transport::protocol::{
+        MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerId, WriteFailure,
+    };
 
     use super::*;
     use crate::http::tests::view;
+
+    fn place() -> ModelPlace {
+        ModelPlace { host: "node-7".into(), path: "/runs/model.safetensors".into() }
+    }
 
     fn at_step(step: u64) -> Option<MetricsLine> {
         Some(MetricsLine { step: Step(step), ..MetricsLine::default() })
@@ -110,6 +127,11 @@ mod tests {
         assert_eq!(standing(&follows).0, "following");
         let started = ClusterView { world_size: 0, ..view() };
         assert_eq!(standing(&started).1, "starting: 2 of 3 workers registered");
+        let name = NodeName::parse("worker-c").expect("a valid name");
+        let unable = ClusterView { unable: vec![(name, "no such file".into())], ..started };
+        let words = "starting: 2 of 3 workers registered; worker-c cannot compute the run: no such \
+                     file";
+        assert_eq!(standing(&unable).1, words);
         assert_eq!(standing(&view()).1, "training: step 812 of 1,000 with 2 workers");
         let alone = ClusterView { world_size: 1, line: at_step(1_000), ..view() };
         assert_eq!(standing(&alone).1, "training: step 1,000 of 1,000 with 1 worker");
@@ -133,8 +155,22 @@ mod tests {
         let words = "cut off: workers 3 and 5 cannot reach each other, and neither can be left \
                      out; step 812 of 1,000 was the last";
         assert_eq!(standing(&cut_off).1, words);
-        let complete = ClusterView { end: Some(End::Complete), ..waiting };
-        assert_eq!(standing(&complete).1, "complete: all 1,000 steps");
+        let failed = WriteFailure { worker: WorkerId(4), place: place(), reason: "full".into() };
+        let full = ModelAwaited { failed: Some(failed), since_unix_ms: 78_000 };
+        let unwritten = ClusterView { model_awaited: Some(full), ..view() };
+        let words = "waiting for 12 s: all steps are trained, and the model cannot be written: \
+                     worker 4, node-7:/runs/model.safetensors: full; make room there, or start a \
+                     worker with another --dir";
+        assert_eq!(standing(&unwritten), ("waiting", words.into()));
+        let nowhere = ModelAwaited { failed: None, since_unix_ms: 78_000 };
+        let nowhere = ClusterView { model_awaited: Some(nowhere), ..view() };
+        let words = "waiting for 12 s: all steps are trained, and no worker has a directory to \
+                     write the model to; start a worker with --dir (`everstep worker add` prints \
+                     the command)";
+        assert_eq!(standing(&nowhere), ("waiting", words.into()));
+        let complete = ClusterView { end: Some(End::Complete(Some(place()))), ..waiting };
+        let words = "complete: all 1,000 steps; the model is node-7:/runs/model.safetensors";
+        assert_eq!(standing(&complete).1, words);
         let failed = ClusterView { end: Some(End::Failed("no disk".into())), ..view() };
         assert_eq!(standing(&failed), ("failed", "failed: no disk".into()));
     }

@@ -197,6 +197,11 @@ impl State {
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::Lines { generation, lines } => self.settle(*generation, lines),
+            Command::Note { run, kind } => {
+                self.must_be(*run)?;
+                self.note(unix_ms, kind.clone());
+                Ok(Verdict::Accepted)
+            }
             Command::End { run, outcome, figures } => {
                 self.must_be(*run)?;
                 self.end(unix_ms, outcome.clone(), figures.clone());

@@ -3,8 +3,8 @@
 //! A worker is called by the number that people know it by, as long as the state remembers the
 //! worker, and by its id later.
 
-use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{WorkerId, WriteFailure};
 
 use crate::state::State;
 
@@ -17,6 +17,9 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
             | EventKind::Unreachable { .. }
             | EventKind::Refused { .. }
             | EventKind::Failed { .. }
+            | EventKind::Unable { .. }
+            | EventKind::Unwritten { .. }
+            | EventKind::NoStore
             | EventKind::Recovered { .. }
     )
 }
@@ -55,7 +58,17 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
         ),
-        EventKind::Complete { step, .. } => format!("the run is complete, after step {step}"),
+        EventKind::Unable { name, reason } => format!("{name} cannot compute the run: {reason}"),
+        EventKind::Unwritten { failure: WriteFailure { worker, place, reason } } => {
+            format!("{} cannot write the model to {place}: {reason}", called(worker))
+        }
+        EventKind::NoStore => "no worker has a directory to write the model to".into(),
+        EventKind::Complete { step, model: None } => {
+            format!("the run is complete, after step {step}")
+        }
+        EventKind::Complete { step, model: Some(place) } => {
+            format!("the run is complete, after step {step}: its model is {place}")
+        }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
     }
 }

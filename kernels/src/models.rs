@@ -7,8 +7,10 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, DeviceError, Indices, View};
+use crate::backend::{Backend, DeviceError, Indices, Sizes, View};
+use crate::compute::Compute;
 use crate::layers::Plan;
+use crate::layout::Layout;
 
 mod gpt;
 mod mlp;
@@ -63,6 +65,25 @@ pub struct Sequences {
     pub tokens: Indices,
     /// The tokens of one sequence.
     pub length: usize,
+}
+
+/// What a model would take, known without building it.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    /// The flat parameter vector.
+    pub layout: Layout,
+    /// The sizes of the arenas, where the model has any.
+    pub sizes: Option<Sizes>,
+    /// Bytes for parameters, gradient and activations on the CPU.
+    pub device_bytes: usize,
+}
+
+impl ModelPlan {
+    /// That of a model that is built.
+    pub fn of(compute: &dyn Compute) -> Self {
+        let (sizes, device_bytes) = (compute.sizes(), compute.device_bytes());
+        Self { layout: compute.layout().clone(), sizes, device_bytes }
+    }
 }
 
 /// What a model takes for a batch.

@@ -78,7 +78,9 @@ pub(super) fn text(
             format!("{}: after step {step} of {}: {reason}", ending.state(), run.steps)
         }
     };
-    let model = directory.path().join("model.safetensors");
+    let own = directory.path().join("model.safetensors");
+    let own = own.is_file().then(|| own.display().to_string());
+    let place = progress.model();
     let stalls = report.generations.iter().filter_map(|generation| generation.stall_ms);
     let submitted = progress.events.first().map(|event| event.unix_ms);
     let more = json!({
@@ -88,7 +90,8 @@ pub(super) fn text(
         "reason": ending.reason(),
         "step": step,
         "run": run,
-        "model": model.is_file().then(|| model.display().to_string()),
+        "model": place.map(|place| place.path.clone()).or(own),
+        "model_host": place.map(|place| &place.host),
         "longest_stall_ms": stalls.reduce(f64::max),
         "submitted_unix_ms": submitted,
         "ended_unix_ms": now_unix_ms(),

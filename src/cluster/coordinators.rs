@@ -29,6 +29,8 @@ pub(super) struct Coordinators {
     daemons: Daemons,
     /// The term in which it was told last who has ended.
     told_in: Term,
+    /// How long a full disk is waited for.
+    wait: Duration,
 }
 
 /// How often the processes are looked at while one is asked something.
@@ -47,6 +49,7 @@ impl Coordinators {
         directory: &Directory,
         daemons: Daemons,
         count: u32,
+        wait: Duration,
     ) -> Result<Self, ClusterError> {
         let (home, first) = Seat::start(directory, &daemons, 1, Origin::Bootstrap)?;
         let founder = Seat::of(1, count, home, first.listening().await?);
@@ -61,7 +64,7 @@ impl Coordinators {
         }
         let addresses: Vec<_> = seats.iter().map(Seat::address).collect();
         let operator = Operator::new(&seats[0].home().join(CREDENTIALS), &addresses)?;
-        let mut coordinators = Self { seats, operator, daemons, told_in: Term(0) };
+        let mut coordinators = Self { seats, operator, daemons, told_in: Term(0), wait };
         coordinators.until_all_vote(directory).await?;
         Ok(coordinators)
     }
@@ -220,10 +223,12 @@ impl Coordinators {
     ) -> Result<T, ClusterError> {
         loop {
             let members = self.members();
-            let Self { seats, operator, daemons, .. } = self;
+            let Self { seats, operator, daemons, wait, .. } = self;
             let answer = tokio::select! {
                 answer = question(operator) => answer,
-                hopeless = attend(seats, &members, directory, daemons) => return Err(hopeless),
+                hopeless = attend(seats, &members, directory, (daemons, *wait)) => {
+                    return Err(hopeless);
+                }
             };
             let Err(OperatorError::Unanswered(reason)) = answer else { return Ok(answer?) };
             tracing::warn!(reason, "the coordinators are asked anew");
@@ -243,12 +248,12 @@ async fn attend(
     seats: &mut [Seat],
     members: &[SocketAddr],
     directory: &Directory,
-    daemons: &Daemons,
+    (daemons, wait): (&Daemons, Duration),
 ) -> ClusterError {
     loop {
         for seat in seats.iter_mut() {
             let is_member = members.contains(&seat.address());
-            if let Err(error) = seat.attend(directory, daemons, is_member) {
+            if let Err(error) = seat.attend(directory, (daemons, wait), is_member) {
                 return error;
             }
         }

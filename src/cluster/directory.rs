@@ -104,15 +104,23 @@ impl Directory {
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ClusterError> {
         let (path, partial) = (self.path.join(name), self.path.join(format!("{name}.partial")));
         let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &path));
+        let written = written.inspect_err(|_| {
+            let _ = fs::remove_file(&partial); // half a file takes room
+        });
         written.map_err(|source| at(&path, source))
     }
 
-    /// Appends whole lines of JSON.
-    pub fn append<T: Serialize>(&self, name: &str, lines: &[T]) -> Result<(), ClusterError> {
+    /// Appends a text: all of it, or nothing.
+    pub(super) fn append_text(&self, name: &str, text: &str) -> Result<(), ClusterError> {
         let path = self.path.join(name);
-        let file = File::options().create(true).append(true).open(&path);
-        let written = file.and_then(|mut file| file.write_all(text_of(lines).as_bytes()));
-        written.map_err(|source| at(&path, source))
+        let append = || {
+            let mut file = File::options().create(true).append(true).open(&path)?;
+            let length = file.metadata()?.len();
+            file.write_all(text.as_bytes()).inspect_err(|_| {
+                let _ = file.set_len(length); // half a line is worse than none
+            })
+        };
+        append().map_err(|source| at(&path, source))
     }
 
     /// Copies the coordinator's join token to where another worker finds it.
@@ -120,19 +128,10 @@ impl Directory {
         let (from, to) = (home.join("join.token"), self.path.join("join.token"));
         fs::copy(&from, &to).map(drop).map_err(|source| at(&to, source)) // keeps the mode, 0600
     }
-
-    /// Writes a whole file of lines of JSON, atomically.
-    pub(super) fn rewrite<T: Serialize>(
-        &self,
-        name: &str,
-        lines: &[T],
-    ) -> Result<(), ClusterError> {
-        self.write(name, text_of(lines).as_bytes())
-    }
 }
 
 /// Lines of JSON.
-fn text_of<T: Serialize>(lines: &[T]) -> String {
+pub(super) fn text_of<T: Serialize>(lines: &[T]) -> String {
     let line = |line| serde_json::to_string(line).expect("a line is plain data") + "\n";
     lines.iter().map(line).collect()
 }

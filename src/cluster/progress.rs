@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use everstep_transport::protocol::outcome::{
     Event, EventKind, OwnersAwaited, Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
-use everstep_transport::protocol::{Device, MetricsLine, Step, WorkerId};
+use everstep_transport::protocol::{
+    Device, MetricsLine, ModelAwaited, ModelPlace, NodeName, Step, WorkerId,
+};
 
 use super::Protection;
 
@@ -34,6 +36,10 @@ pub struct Progress {
     pub waiting: Option<Waiting>,
     /// Whose return the run waits for, since nobody else holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
+    /// What the model of a trained run waits for.
+    pub model_awaited: Option<ModelAwaited>,
+    /// Why workers cannot compute the run, where some cannot and it has not begun.
+    pub unable: Vec<(NodeName, String)>,
     /// Pairs of members that cannot reach each other, and stop the run.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// Which parameter shards lack owners, and lacked them.
@@ -85,10 +91,19 @@ impl Progress {
         self.lines.last().map_or(Step(0), |line| line.step)
     }
 
+    /// Where the model of a complete run is durable.
+    pub fn model(&self) -> Option<&ModelPlace> {
+        let model = self.events.iter().rev().find_map(|event| match &event.kind {
+            EventKind::Complete { model, .. } => Some(model.as_ref()),
+            _ => None,
+        });
+        model.flatten()
+    }
+
     /// Takes an update to heart, of a run that needs `min_workers`.
     pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
         let Update { lines, events, workers, divergence, .. } = update;
-        let Update { waiting, owners_awaited, unreachable, .. } = update;
+        let Update { waiting, owners_awaited, model_awaited, unable, unreachable, .. } = update;
         let mut change = Lines::Came(0);
         if events.is_empty() {
             // Lines that come with events may be of a history that one of these events began; they
@@ -115,6 +130,7 @@ impl Progress {
         }
         (self.workers, self.divergence, self.unreachable) = (workers, divergence, unreachable);
         self.owners_awaited = owners_awaited;
+        (self.model_awaited, self.unable) = (model_awaited, unable);
         self.waiting = waiting.or_else(|| self.deserted(min_workers));
         change
     }
@@ -154,6 +170,8 @@ mod tests {
             divergence: None,
             waiting: None,
             owners_awaited: None,
+            model_awaited: None,
+            unable: Vec::new(),
             unreachable: Vec::new(),
             outcome: Outcome::Running,
         }

@@ -28,6 +28,8 @@ pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Pr
         "unreachable": progress.unreachable,
         "waiting": progress.waiting,
         "owners_awaited": progress.owners_awaited,
+        "model_awaited": progress.model_awaited,
+        "unable": progress.unable,
     });
     format!("{cluster:#}\n")
 }

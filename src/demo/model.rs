@@ -154,8 +154,9 @@ fn warnings(progress: &Progress) -> Vec<String> {
         format!("waiting: {members} of at least {wanted} workers take part")
     });
     let owners = progress.owners_awaited.as_ref().map(|awaited| format!("waiting: {awaited}"));
+    let model = progress.model_awaited.as_ref().map(|awaited| format!("waiting: {awaited}"));
     let pairs = progress.unreachable.iter().map(|pair| apart(*pair, progress));
-    waiting.into_iter().chain(owners).chain(pairs).chain(lacking(progress)).collect()
+    waiting.into_iter().chain(owners).chain(model).chain(pairs).chain(lacking(progress)).collect()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::*;
 
 fn update(steps: std::ops::Range<u64>, events: std::ops::Range<u64>) -> Update {
     let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
-    let kind = EventKind::Complete { step: Step(9) };
+    let kind = EventKind::Complete { step: Step(9), model: None };
     let event = |number| Event { number, unix_ms: 0, kind: kind.clone() };
     Update {
         run: None,
@@ -17,6 +17,8 @@ fn update(steps: std::ops::Range<u64>, events: std::ops::Range<u64>) -> Update {
         divergence: None,
         waiting: None,
         owners_awaited: None,
+        model_awaited: None,
+        unable: Vec::new(),
         unreachable: Vec::new(),
         outcome: Outcome::Running,
     }

@@ -1,7 +1,7 @@
 //! What happens to a cluster, in plain sentences: one for each event that a user should hear of.
 
-use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::{WorkerId, WriteFailure};
 
 use crate::cluster::Progress;
 use crate::output;
@@ -27,6 +27,14 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
         ),
+        EventKind::Unable { name, reason } => format!("{name} cannot compute the run: {reason}"),
+        EventKind::Unwritten { failure: WriteFailure { worker, place, reason } } => {
+            let who = called(worker);
+            format!("{who} cannot write the model to {place}: {reason}; it tries again")
+        }
+        EventKind::NoStore => {
+            "no worker has a directory to write the model to: start one with --dir".into()
+        }
         // The first event is that somebody leads, in whatever term the first votes were enough.
         EventKind::Leading { term } if event.number > 1 => {
             format!("a coordinator leads anew, in term {term}")
@@ -87,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_every_run_has_is_not_said() {
-        assert_eq!(said(9, EventKind::Complete { step: Step(3) }), None);
+        assert_eq!(said(9, EventKind::Complete { step: Step(3), model: None }), None);
         let left = said(9, EventKind::Left { worker: WorkerId(7) });
         assert_eq!(left.as_deref(), Some("worker 7 has left"));
     }

@@ -31,7 +31,9 @@ impl Waiting {
     /// how others join; of a run that stands still, at once, who takes part and how another joins.
     pub(crate) fn sentences(&mut self, progress: &Progress) -> Vec<String> {
         let registered = progress.registered();
-        let waits = progress.waiting.is_some() || progress.owners_awaited.is_some();
+        let waits = progress.waiting.is_some()
+            || progress.owners_awaited.is_some()
+            || progress.model_awaited.is_some();
         let stands = registered.is_none() && waits;
         let is_new = stands && !self.stands;
         self.stands = stands;
@@ -44,9 +46,10 @@ impl Waiting {
                 "waiting: {} of at least {} workers take part; another joins with: {}",
                 waiting.members, waiting.wanted, progress.join
             )],
-            (None, None) => match &progress.owners_awaited {
-                Some(awaited) => vec![format!("waiting: {awaited}")],
-                None => return Vec::new(),
+            (None, None) => match (&progress.owners_awaited, &progress.model_awaited) {
+                (Some(awaited), _) => vec![format!("waiting: {awaited}")],
+                (None, Some(awaited)) => vec![format!("waiting: {awaited}")],
+                (None, None) => return Vec::new(),
             },
         };
         self.said_at = Instant::now();

@@ -52,6 +52,7 @@ impl Ended {
             "submitted_unix_ms": report["submitted_unix_ms"],
             "ended_unix_ms": report["ended_unix_ms"],
             "model": report["model"],
+            "model_host": report["model_host"],
             "report": self.dir.join("report.json"),
         })
     }

@@ -17,6 +17,7 @@ mod kept;
 mod learn;
 mod memory;
 mod operate;
+mod places;
 mod recover;
 mod refusal;
 mod several;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Disks that cannot be written: the directory of a cluster is mounted read-only, then lies on a disk without room, then
 # on one that fills up under the coordinator that writes to it. Each time the coordinator says so and what to do, and
-# goes on when that is done, with all that it had agreed to.
+# goes on when that is done, with all that it had agreed to: by itself where its disk filled up while it ran.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: disks.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
@@ -89,21 +89,44 @@ start
 ends "mount its file system so that it can be written"
 mount -o remount,rw "$out/disk"
 
-tell "its disk is full"
+# says WORDS: its log has them within 10 s, and it runs.
+says() {
+    for _ in $(seq 100); do
+        if grep -q "$1" "$out/log"; then return; fi
+        kill -0 "$pid" 2>/dev/null || fail "it has ended"
+        sleep 0.1
+    done
+    fail "it does not say \"$1\""
+}
+# answers: it leads again within 10 s.
+answers() {
+    for _ in $(seq 100); do
+        if ask coordinator status >/dev/null 2>&1; then return; fi
+        sleep 0.1
+    done
+    fail "it does not lead within 10 s"
+}
+
+tell "its disk is full when it starts; then there is room"
 fill
 start
-ends "make room on its disk"
+says "its disk is full"
 rm "$out/disk/fill"
+says "its disk has room again"
+answers
+kill "$pid"
+wait "$pid" || true
 
 tell "its disk fills up while it writes"
 begin --listen "$address"
 fill
 while [ "$agreed" -lt 1000 ] && agree; do :; done
-ends "make room on its disk"
+says "its disk is full"
 rm "$out/disk/fill"
 
 tell "there is room again"
-begin --listen "$address"
+says "its disk has room again"
+answers
 ask coordinator status
 # Of the last one, nobody knows whether it was agreed to.
 echo "tokens that it has agreed to: $agreed; that it knows: $(known)"

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use everstep_kernels::backend::cuda;
+use everstep_kernels::backend::{Cpu, cuda};
 use everstep_kernels::compute::Compute;
 use everstep_kernels::device::{self, DeviceChoice};
-use everstep_kernels::models::{Gpt, GptConfig, Mlp, MlpConfig};
+use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, OnBackend};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
 
@@ -19,11 +19,24 @@ const VOCABULARY: usize = 256;
 
 /// A registry with `gpt`, `mlp` and `text`.
 pub fn registry() -> Registry {
-    Registry::new().model("gpt", gpt).model("mlp", mlp).dataset("text", text)
+    let models = Registry::new().model("gpt", gpt).model("mlp", mlp);
+    models
+        .plan("gpt", |run| OnBackend::<Gpt, Cpu>::plan(gpt_config(run)).map_err(words))
+        .plan("mlp", |run| OnBackend::<Mlp, Cpu>::plan(mlp_config(run)).map_err(words))
+        .dataset("text", text)
+}
+
+fn words(error: ConfigError) -> String {
+    error.to_string()
 }
 
 fn gpt(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> {
-    let config = GptConfig {
+    let opened = device::open::<Gpt>(device, precision(run), gpt_config(run));
+    opened.map_err(|error| error.to_string())
+}
+
+fn gpt_config(run: &RunSpec) -> GptConfig {
+    GptConfig {
         vocabulary: VOCABULARY,
         layers: run.model.layers as usize,
         heads: run.model.heads as usize,
@@ -31,19 +44,22 @@ fn gpt(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> 
         context: run.model.context as usize,
         micro_batch: run.batch.micro_batch as usize,
         recompute: run.model.recompute,
-    };
-    device::open::<Gpt>(device, precision(run), config).map_err(|error| error.to_string())
+    }
 }
 
 fn mlp(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> {
-    let config = MlpConfig {
+    let opened = device::open::<Mlp>(device, precision(run), mlp_config(run));
+    opened.map_err(|error| error.to_string())
+}
+
+fn mlp_config(run: &RunSpec) -> MlpConfig {
+    MlpConfig {
         vocabulary: VOCABULARY,
         layers: run.model.layers as usize,
         width: run.model.width as usize,
         context: run.model.context as usize,
         micro_batch: run.batch.micro_batch as usize,
-    };
-    device::open::<Mlp>(device, precision(run), config).map_err(|error| error.to_string())
+    }
 }
 
 /// In the words of the kernels.

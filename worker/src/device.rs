@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::compute::{Batch, Compute, Evaluation, Pass, STAGES};
+use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, Pass, STAGES};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
@@ -30,7 +30,7 @@ use everstep_transport::time::Time;
 use tracing::trace_span;
 
 use crate::data::Dataset;
-use crate::data::loader::Loader;
+use crate::data::loader::{LoadError, Loader};
 use crate::data::validation::validation_part;
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
@@ -86,8 +86,8 @@ pub struct Device {
     deferred: VecDeque<Job>,
     /// When the first pass began; from then on waiting is exposed communication.
     training: bool,
-    /// Parameters whose master weights have not come to be written.
-    unwritten: usize,
+    /// The model's or the data set's own code is at work.
+    in_user_code: bool,
     summary: Summary,
     #[cfg(feature = "planted")]
     plant: Option<crate::plant::Plant>,
@@ -107,7 +107,7 @@ impl Device {
             work: Arc::default(),
             deferred: VecDeque::new(),
             training: false,
-            unwritten: parameters,
+            in_user_code: false,
             summary: Summary {
                 flops_per_sample: parts.compute.flops_per_sample(),
                 ..Summary::default()
@@ -133,14 +133,14 @@ impl Device {
             if self.training {
                 self.summary.exposed_seconds += port.now().since(idle).as_secs_f64();
             }
-            if let Err(reason) = self.handle(job, port) {
-                return port.report(Report::Failed(reason));
+            if let Err(error) = self.handle(job, port) {
+                return port.report(error.into());
             }
         }
     }
 
     /// Does one job, and what was put off meanwhile.
-    pub fn handle(&mut self, job: Job, port: &mut dyn Port) -> Result<(), String> {
+    pub fn handle(&mut self, job: Job, port: &mut dyn Port) -> Result<(), DeviceError> {
         self.perform(job, port)?;
         while let Some(job) = self.deferred.pop_front() {
             self.perform(job, port)?;
@@ -148,18 +148,33 @@ impl Device {
         Ok(())
     }
 
-    fn perform(&mut self, job: Job, port: &mut dyn Port) -> Result<(), String> {
+    fn perform(&mut self, job: Job, port: &mut dyn Port) -> Result<(), DeviceError> {
         match job {
             Job::Gradient { step, scale, work } => {
                 return self.gradients((step, scale), work, port);
             }
             Job::Finish { version, data_shards } => return self.finish(version, data_shards, port),
-            Job::Write { shard, values } => return self.write(shard, &values, port),
-            Job::Enter { .. } => self.begin_model_anew(),
+            Job::Masters { to } => {
+                for (shard, values) in self.holdings.masters() {
+                    port.report(Report::Exported { to, shard, values });
+                }
+                return Ok(());
+            }
+            Job::Open => {
+                self.open(port);
+                return Ok(());
+            }
+            Job::Write { shard, values } => {
+                self.write(shard, &values, port);
+                return Ok(());
+            }
+            // Master weights of the generation before may never have come to their end.
+            Job::Enter { .. } => self.parts.model_file.iter_mut().for_each(ModelFile::close),
             _ => {}
         }
         let compute = &mut self.parts.compute;
-        self.holdings.handle(job, port, &mut |offset, values| compute.load(offset, values))
+        self.holdings.handle(job, port, &mut |offset, values| compute.load(offset, values))?;
+        Ok(())
     }
 
     // Gradients.
@@ -169,7 +184,7 @@ impl Device {
         (step, scale): (Step, LossScale),
         work: Arc<Work>,
         port: &mut dyn Port,
-    ) -> Result<(), String> {
+    ) -> Result<(), DeviceError> {
         self.training = true;
         let batch = self.parts.run.batch;
         self.accumulator.plan(batch.data_shards, work.subtrees.clone(), scale);
@@ -191,7 +206,7 @@ impl Device {
         data_shard: DataShard,
         scale: f32,
         port: &mut dyn Port,
-    ) -> Result<Option<Report>, String> {
+    ) -> Result<Option<Report>, DeviceError> {
         let began = port.now();
         let (step_number, number) = (step.0, data_shard.0);
         let span =
@@ -203,7 +218,7 @@ impl Device {
         let sampled = self.sampled_as(data_shard);
         let loaded =
             trace_span!(target: STAGES, "load").in_scope(|| self.parts.loader.next(step, sampled));
-        let loaded = loaded.map_err(|error| error.to_string())?;
+        let loaded = loaded?;
         self.accumulator.begin(data_shard);
         let mut waited = Duration::ZERO;
         let mut loss = 0.0;
@@ -223,7 +238,10 @@ impl Device {
                 torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),
             };
             let compute = self.parts.compute.as_mut();
-            let part = exchange.compute(compute, micro_batch, Pass { first, last, scale })?;
+            self.in_user_code = true;
+            let part = exchange.compute(compute, micro_batch, Pass { first, last, scale });
+            self.in_user_code = false;
+            let part = part?;
             waited += exchange.waited;
             let Some(part) = part else { return Ok(None) };
             loss += part / f64::from(self.parts.run.batch.accumulate);
@@ -255,7 +273,7 @@ impl Device {
         version: Step,
         data_shards: Vec<DataShard>,
         port: &mut dyn Port,
-    ) -> Result<(), String> {
+    ) -> Result<(), DeviceError> {
         assert!(
             self.holdings.versions().iter().all(|held| *held == version),
             "the member has gathered every shard before it finishes"
@@ -263,15 +281,14 @@ impl Device {
         self.training = false;
         let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()).max(1);
         self.summary.evaluations.clear();
+        self.in_user_code = true;
         for part in data_shards {
             let evaluation = self.evaluate(part, limit)?;
             self.summary.evaluations.extend(evaluation);
         }
+        self.in_user_code = false;
         self.summary.digests = self.holdings.seal()?;
         self.summary.optimizer_bytes = self.holdings.bytes();
-        for (shard, values) in self.holdings.masters() {
-            port.report(Report::Exported { shard, values });
-        }
         port.report(Report::Finished(self.summary.clone()));
         Ok(())
     }
@@ -282,7 +299,11 @@ impl Device {
         batch.targets.len().max(1) as u64
     }
 
-    fn evaluate(&mut self, part: DataShard, limit: u64) -> Result<Option<PartEvaluation>, String> {
+    fn evaluate(
+        &mut self,
+        part: DataShard,
+        limit: u64,
+    ) -> Result<Option<PartEvaluation>, DeviceError> {
         let Parts { run, dataset, compute, .. } = &mut self.parts;
         let held_out = dataset.validation_len();
         let indices: Vec<u64> =
@@ -294,7 +315,7 @@ impl Device {
             for index in rows {
                 dataset.fill_validation(*index, &mut batch);
             }
-            let found = compute.evaluate(&batch).map_err(|error| error.to_string())?;
+            let found = compute.evaluate(&batch)?;
             sum.loss += found.loss * rows.len() as f64;
             let metric = found.metric.map(|metric| metric * rows.len() as f64);
             sum.metric = metric.map(|metric| metric + sum.metric.unwrap_or(0.0));
@@ -308,27 +329,77 @@ impl Device {
         }))
     }
 
-    fn write(&mut self, shard: Shard, values: &[f32], port: &mut dyn Port) -> Result<(), String> {
-        let range = reduce::shard_range(self.parameters(), shard.0 as usize);
-        self.unwritten -= range.len();
-        if let Some(file) = &mut self.parts.model_file {
-            file.write(range, values).map_err(|error| error.to_string())?;
-        }
-        if self.unwritten == 0 {
-            port.report(Report::Written);
-        }
-        Ok(())
+    /// Errors of the file end nothing: who asked is told, and asks again.
+    fn open(&mut self, port: &mut dyn Port) {
+        let Some(file) = &mut self.parts.model_file else {
+            return port.report(Report::Unwritten("this worker has no directory".into()));
+        };
+        port.report(match file.open() {
+            Ok(()) => Report::Opened,
+            Err(error) => Report::Unwritten(error.to_string()),
+        });
     }
 
-    /// Master weights of the generation before may never have come to their end.
-    fn begin_model_anew(&mut self) {
-        self.unwritten = self.parameters();
-        if let Some(file) = &mut self.parts.model_file {
-            file.begin_anew();
+    fn write(&mut self, shard: Shard, values: &[f32], port: &mut dyn Port) {
+        let range = reduce::shard_range(self.holdings.layout().count(), shard.0 as usize);
+        let Some(file) = &mut self.parts.model_file else { return };
+        match file.write(range, values) {
+            Ok(false) => {}
+            Ok(true) => port.report(Report::Written),
+            Err(error) => port.report(Report::Unwritten(error.to_string())),
         }
     }
 
-    fn parameters(&self) -> usize {
-        self.holdings.layout().count()
+    /// How a panic is told: one in the model's or the data set's own code would recur on every
+    /// worker.
+    pub fn panicked(&self, words: &str) -> DeviceError {
+        match self.in_user_code {
+            true => DeviceError::Unable(format!("the model or the data set panicked: {words}")),
+            false => DeviceError::Failed(format!("the device panicked: {words}")),
+        }
+    }
+}
+
+/// Why a device cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// For a reason of its own: another worker may take its place.
+    #[error("{0}")]
+    Failed(String),
+    /// For a reason that follows from the run, and would recur on every worker.
+    #[error("{0}")]
+    Unable(String),
+}
+
+impl From<String> for DeviceError {
+    fn from(reason: String) -> Self {
+        Self::Failed(reason)
+    }
+}
+
+impl From<LoadError> for DeviceError {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Fill { .. } => Self::Unable(error.to_string()),
+            LoadError::NotPlanned { .. } => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<ComputeError> for DeviceError {
+    fn from(error: ComputeError) -> Self {
+        match error {
+            ComputeError::Batch(_) => Self::Unable(error.to_string()),
+            ComputeError::Device(_) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<DeviceError> for Report {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Failed(reason) => Self::Failed(reason),
+            DeviceError::Unable(reason) => Self::Unable(reason),
+        }
     }
 }

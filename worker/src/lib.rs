@@ -11,6 +11,7 @@ pub mod daemon;
 pub use daemon::failpoint;
 pub mod data;
 pub mod device;
+pub mod free_memory;
 pub mod memory;
 pub mod optimize;
 #[cfg(feature = "planted")]

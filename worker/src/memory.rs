@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use everstep_kernels::backend::cuda;
-use everstep_kernels::compute::Compute;
+use everstep_kernels::models::ModelPlan;
 use everstep_kernels::optimizer::InvalidSetting;
 use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::RunSpec;
@@ -50,10 +50,10 @@ impl Memory {
     /// - states under way: at most 64 MiB at a learner, and the same with those that it asks.
     pub fn of_worker(
         run: &RunSpec,
-        compute: &dyn Compute,
+        model: &ModelPlan,
         workers: u32,
     ) -> Result<Self, InvalidSetting> {
-        let parameters = compute.layout().count() as u64;
+        let parameters = model.layout.count() as u64;
         let owners = u64::from(run.copies.min(workers));
         let bytes_per_parameter = optimize::optimizer(run)?.bytes_per_parameter() as u64;
         let share =
@@ -65,7 +65,7 @@ impl Memory {
             coming => coming.div_ceil(2),
         };
         Ok(Self {
-            device: compute.device_bytes() as u64,
+            device: model.device_bytes as u64,
             pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
@@ -139,8 +139,8 @@ mod tests {
         let needed = |recompute| {
             let mut run = exemplars::run();
             (run.model.layers, run.model.recompute) = (5, recompute);
-            let model = builtin::registry().build_model_on_host(&run).expect("a gpt");
-            Memory::of_worker(&run, &*model, 2).expect("a valid optimizer")
+            let model = builtin::registry().plan_model(&run).expect("a gpt");
+            Memory::of_worker(&run, &model, 2).expect("a valid optimizer")
         };
         let (kept, again) = (needed(false), needed(true));
         let run = exemplars::run();
@@ -150,6 +150,20 @@ mod tests {
         let least = 4 * 4 * rows * (15 * width + 2 * 2 + heads);
         assert!(again.device + least <= kept.device, "{again:?} {kept:?}");
         assert_eq!(Memory { device: 0, ..again }, Memory { device: 0, ..kept });
+    }
+
+    /// A plan states what the model would take: the sizes of one that is built.
+    #[test]
+    fn a_plan_has_the_sizes_of_the_model_that_is_built() {
+        for (kind, recompute) in [("gpt", false), ("gpt", true), ("mlp", false)] {
+            let mut run = exemplars::run();
+            (run.model.kind, run.model.layers) = (kind.into(), 3);
+            (run.model.width, run.model.context, run.model.recompute) = (24, 12, recompute);
+            let planned = builtin::registry().plan_model(&run).expect("a plan");
+            let built = builtin::registry().build_model_on_host(&run).expect("a model");
+            assert_eq!(planned.device_bytes, built.device_bytes(), "{kind}");
+            assert_eq!((planned.sizes, &planned.layout), (built.sizes(), built.layout()));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use everstep_kernels::compute::Compute;
 use everstep_kernels::device::DeviceChoice;
+use everstep_kernels::models::ModelPlan;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
 
@@ -13,6 +14,7 @@ use crate::data::Dataset;
 
 type BuildModel =
     Box<dyn Fn(&RunSpec, DeviceChoice) -> Result<Box<dyn Compute>, String> + Send + Sync>;
+type PlanModel = Box<dyn Fn(&RunSpec) -> Result<ModelPlan, String> + Send + Sync>;
 type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + Send + Sync>;
 
 /// The models and data sets that a program can train.
@@ -22,6 +24,8 @@ type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + S
 #[derive(Default)]
 pub struct Registry {
     models: BTreeMap<String, BuildModel>,
+    /// Of models whose sizes can be known without building them.
+    plans: BTreeMap<String, PlanModel>,
     datasets: BTreeMap<String, BuildDataset>,
 }
 
@@ -63,6 +67,17 @@ impl Registry {
         F: Fn(&RunSpec, DeviceChoice) -> Result<Box<dyn Compute>, String> + Send + Sync + 'static,
     {
         self.models.insert(name.to_string(), Box::new(build));
+        self.plans.remove(name);
+        self
+    }
+
+    /// States how large the model of this name is, for a run: what builds it would allocate as
+    /// much. A run whose model does not fit into memory is refused before it is built.
+    pub fn plan<F>(mut self, name: &str, plan: F) -> Self
+    where
+        F: Fn(&RunSpec) -> Result<ModelPlan, String> + Send + Sync + 'static,
+    {
+        self.plans.insert(name.to_string(), Box::new(plan));
         self
     }
 
@@ -96,6 +111,21 @@ impl Registry {
         let mut run = run.clone();
         run.model.precision = Precision::F32;
         self.build_model(&run, DeviceChoice::Cpu)
+    }
+
+    /// How large the run's model is on a host. One that cannot tell is built.
+    pub fn plan_model(&self, run: &RunSpec) -> Result<ModelPlan, RegistryError> {
+        match self.known_plan(run) {
+            Some(plan) => plan,
+            None => Ok(ModelPlan::of(&*self.build_model_on_host(run)?)),
+        }
+    }
+
+    /// The same, of a model that can tell without being built.
+    pub fn known_plan(&self, run: &RunSpec) -> Option<Result<ModelPlan, RegistryError>> {
+        let name = &run.model.kind;
+        let found = self.plans.get(name)?;
+        Some(build("model", name, Some(found), self.models.keys(), |plan| plan(run)))
     }
 
     /// Builds the run's data set.

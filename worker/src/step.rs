@@ -25,3 +25,4 @@ pub mod roster;
 pub mod scaling;
 pub mod setup;
 pub mod version;
+mod writing;

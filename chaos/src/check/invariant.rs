@@ -45,6 +45,8 @@ pub enum Invariant {
     /// No rollback while a process that holds a needed copy may live, unless the run allows to give
     /// it up or an operator asks for it.
     I21,
+    /// A run is complete only when its model is durable, and its end names the place.
+    I22,
     /// After a planned change no worker sends more than one sum more than its share takes, and
     /// after a loss at most the orphaned blocks more than before.
     I24,

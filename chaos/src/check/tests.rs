@@ -3,8 +3,10 @@
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::run::Precision;
+use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    ChunkKind, DataShard, Message, News, NodeName, Ownership, Rank,
+    Chunk, ChunkKind, DataShard, Frame, LossScale, Message, MetricsLine, ModelPlace, News,
+    NodeName, Ownership, Rank, Term,
 };
 
 use super::*;
@@ -674,4 +676,25 @@ fn a_violation_says_what_when_and_which() {
     let seen = Observation::Refused(format_args!("a piece"));
     let violation = checks(None).observe(Time(1_234_567), seen).expect_err("nobody meddles");
     assert_eq!(violation.to_string(), "I18 did not hold after 1.235 ms: a piece");
+}
+
+#[test]
+fn i22_a_run_that_is_complete_before_its_model_is_durable_or_names_none() {
+    let place = |host: &str| ModelPlace { host: host.into(), path: "/runs/model".into() };
+    let complete =
+        |model| Event { number: 1, unix_ms: 0, kind: EventKind::Complete { step: Step(1), model } };
+    for (durable, named, holds) in [
+        (vec!["a"], Some("a"), true),
+        (vec!["a", "b"], Some("a"), true),
+        (vec!["b"], Some("a"), false),
+        (vec![], Some("a"), false),
+        (vec!["a"], None, false),
+    ] {
+        let mut checks = checks(None);
+        for host in durable {
+            see(&mut checks, Observation::Durable(&place(host))).expect("a file");
+        }
+        let told = see(&mut checks, Observation::Told(&complete(named.map(place))));
+        assert_eq!(told, if holds { Ok(()) } else { Err(Invariant::I22) }, "{named:?}");
+    }
 }

@@ -75,6 +75,8 @@ pub struct Rates {
     pub reorders: f64,
     /// Devices that hang while their workers live.
     pub hangs: f64,
+    /// Stores that take no model for a while.
+    pub full_stores: f64,
     /// Flipped bits that their device finds.
     pub flips: f64,
     /// Garbled gradients that their device finds.
@@ -126,6 +128,7 @@ impl Default for Rates {
             duplicates: 8.0,
             reorders: 4.0,
             hangs: 0.3,
+            full_stores: 2.0,
             flips: 0.5,
             garbles: 0.5,
             mistakes: 0.0,
@@ -159,6 +162,7 @@ impl Rates {
             isolations: 0.0,
             standstills: 0.0,
             hangs: 0.0,
+            full_stores: 0.0,
             flips: 0.0,
             garbles: 0.0,
             long: 0.0,
@@ -241,7 +245,8 @@ impl Draw<'_> {
     fn kinds(&self) -> Vec<(f64, Make)> {
         let hang: Make = |draw| Fault::Hang { node: draw.worker(), span: draw.outage() };
         let all = self.of_processes_and_ways().into_iter().chain(self.of_coordinators());
-        all.chain([(self.rates.hangs, hang)]).collect()
+        let full: Make = |draw| Fault::FullStore { node: draw.worker(), span: draw.outage() };
+        all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {

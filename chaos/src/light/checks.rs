@@ -219,6 +219,8 @@ mod tests {
             divergence: None,
             waiting: None,
             owners_awaited: None,
+            model_awaited: None,
+            unable: Vec::new(),
             unreachable: Vec::new(),
             outcome: Outcome::Running,
         }

@@ -9,7 +9,7 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Device, Generation, NodeName, Record, Shard, Step, Term, WorkerId,
+    Device, Generation, ModelPlace, NodeName, Record, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -327,6 +327,7 @@ impl Crowd {
             behind: 0,
             computing: None,
             telemetry: None,
+            unwritten: None,
         };
         self.say(link, Message::Heartbeat(heartbeat));
     }
@@ -335,6 +336,11 @@ impl Crowd {
         let owned = self.history.owned(worker);
         let digests = owned.iter().map(|shard| (*shard, [shard.0 as u8; 32])).collect();
         let result = WorkerResult { worker, digests, ..WorkerResult::default() };
+        if self.history.leads(worker) {
+            let place = self.workers.iter().position(|known| known.link == link);
+            let written = place.map(|place| Message::Written(model_place(place)));
+            written.into_iter().for_each(|written| self.say(link, written));
+        }
         self.say(link, Message::Finished(result));
     }
 
@@ -387,6 +393,10 @@ fn node_name(place: usize) -> NodeName {
     NodeName::parse(&format!("worker-{place}")).expect("a valid name")
 }
 
+fn model_place(place: usize) -> ModelPlace {
+    ModelPlace { host: format!("machine-{place}"), path: "/runs/model.safetensors".into() }
+}
+
 fn registration(place: usize, incarnation: u64) -> Registration {
     let host = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + place as u32);
     let (model, data) = ([1; 32], [2; 32]);
@@ -398,5 +408,6 @@ fn registration(place: usize, incarnation: u64) -> Registration {
         probe: 1,
         zone: None,
         device: Device::default(),
+        model: Some(model_place(place)),
     }
 }

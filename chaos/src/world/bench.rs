@@ -5,7 +5,7 @@
 //! gradient is begun only when all that it waits for has been delivered, or what ends it. What
 //! overtakes a gradient that waits does so here, too.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
@@ -40,6 +40,49 @@ pub struct Bench {
     busy: bool,
     /// A bit has flipped in its memory.
     flipped: bool,
+    store: Store,
+}
+
+/// The directory of a worker: it takes the model's file, or is full.
+#[derive(Debug, Default)]
+struct Store {
+    /// The shards that the open file lacks; none while no file is open.
+    missing: Option<BTreeSet<Shard>>,
+    full_until: Time,
+}
+
+impl Store {
+    /// Does a job that concerns the file; hands any other back.
+    fn perform(&mut self, job: Job, now: Time, shards: u32) -> Result<Option<Report>, Job> {
+        match &job {
+            Job::Enter { .. } => {
+                self.missing = None;
+                return Err(job);
+            }
+            Job::Open | Job::Write { .. } if now < self.full_until => {
+                let tries = matches!(job, Job::Open) || self.missing.is_some();
+                self.missing = None;
+                return Ok(tries.then(|| Report::Unwritten("no space left".into())));
+            }
+            _ => {}
+        }
+        match job {
+            Job::Open => {
+                self.missing = Some((0..shards).map(Shard).collect());
+                Ok(Some(Report::Opened))
+            }
+            Job::Write { shard, .. } => {
+                let Some(missing) = &mut self.missing else { return Ok(None) };
+                missing.remove(&shard);
+                if !missing.is_empty() {
+                    return Ok(None);
+                }
+                self.missing = None;
+                Ok(Some(Report::Written))
+            }
+            job => Err(job),
+        }
+    }
 }
 
 /// A job that was done.
@@ -53,8 +96,9 @@ pub struct Work {
 }
 
 impl Bench {
-    /// A device with nothing to do, for a model of `shards` parameter shards.
-    pub fn new(device: Device, shards: u32) -> Self {
+    /// A device with nothing to do, for a model of `shards` parameter shards, whose store is full
+    /// until then.
+    pub fn new(device: Device, shards: u32, full_until: Time) -> Self {
         Self {
             device,
             jobs: VecDeque::new(),
@@ -62,7 +106,13 @@ impl Bench {
             generation: Generation(0),
             busy: false,
             flipped: false,
+            store: Store { missing: None, full_until },
         }
+    }
+
+    /// The store takes nothing until then.
+    pub fn fill_store(&mut self, until: Time) {
+        self.store.full_until = until;
     }
 
     /// How many jobs are to be done.
@@ -99,19 +149,23 @@ impl Bench {
         };
         let changed = self.flipped && matches!(job, Job::Update { .. });
         note(&mut self.versions, &job);
-        let Self { device, jobs, versions, generation, .. } = self;
+        let shards = self.versions.len() as u32;
+        let Self { device, jobs, versions, generation, store, .. } = self;
         let mut port = Delivered { jobs, versions, random, now, generation, reports: vec![] };
         if gradient.is_some() {
             // All of it at once: what is sent meanwhile comes a little later than it would.
             port.now = port.now + COMPUTE + Duration::from_nanos(port.random.below(SPREAD_NS));
         }
-        let done = if changed {
-            Err("a parameter shard changed in memory".to_string())
-        } else {
-            device.handle(job, &mut port)
+        let done = match store.perform(job, now, shards) {
+            Ok(report) => {
+                report.into_iter().for_each(|report| port.report(report));
+                Ok(())
+            }
+            Err(_) if changed => Err("a parameter shard changed in memory".to_string().into()),
+            Err(job) => device.handle(job, &mut port),
         };
-        if let Err(reason) = done {
-            port.report(Report::Failed(reason));
+        if let Err(error) = done {
+            port.report(error.into());
         }
         let until = port.now + port.random.delay();
         Some(Work { gradient, reports: port.reports, until })

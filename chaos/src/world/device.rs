@@ -3,20 +3,37 @@
 use std::net::Ipv4Addr;
 
 use everstep_kernels::device::DeviceChoice;
-use everstep_transport::protocol::{Generation, RunSpec, Zone};
+use everstep_transport::protocol::{Generation, ModelPlace, RunSpec, Zone};
+use everstep_transport::time::Time;
 use everstep_worker::device::build::{Place, build};
 use everstep_worker::step::event::{Input, Job, Report};
 
-use super::World;
 use super::bench::{Bench, Done};
 use super::types::Happening;
+use super::{Node, World};
 use crate::check::{Copy, Invariant, Observation, Violation};
 use crate::random::mix;
 
 /// Where machines may stand; an empty label is none.
 const ZONES: [&str; 4] = ["", "north", "south", "west"];
 
+/// Each machine has a store of its own.
+fn place_of(slot: usize) -> ModelPlace {
+    ModelPlace { host: format!("machine-{slot}"), path: "/runs/model.safetensors".into() }
+}
+
 impl World {
+    /// The store of a worker's machine takes no model until then, or until faults are over.
+    pub(super) fn fill_store(&mut self, node: Node, until: Time) {
+        let (Node::Worker(slot), until) = (node, until.min(self.calm)) else { return };
+        self.full_stores.insert(slot, until);
+        if let Node::Worker(place) = self.process(node)
+            && let Some(bench) = self.workers.get_mut(place).and_then(|it| it.bench.as_mut())
+        {
+            bench.fill_store(until);
+        }
+    }
+
     /// Builds a device; an earlier one is dropped, with every link to other workers.
     pub(super) fn build(&mut self, place: usize, run: &RunSpec) -> Result<(), Violation> {
         self.leave_roster(place);
@@ -38,9 +55,12 @@ impl World {
         worker.bench = None;
         let builds = worker.builds;
         let built = build(&self.scenario.registry, run, &own, worker.pool().clone());
-        let built = built.map(|(mut device, built)| {
+        let built = built.map(|(mut device, mut built)| {
             (self.scenario.prepare.device)(&mut device);
-            worker.bench = Some(Bench::new(device, built.registration.fingerprint.shards));
+            let shards = built.registration.fingerprint.shards;
+            let full_until = self.full_stores.get(&worker.slot()).copied().unwrap_or_default();
+            worker.bench = Some(Bench::new(device, shards, full_until));
+            built.registration.model = Some(place_of(worker.slot()));
             built
         });
         let begins = self.workers[place].hangs_until.max(self.now);
@@ -137,6 +157,10 @@ impl World {
         let Some(id) = self.workers[place].id() else { return Ok(()) };
         let current = self.workers[place].core().generation();
         match report {
+            Report::Written => {
+                let place = place_of(self.workers[place].slot());
+                self.observe(Observation::Durable(&place))
+            }
             Report::Entered { generation, owned } => {
                 let record = self.checks.record_of(*generation);
                 let resume = record.map_or_else(Default::default, |record| record.resume);

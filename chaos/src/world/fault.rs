@@ -136,11 +136,10 @@ impl World {
                 self.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
             Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.calm)),
+            Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
-            Fault::Mistake { node: Node::Worker(slot) } => {
-                self.armed.mistakes.insert(*slot);
-            }
+            Fault::Mistake { node: Node::Worker(slot) } => _ = self.armed.mistakes.insert(*slot),
             Fault::Stop { .. } | Fault::Garble { .. } | Fault::Mistake { .. } => {}
         }
         Ok(())
@@ -165,7 +164,7 @@ impl World {
     // Processes.
 
     /// The process that is on a machine.
-    fn process(&self, machine: Node) -> Node {
+    pub(super) fn process(&self, machine: Node) -> Node {
         match machine {
             Node::Worker(slot) => Node::Worker(self.slots.get(slot).copied().unwrap_or(usize::MAX)),
             other => other,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21,
+    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21, I22,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -172,6 +172,11 @@ fn lines_that_nobody_carries_on_are_found() {
 }
 
 #[test]
+fn i22_a_run_that_ends_before_its_model_is_durable_is_found() {
+    find(plant!(coordinator FinishUnwritten), Rates::default(), &[I22]);
+}
+
+#[test]
 fn a_kept_partial_that_is_added_into_itself_is_found() {
     find(plant!(core AddIntoKept), Rates::default(), &[I2, I3]);
 }
@@ -208,7 +213,7 @@ fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
     let sound = simulation(Rates::none(), Prepare::default());
     let misled = simulation(Rates::none(), plant!(coordinator ResumeFromOld));
     let mut found = Vec::new();
-    for ms in (1_000..1_500).step_by(20) {
+    for ms in (1_000..1_500).step_by(5) {
         sound.endure(OF_ONE_COPY, &undone(ms)).result.expect("without the bug it is borne");
         found.extend(misled.endure(OF_ONE_COPY, &undone(ms)).result.err());
     }

@@ -155,6 +155,8 @@ impl Core {
             _ => self.suspect_silent(now),
         }
         self.join_up(now);
+        self.judge_unable(now);
+        self.see_to_model(now);
         match &mut self.phase {
             Phase::Steady => self.consider(now),
             Phase::Holding(_) => self.keep_holding(now),
@@ -392,6 +394,9 @@ impl Core {
         }
         let members = self.member_links();
         self.announce(members);
+        let last = self.state.run().is_some_and(|run| self.reached.0 >= run.steps);
+        self.model.renew(last);
+        self.see_to_model(now);
         if self.state.is_to_go_back() {
             return self.pause(now); // An operator asked while this generation was on its way.
         }

@@ -46,11 +46,13 @@ impl Core {
             Outcome::Complete(results) => validation(results),
             _ => (None, None),
         };
+        let is_complete = matches!(outcome, Outcome::Complete(_));
         RunFigures {
             validation_loss,
             metric,
             tokens_per_second: rate(lines),
             eta_seconds: None,
+            model: self.model.durable().cloned().filter(|_| is_complete),
             longest_stall_ms: stalls.reduce(f64::max),
             ..self.figures()
         }

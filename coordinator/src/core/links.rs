@@ -36,6 +36,8 @@ pub(super) enum Phase {
     Welcomed,
     /// The registration of this incarnation is proposed.
     Registering(u64),
+    /// It cannot compute the run, and waits for the next one.
+    Unable,
     /// It is registered.
     Registered(WorkerId),
     /// It was a member, and was told that it is one no more. Of what it still says, one thing
@@ -130,7 +132,9 @@ impl Links {
         for link in self.links.values_mut() {
             match link.phase {
                 Phase::Registered(worker) => link.phase = Phase::Greeted(Some(worker)),
-                Phase::Welcomed | Phase::Registering(_) => link.phase = Phase::Greeted(None),
+                Phase::Welcomed | Phase::Registering(_) | Phase::Unable => {
+                    link.phase = Phase::Greeted(None);
+                }
                 Phase::Evicted(_) => link.phase = Phase::Connected,
                 _ => {}
             }

@@ -11,8 +11,10 @@ use everstep_transport::time::Time;
 use super::change;
 use super::feeds::Feeds;
 use super::lines::Reported;
+use super::model::Model;
 use super::partition::Partition;
 use super::silence::Silence;
+use super::unable::Unable;
 use super::{Core, LinkId};
 use crate::state::{Command, Coordinator};
 
@@ -96,6 +98,7 @@ impl Core {
         (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
         (self.partition, self.reported) = (Partition::default(), Reported::default());
         self.results.clear();
+        (self.model, self.unable) = (Model::default(), Unable::default());
         self.telemetry.clear();
         self.statuses.clear();
         self.reached = Step(0);

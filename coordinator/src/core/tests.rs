@@ -7,6 +7,7 @@ mod hangs;
 mod joining;
 mod lines;
 mod losses;
+mod models;
 mod outages;
 mod partitions;
 mod planned;
@@ -20,6 +21,7 @@ mod restart;
 mod results;
 mod rollback;
 mod storms;
+mod unable;
 mod views;
 mod zones;
 
@@ -31,8 +33,8 @@ use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Device, Generation, LossScale, MetricsLine, News, NodeName, Record,
-    RequestId, RunSpec, Shard, Wish, Zone, exemplars,
+    Cause, Commit, Decision, Device, Generation, LossScale, MetricsLine, ModelPlace, News,
+    NodeName, Record, RequestId, RunSpec, Shard, Wish, Zone, exemplars,
 };
 
 use super::*;
@@ -322,6 +324,7 @@ impl World {
             behind: actor.behind,
             computing: None,
             telemetry: None,
+            unwritten: None,
         }
     }
 
@@ -553,13 +556,17 @@ fn commit(generation: Generation, step: Step) -> Commit {
     Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line }
 }
 
+fn place() -> ModelPlace {
+    ModelPlace { host: "node".into(), path: "/runs/model.safetensors".into() }
+}
+
 fn registration(incarnation: u64) -> Registration {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: SHARDS, samples: 99 };
     let port = 20_000 + (incarnation % 40_000) as u16;
     let address = (Ipv4Addr::LOCALHOST, port).into();
-    let (zone, device) = (None, Device::default());
-    Registration { incarnation, address, fingerprint, probe: 7, zone, device }
+    let (zone, device, model) = (None, Device::default(), Some(place()));
+    Registration { incarnation, address, fingerprint, probe: 7, zone, device, model }
 }
 
 fn line(generation: Generation, step: u64) -> MetricsLine {

@@ -77,6 +77,8 @@ impl Core {
             divergence: self.state.divergence(),
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
+            model_awaited: self.model_awaited(),
+            unable: self.unable(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
         }

@@ -100,6 +100,10 @@ impl Core {
                 Some(Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_)),
                 Message::Register(registration),
             ) => self.register(now, from, registration),
+            (
+                Some(Phase::Welcomed | Phase::Registering(_) | Phase::Unable),
+                Message::Unable { reason },
+            ) => self.cannot_build(now, from, &reason),
             (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
             (Some(Phase::Evicted(worker)), Message::Failed { at_fault, fatal: true, reason }) => {
                 self.links.enter(from, Phase::Released);
@@ -285,6 +289,8 @@ impl Core {
             }
             Message::Leave => self.propose(now, Command::Drain { worker }),
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
+            Message::Written(place) => self.written_by(now, worker, place),
+            Message::Unable { reason } => self.cannot_compute(now, worker, &reason),
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, Phase::Released);
                 let fatal = fatal && self.state.is_member(worker);
@@ -302,6 +308,7 @@ impl Core {
             Some(telemetry) => drop(self.telemetry.insert(worker, telemetry)),
             None => drop(self.telemetry.remove(&worker)),
         }
+        self.hear_of_file(now, worker, heartbeat.unwritten);
         if promised > current {
             self.keep_promise(now);
         }

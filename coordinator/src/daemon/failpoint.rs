@@ -38,6 +38,7 @@ pub const POINTS: &[&str] = &[
     "registered.send",
     "refused.send",
     "failed.receive",
+    "unable.receive",
     // It lives.
     "heartbeat.receive",
     "heartbeat_answer.send",
@@ -58,6 +59,9 @@ pub const POINTS: &[&str] = &[
     "drain.send",
     "finished.receive",
     "dismiss.send",
+    // The model.
+    "write.send",
+    "written.receive",
     // Operators.
     "request.receive",
     "answer.send",
@@ -242,6 +246,7 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
         Command::Lines { .. } => "lines",
+        Command::Note { .. } => "note",
         Command::End { .. } => "end",
         Command::ShutOut { .. } => "shut_out",
         Command::Recover { .. } => "recover",
@@ -369,13 +374,14 @@ mod tests {
     /// What is said only where there are several runs; what workers say to each other; what
     /// operators say only over HTTP, or when they look around; and what has points by what is in
     /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 19] = [
+    const WITHOUT_A_POINT: [&str; 20] = [
         "released",
         "prepared",
         "commit",
         "go",
         "fetch_parameters",
         "fetch_state",
+        "fetch_masters",
         "state",
         "coordinators",
         "raft",

@@ -204,9 +204,9 @@ impl Cluster {
         Ok(Past { log, kept, journal, frames })
     }
 
-    /// The coordinator's own credentials; writes the operator's.
+    /// The coordinator's own credentials; writes the operator's where that is due.
     pub(super) fn renew_credentials(&self) -> Result<Credentials, CoordinatorError> {
-        self.operator_folder().write()?;
+        self.operator_folder().write_if_due()?;
         self.issue(Role::Coordinator, self.book.content().name.clone(), NODE_LIFETIME)
     }
 

@@ -1,14 +1,15 @@
 //! The credentials with which an operator asks: `operator/` in a coordinator's directory.
 //!
-//! They have a new key at every start, and the name that they had: copies of the folder on other
-//! machines go by the same name, and are revoked by it. When that name is revoked, the folder gets
-//! credentials of another name at once.
+//! A start writes them where there are none, or where less than a third of their life is left: then
+//! they get a new key and keep their name. Any other start writes nothing, so it needs no room on
+//! the disk. Copies of the folder on other machines go by the same name, and are revoked by it.
+//! When that name is revoked, the folder gets credentials of another name at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_transport::identity::{Authority, Credentials, Identity, Role};
+use everstep_transport::identity::{Authority, Credentials, Identity, Role, UnixTime};
 use everstep_transport::protocol::NodeName;
 
 use super::CoordinatorError;
@@ -30,6 +31,15 @@ impl OperatorFolder {
     pub(super) fn find(folder: PathBuf, authority: Arc<Authority>) -> Self {
         let operator = named(&folder, &authority).unwrap_or_else(draw);
         Self { folder, authority, operator }
+    }
+
+    /// Writes credentials, unless there are some that will do for long.
+    pub(super) fn write_if_due(&self) -> Result<(), CoordinatorError> {
+        let held = held(&self.folder, &self.authority);
+        match held.is_some_and(|held| !held.are_due(UnixTime::now())) {
+            true => Ok(()),
+            false => self.write(),
+        }
     }
 
     /// Writes credentials with a new key.
@@ -60,11 +70,15 @@ impl OperatorFolder {
     }
 }
 
-/// The operator of the credentials in the folder, if they are of this authority.
-fn named(folder: &Path, authority: &Authority) -> Option<Identity> {
+/// The operator's credentials in the folder, if they are of this authority.
+fn held(folder: &Path, authority: &Authority) -> Option<Credentials> {
     let held = Credentials::load(folder).ok()?;
     let is_ours = held.authority() == authority.certificate();
-    Some(held.identity().clone()).filter(|node| is_ours && node.role == Role::Operator)
+    Some(held).filter(|held| is_ours && held.identity().role == Role::Operator)
+}
+
+fn named(folder: &Path, authority: &Authority) -> Option<Identity> {
+    Some(held(folder, authority)?.identity().clone())
 }
 
 /// A name that no other operator has.
@@ -91,7 +105,15 @@ mod tests {
         find(&authority).write().expect("written");
         let mut folder = find(&authority);
         assert_eq!(load().identity(), first.identity());
-        assert_ne!(load().chain(), first.chain(), "its key is new at every start");
+        assert_ne!(load().chain(), first.chain(), "its key is new when it is written");
+        let chain = load().chain();
+        find(&authority).write_if_due().expect("nothing to do");
+        assert_eq!(load().chain(), chain, "they were written a moment ago");
+        let short = find(&authority).issue(Duration::ZERO).expect("credentials");
+        short.save(&dir.path().join("operator")).expect("saved");
+        find(&authority).write_if_due().expect("written");
+        assert_ne!(load().chain(), short.chain(), "they had expired");
+        let first = load();
         folder.replace_if(|_| false);
         assert_eq!(load().identity(), first.identity());
         folder.replace_if(|node| node == first.identity());

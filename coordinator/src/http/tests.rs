@@ -51,6 +51,8 @@ pub(crate) fn view() -> ClusterView {
         workers: vec![on_gpu(worker(5, 0)), worker(9, 1)],
         waiting: None,
         owners_awaited: None,
+        model_awaited: None,
+        unable: Vec::new(),
         outage: None,
         now_unix_ms: 90_000,
         unreachable: Vec::new(),

@@ -20,7 +20,7 @@ const WAY: Duration = Duration::from_micros(500);
 enum Happening {
     /// A batch is durable on the disk of a seat that was started the nth time.
     Written(u64, u64, Batch),
-    Arrives(u64, Input),
+    Arrives(u64, Box<Input>),
     /// A disk stands still from now on.
     Stalls(u64),
     /// With what it has just said.
@@ -193,20 +193,15 @@ impl World {
         self.links.remove(&there);
         if let Some(id) = whose {
             let reason = "cut".to_string();
-            self.later(
-                WAY,
-                Happening::Arrives(
-                    id,
-                    Input::Disconnected { link: there, end: LinkEnd::Refused, reason },
-                ),
-            );
+            let input = Input::Disconnected { link: there, end: LinkEnd::Refused, reason };
+            self.later(WAY, Happening::Arrives(id, input.into()));
         }
     }
 
     fn say(&mut self, link: LinkId, message: Message) {
         let (whose, from) = self.links[&link];
         let to = whose.expect("the test speaks to seats");
-        self.later(WAY, Happening::Arrives(to, Input::Message { from, message }));
+        self.later(WAY, Happening::Arrives(to, Input::Message { from, message }.into()));
     }
 
     /// It is gone from one moment to the next; what it had told its disk to write may be written.
@@ -287,8 +282,8 @@ impl World {
             }
             Some((Some(to), _)) if self.deaf == Some(*to) && is_raft(&message) => {}
             Some((Some(to), there)) => {
-                let arrives = Happening::Arrives(*to, Input::Message { from: *there, message });
-                self.later(WAY, arrives);
+                let input = Input::Message { from: *there, message };
+                self.later(WAY, Happening::Arrives(*to, input.into()));
             }
             Some((None, there)) => self.said.entry(*there).or_default().push(message),
             None => {}
@@ -334,14 +329,17 @@ impl World {
 
     fn happen(&mut self, number: u64) {
         match self.happenings.remove(&number).expect("it was put there") {
-            Happening::Arrives(id, input) => self.give(id, input),
+            Happening::Arrives(id, input) => self.give(id, *input),
             Happening::Stalls(id) => self.stalled = Some(id),
             Happening::Dies(id) => {
                 let links = &self.links;
                 let is_lost = |happening: &Happening| match happening {
-                    Happening::Arrives(_, Input::Message { from, .. }) => {
-                        links.get(from).is_some_and(|end| end.0 == Some(id))
-                    }
+                    Happening::Arrives(_, input) => match &**input {
+                        Input::Message { from, .. } => {
+                            links.get(from).is_some_and(|end| end.0 == Some(id))
+                        }
+                        _ => false,
+                    },
                     _ => false,
                 };
                 let lost = self.happenings.iter_mut().filter(|(_, it)| is_lost(it));

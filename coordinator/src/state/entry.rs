@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use everstep_transport::identity::{AcceptedToken, TokenId};
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{
     CoordinatorId, Generation, MetricsLine, NodeName, Record, RequestId, Step, Wish, WorkerId,
 };
@@ -60,6 +60,13 @@ pub enum Command {
         generation: Generation,
         /// Their lines, in order.
         lines: Vec<MetricsLine>,
+    },
+    /// Something of a run that the history has to tell.
+    Note {
+        /// Of which run, by its id.
+        run: u64,
+        /// What.
+        kind: EventKind,
     },
     /// A run is over.
     End {

@@ -111,7 +111,8 @@ impl State {
         let (failure, hash) = match &outcome {
             Outcome::Running => return,
             Outcome::Complete(results) => {
-                self.note(unix_ms, EventKind::Complete { step: Step(steps) });
+                let model = figures.model.clone();
+                self.note(unix_ms, EventKind::Complete { step: Step(steps), model });
                 (None, state_hash(steps, results))
             }
             Outcome::Failed { reason, .. } => {

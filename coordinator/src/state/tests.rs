@@ -36,7 +36,8 @@ fn register_for(
     change(&mut fingerprint);
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
     let (zone, device) = (None, Device::default());
-    let registration = Registration { incarnation, address, fingerprint, probe: 7, zone, device };
+    let registration =
+        Registration { incarnation, address, fingerprint, probe: 7, zone, device, model: None };
     entry(Command::Register { run, name: name(node), registration })
 }
 

@@ -115,6 +115,9 @@ impl State {
         if self.run.is_none() {
             return Err("there is no run to register for".into());
         }
+        if registration.model.as_ref().is_some_and(|place| !place.is_valid()) {
+            return Err("the path of its model is too long, or cannot be shown".into());
+        }
         match &self.foundation {
             None => self.foundation = Some(Foundation::lay(name, registration)?),
             Some(foundation) => foundation.check(name, registration)?,

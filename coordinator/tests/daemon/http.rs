@@ -114,7 +114,10 @@ async fn a_run_is_told_of_until_it_is_complete() {
     workers[0].beat(lines(8..=10)).await;
     workers.iter().for_each(|worker| worker.finishes());
     let status = until(api, |status| status["state"] == "complete").await;
-    assert_eq!(status["status"], "complete: all 10 steps");
+    assert_eq!(
+        status["status"],
+        "complete: all 10 steps; the model is node:/runs/model.safetensors"
+    );
     let again = send(api, "/api/v1/run", &cluster.api_token(), &run_json(|_| ())).await;
     assert_eq!((again.status, &again.json()["error"]), (409, &json!("the run is over")));
 }

@@ -16,8 +16,8 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Device, Generation, Message, MetricsLine, Record, RequestId,
-    RunSpec, Shard, Step, Term, Wish, WorkerId, codec, exemplars,
+    CoordinatorId, CoordinatorView, Device, Generation, Message, MetricsLine, ModelPlace, Record,
+    RequestId, RunSpec, Shard, Step, Term, Wish, WorkerId, codec, exemplars,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
 
@@ -330,8 +330,9 @@ impl Cluster {
         let fingerprint =
             Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
         let (incarnation, address, probe) = (1, anywhere(), 7);
-        let (zone, device) = (None, Device::default());
-        let registration = Registration { incarnation, address, fingerprint, probe, zone, device };
+        let (zone, device, model) = (None, Device::default(), Some(place()));
+        let registration =
+            Registration { incarnation, address, fingerprint, probe, zone, device, model };
         node.say(Message::Register(registration));
         match node.hear().await {
             Message::Registered { worker, .. } => Worker { node, id: worker, credentials },
@@ -448,11 +449,16 @@ impl Node {
         loop {
             let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
             match message.expect("an answer in time").expect("the link lives") {
-                Message::Coordinators { .. } => {}
+                Message::Coordinators { .. } | Message::Write { .. } => {}
                 message => return message,
             }
         }
     }
+}
+
+/// Where every worker writes the model.
+pub fn place() -> ModelPlace {
+    ModelPlace { host: "node".into(), path: "/runs/model.safetensors".into() }
 }
 
 /// A registered worker.
@@ -520,6 +526,7 @@ impl Worker {
             behind: 0,
             computing: None,
             telemetry,
+            unwritten: None,
         };
         self.node.say(Message::Heartbeat(heartbeat));
     }
@@ -528,6 +535,7 @@ impl Worker {
     pub fn finishes(&self) {
         let digests = vec![(Shard(0), [3; 32]), (Shard(1), [4; 32])];
         let result = WorkerResult { worker: self.id, digests, ..WorkerResult::default() };
+        self.node.say(Message::Written(place()));
         self.node.say(Message::Finished(result));
     }
 

@@ -37,9 +37,14 @@ pub struct Cpu {
 impl Cpu {
     /// Allocates the arenas, zeroed.
     pub fn new(sizes: Sizes) -> Self {
-        let scores = vec![0.0; 2 * attention::BLOCK.min(sizes.sequence) * sizes.sequence];
+        let scores = vec![0.0; scores(sizes)];
         let (memory, fetches) = (Memory::new(sizes), VecDeque::new());
         Self { memory, gemm: Gemm::new(), scores, fetches }
+    }
+
+    /// The bytes that a backend of these sizes holds, without making one.
+    pub fn bytes_of(sizes: Sizes) -> usize {
+        Memory::<f32>::bytes_of(sizes) + Gemm::new().bytes() + size_of::<f32>() * scores(sizes)
     }
 
     fn product(&mut self, a: View, b: View, c: View, accumulate: bool) {
@@ -51,6 +56,11 @@ impl Cpu {
         let [left, right, sums] = self.memory.split([upright(a), upright(b), c]);
         self.gemm.multiply((left, grid(a)), (right, grid(b)), (sums, grid(c)), accumulate);
     }
+}
+
+/// Elements of attention's scores.
+fn scores(sizes: Sizes) -> usize {
+    2 * attention::BLOCK.min(sizes.sequence) * sizes.sequence
 }
 
 impl Backend for Cpu {

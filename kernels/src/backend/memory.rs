@@ -36,6 +36,15 @@ impl<T: Copy + Default> Memory<T> {
         Self { elements, indices: vec![0; sizes.indices], arenas }
     }
 
+    /// The bytes that [`Memory::new`] allocates.
+    pub fn bytes_of(sizes: Sizes) -> usize {
+        let line = ALIGNMENT / size_of::<T>();
+        let Sizes { parameters, activations, statistics, indices, .. } = sizes;
+        let lens = [parameters, parameters, activations, statistics];
+        let count: usize = lens.iter().map(|len| len.next_multiple_of(line)).sum();
+        size_of::<T>() * (count + line) + size_of::<u32>() * indices
+    }
+
     /// The elements of `view`.
     pub fn read(&self, view: View) -> &[T] {
         &self.elements[self.range(view)]

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use tracing::trace_span;
 
-use super::{BatchShape, ConfigError, Model, Sequences};
-use crate::backend::{Arena, Backend, DeviceError, Fetched, Indices, Sizes, View};
+use super::{BatchShape, ConfigError, Model, ModelPlan, Sequences};
+use crate::backend::{Arena, Backend, Cpu, DeviceError, Fetched, Indices, Sizes, View};
 use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass, STAGES};
 use crate::device::Gpu;
 use crate::layers::{CrossEntropy, Plan};
@@ -24,6 +24,16 @@ pub struct OnBackend<M, B> {
     gpu: Option<Gpu>,
 }
 
+impl<M: Model> OnBackend<M, Cpu> {
+    /// The model's layout and sizes on the CPU. Allocates nothing of what it states.
+    pub fn plan(config: M::Config) -> Result<ModelPlan, ConfigError> {
+        let (_, plan, ..) = Self::planned(config)?;
+        let sizes = plan.sizes();
+        let device_bytes = Cpu::bytes_of(sizes);
+        Ok(ModelPlan { layout: plan.layout().clone(), sizes: Some(sizes), device_bytes })
+    }
+}
+
 impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
     /// Plans the model and makes a device with the memory that it needs. All parameters are zero
     /// until they are loaded.
@@ -36,14 +46,20 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         config: M::Config,
         open: impl FnOnce(Sizes) -> Result<B, DeviceError>,
     ) -> Result<Self, ConfigError> {
+        let (model, plan, [tokens, targets], loss) = Self::planned(config)?;
+        let device = open(plan.sizes())?;
+        Ok(Self { model, device, plan, tokens, targets, loss, gpu: None })
+    }
+
+    /// The model, its plan, where tokens and targets are, and the loss.
+    fn planned(config: M::Config) -> Result<(M, Plan, [Indices; 2], CrossEntropy), ConfigError> {
         let mut plan = Plan::default();
         let model = M::new(&mut plan, config)?;
         let shape = model.shape();
         let tokens = plan.indices(shape.rows * shape.context);
         let targets = plan.indices(shape.rows * shape.targets);
         let loss = CrossEntropy::new(&mut plan, shape.rows * shape.targets);
-        let device = open(plan.sizes())?;
-        Ok(Self { model, device, plan, tokens, targets, loss, gpu: None })
+        Ok((model, plan, [tokens, targets], loss))
     }
 
     /// The same, and its backend is this GPU.

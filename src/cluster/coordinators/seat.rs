@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::Directory;
 use crate::cluster::error::ClusterError;
+use crate::cluster::files::is_full;
 use crate::cluster::process::{CoordinatorStart, Daemons, Origin, Process, Starting};
 
 /// A coordinator of this launcher.
@@ -23,6 +24,8 @@ pub(in crate::cluster) struct Seat {
     /// So many within [`CRISIS`] are too many.
     most_breaks: usize,
     restarts: u32,
+    /// Since when it has no room on its disk, and how long it rests next.
+    full: Option<(Instant, Duration)>,
 }
 
 enum Stage {
@@ -41,6 +44,8 @@ const BREAKS: usize = 5;
 const CRISIS: Duration = Duration::from_secs(10);
 /// How long a coordinator that did not start is left alone.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long it is left alone at most, where its disk is full.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Seat {
     /// Begins to start a coordinator, the `number`th of this launcher.
@@ -61,14 +66,26 @@ impl Seat {
         let (address, api) = (process.address(), process.api().map(str::to_string));
         let (stage, breaks, restarts) = (Stage::Runs(process), Vec::new(), 0);
         let most_breaks = BREAKS * count as usize;
-        Self { number, home, address, api, stage, breaks, most_breaks, restarts }
+        Self { number, home, address, api, stage, breaks, most_breaks, restarts, full: None }
     }
 
     /// Looks after the process. `is_member` is whether the cluster still has this coordinator.
     ///
     /// # Errors
-    /// Why it dies again and again.
+    /// Why it dies again and again, or that its disk has no room for as long as is waited.
     pub(super) fn attend(
+        &mut self,
+        directory: &Directory,
+        (daemons, wait): (&Daemons, Duration),
+        is_member: bool,
+    ) -> Result<(), ClusterError> {
+        match self.look_after(directory, daemons, is_member) {
+            Err(error) if is_full(&error) => self.wait_for_room(error, wait),
+            done => done,
+        }
+    }
+
+    fn look_after(
         &mut self,
         directory: &Directory,
         daemons: &Daemons,
@@ -77,10 +94,13 @@ impl Seat {
         let resting = Stage::Rests(Instant::now() + PAUSE);
         match std::mem::replace(&mut self.stage, resting) {
             Stage::Runs(mut process) => match process.end() {
-                None => self.stage = Stage::Runs(process),
+                None => {
+                    self.full.take_if(|_| process.age() > CRISIS);
+                    self.stage = Stage::Runs(process);
+                }
                 Some(end) if end.expected && !is_member => self.stage = Stage::Removed,
                 Some(end) => {
-                    self.count_break(|| process.failure(end))?;
+                    self.count_break(process.failure(end))?;
                     self.restart(directory, daemons)?;
                 }
             },
@@ -93,7 +113,7 @@ impl Seat {
                 Ok(Err(error)) => {
                     // Whatever it died of: another may have taken the port meanwhile.
                     self.api = None;
-                    self.count_break(|| error)?;
+                    self.count_break(error)?;
                 }
             },
             Stage::Rests(until) if until <= Instant::now() => self.restart(directory, daemons)?,
@@ -162,11 +182,30 @@ impl Seat {
         Ok(())
     }
 
-    /// Counts a break: there may not be too many within a short time.
-    fn count_break(&mut self, why: impl FnOnce() -> ClusterError) -> Result<(), ClusterError> {
+    /// Counts a break: there may not be too many within a short time. A full disk is no break.
+    fn count_break(&mut self, why: ClusterError) -> Result<(), ClusterError> {
+        if is_full(&why) {
+            return Err(why);
+        }
         self.breaks.retain(|at| at.elapsed() < CRISIS);
         self.breaks.push(Instant::now());
-        if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why()) }
+        if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why) }
+    }
+
+    /// Its disk is full: it is started again after a pause, each time after twice as long, until
+    /// there is room or the wait is over. The workers train on meanwhile.
+    fn wait_for_room(&mut self, why: ClusterError, wait: Duration) -> Result<(), ClusterError> {
+        let (since, pause) = self.full.unwrap_or_else(|| {
+            let number = self.number;
+            tracing::warn!(number, %why, "a coordinator's disk is full: it waits for room");
+            (Instant::now(), PAUSE)
+        });
+        if since.elapsed() >= wait {
+            return Err(why);
+        }
+        self.full = Some((since, (2 * pause).min(LONGEST_PAUSE)));
+        self.stage = Stage::Rests(Instant::now() + pause);
+        Ok(())
     }
 }
 

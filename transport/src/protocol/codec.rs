@@ -82,7 +82,8 @@ fn names(message: &Message) -> Vec<&NodeName> {
                 _ => None,
             };
             let workers = update.workers.iter().map(|view| &view.name);
-            events.chain(workers).chain(&update.idle).chain(blamed).collect()
+            let unable = update.unable.iter().map(|(name, _)| name);
+            events.chain(workers).chain(&update.idle).chain(blamed).chain(unable).collect()
         }
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
         Message::Told(Reply::Coordinators { coordinators, .. }) => {
@@ -103,7 +104,9 @@ fn names(message: &Message) -> Vec<&NodeName> {
 /// The name in an event.
 fn name_of(event: &Event) -> Option<&NodeName> {
     match &event.kind {
-        EventKind::Registered { name, .. } | EventKind::Refused { name, .. } => Some(name),
+        EventKind::Registered { name, .. }
+        | EventKind::Refused { name, .. }
+        | EventKind::Unable { name, .. } => Some(name),
         _ => None,
     }
 }

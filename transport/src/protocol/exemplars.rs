@@ -9,6 +9,7 @@ use super::figures::{RunFigures, Trouble};
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
+use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
     Event, EventKind, Outcome, OwnersAwaited, PartEvaluation, Update, Waiting, WorkerResult,
     WorkerState, WorkerView,
@@ -125,6 +126,10 @@ pub fn telemetry() -> Telemetry {
     }
 }
 
+fn place() -> ModelPlace {
+    ModelPlace { host: "node-7".into(), path: "/runs/model.safetensors".into() }
+}
+
 fn from_worker() -> Vec<Message> {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 9, shards: 2, samples: 99 };
@@ -150,6 +155,7 @@ fn from_worker() -> Vec<Message> {
         behind: 1 << 20,
         computing: Some(ShardTime { under_way_ms: 6, usual_ms: 7 }),
         telemetry: Some(telemetry()),
+        unwritten: Some("no space left".into()),
     };
     let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
     let result = WorkerResult {
@@ -168,6 +174,7 @@ fn from_worker() -> Vec<Message> {
             probe: 5,
             zone: Zone::parse("rack-1"),
             device: device(),
+            model: Some(place()),
         }),
         Message::Heartbeat(heartbeat),
         Message::Status(status),
@@ -175,6 +182,8 @@ fn from_worker() -> Vec<Message> {
         Message::Leave,
         Message::Finished(result),
         Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
+        Message::Unable { reason: "no such file".into() },
+        Message::Written(place()),
     ]
 }
 
@@ -197,6 +206,7 @@ fn from_coordinator() -> Vec<Message> {
             shards: vec![Shard(1)],
         },
         Message::Hold { term, generation },
+        Message::Write { term, generation },
         Message::Drain { worker: WORKER },
         Message::Dismiss,
         Message::Released { term },
@@ -265,6 +275,7 @@ fn between_workers() -> Vec<Message> {
         Message::Go { generation: GENERATION, step: STEP },
         Message::FetchParameters { generation: GENERATION, shards: vec![Shard(1)] },
         Message::FetchState { generation: GENERATION, shards: vec![Shard(1)] },
+        Message::FetchMasters { generation: GENERATION },
         Message::State { generation: GENERATION, shard: Shard(1), version: STEP, digest: 6 },
     ]
 }
@@ -301,6 +312,15 @@ fn of_operators() -> Vec<Message> {
                 owners: vec![WorkerId(4)],
                 since_unix_ms: 5,
             }),
+            model_awaited: Some(ModelAwaited {
+                failed: Some(WriteFailure {
+                    worker: WORKER,
+                    place: place(),
+                    reason: "no space left".into(),
+                }),
+                since_unix_ms: 6,
+            }),
+            unable: vec![(name(), "no such file".into())],
             unreachable: vec![(WorkerId(6), WORKER)],
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
         }),
@@ -329,6 +349,7 @@ pub fn figures() -> RunFigures {
         workers_lost: 3,
         rollbacks: 5,
         longest_stall_ms: Some(60.0),
+        model: Some(place()),
         trouble: Some(Trouble { unix_ms: 6, words: "worker 2 was lost".into() }),
     }
 }

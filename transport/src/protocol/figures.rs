@@ -4,7 +4,10 @@
 #![allow(missing_docs)]
 
 use rkyv::{Archive, Deserialize, Serialize};
+use serde::Serializer;
+use serde::ser::SerializeMap;
 
+use super::model::ModelPlace;
 use super::outcome::WorkerResult;
 
 /// A run in figures. What is not known yet, or was never measured, is `None`.
@@ -41,6 +44,10 @@ pub struct RunFigures {
     /// How long training stood still at a change of generation, at most, milliseconds: known at the
     /// end.
     pub longest_stall_ms: Option<f64>,
+    /// Where the model of a complete run is: for scripts its path as `model`, its machine as
+    /// `model_host`.
+    #[serde(flatten, serialize_with = "place")]
+    pub model: Option<ModelPlace>,
     /// The newest loss, rollback, refusal or failure.
     pub trouble: Option<Trouble>,
 }
@@ -52,6 +59,13 @@ pub struct Trouble {
     pub unix_ms: u64,
     /// What, in a sentence.
     pub words: String,
+}
+
+fn place<S: Serializer>(model: &Option<ModelPlace>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut keys = serializer.serialize_map(Some(2))?;
+    keys.serialize_entry("model", &model.as_ref().map(|place| &place.path))?;
+    keys.serialize_entry("model_host", &model.as_ref().map(|place| &place.host))?;
+    keys.end()
 }
 
 /// Mean loss and metric over all held-out samples that were evaluated, added in the parts' order.

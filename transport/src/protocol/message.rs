@@ -11,6 +11,7 @@ use super::cluster::{CoordinatorId, CoordinatorView, Frame, Keys, RequestId, Run
 use super::device::{Device, Telemetry};
 use super::generation::Record;
 use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
+use super::model::ModelPlace;
 use super::outcome::{Update, WorkerResult};
 use super::question::{Question, Reply};
 use super::run::RunSpec;
@@ -31,6 +32,8 @@ pub struct Registration {
     pub zone: Option<Zone>,
     /// What it computes on.
     pub device: Device,
+    /// The file that it would write the model to, if it was given a directory.
+    pub model: Option<ModelPlace>,
 }
 
 /// What all workers of a run must agree on. The first to register fixes it.
@@ -75,6 +78,8 @@ pub struct Heartbeat {
     pub computing: Option<ShardTime>,
     /// How its GPU did a moment ago, if it computes on one that tells. The log never has it.
     pub telemetry: Option<Telemetry>,
+    /// Why the model's file could not be written, while this worker waits to try again.
+    pub unwritten: Option<String>,
 }
 
 /// How long a device has computed a data shard, and how long it takes for one in this generation.
@@ -121,6 +126,14 @@ pub enum Message {
         /// Why.
         reason: String,
     },
+    /// The run cannot be computed here, for a reason that follows from the run: its model or data
+    /// cannot be built, or a sample cannot be read. The worker stays for the next run.
+    Unable {
+        /// Why.
+        reason: String,
+    },
+    /// The model's file is complete and durable at this place of the sender.
+    Written(ModelPlace),
 
     // Coordinator to worker.
     /// The answer to Hello: the run, with the coordinator's term.
@@ -185,6 +198,13 @@ pub enum Message {
     },
     /// Let the next commit carry `hold`; where the last one does, hold for as long again.
     Hold {
+        /// The leader's term.
+        term: Term,
+        /// The generation it holds for.
+        generation: Generation,
+    },
+    /// The receiver writes the model's file, once the last step is trained.
+    Write {
         /// The leader's term.
         term: Term,
         /// The generation it holds for.
@@ -280,6 +300,12 @@ pub enum Message {
         /// Shards that the receiver owns, ascending.
         shards: Vec<Shard>,
     },
+    /// The master weights of which the receiver is primary, please, once the last step is trained:
+    /// the sender writes the model's file.
+    FetchMasters {
+        /// The generation.
+        generation: Generation,
+    },
     /// Heads the master weights and moments of one shard on a bulk stream.
     State {
         /// The generation.
@@ -353,6 +379,7 @@ impl Message {
             Self::Go { generation, .. }
             | Self::FetchParameters { generation, .. }
             | Self::FetchState { generation, .. }
+            | Self::FetchMasters { generation }
             | Self::State { generation, .. } => Some(*generation),
             _ => None,
         }
@@ -369,6 +396,8 @@ impl Message {
             Self::Leave => "leave",
             Self::Finished(_) => "finished",
             Self::Failed { .. } => "failed",
+            Self::Unable { .. } => "unable",
+            Self::Written(_) => "written",
             Self::Welcome { .. } => "welcome",
             Self::Registered { .. } => "registered",
             Self::Refused { .. } => "refused",
@@ -378,6 +407,7 @@ impl Message {
             Self::Pause { .. } => "pause",
             Self::Feed { .. } => "feed",
             Self::Hold { .. } => "hold",
+            Self::Write { .. } => "write",
             Self::Drain { .. } => "drain",
             Self::Dismiss => "dismiss",
             Self::Released { .. } => "released",
@@ -395,6 +425,7 @@ impl Message {
             Self::Go { .. } => "go",
             Self::FetchParameters { .. } => "fetch_parameters",
             Self::FetchState { .. } => "fetch_state",
+            Self::FetchMasters { .. } => "fetch_masters",
             Self::State { .. } => "state",
             Self::Watch { .. } => "watch",
             Self::Update(_) => "update",

@@ -13,6 +13,7 @@ use super::cluster::{CoordinatorId, RunId};
 use super::device::{Device, Telemetry};
 use super::generation::Cause;
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
+use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::step::MetricsLine;
 
 /// One line of `events.jsonl`.
@@ -124,10 +125,27 @@ pub enum EventKind {
         /// The coordinator that is left.
         coordinator: CoordinatorId,
     },
+    /// A worker cannot compute the run, and waits for the next one.
+    Unable {
+        /// Its node.
+        name: NodeName,
+        /// Why.
+        reason: String,
+    },
+    /// The model's file could not be written; the run waits until it is.
+    Unwritten {
+        /// Which worker tried, where, and why it failed.
+        #[serde(flatten)]
+        failure: WriteFailure,
+    },
+    /// No worker of the run has a directory to write the model to.
+    NoStore,
     /// The run is complete.
     Complete {
         /// Its last step.
         step: Step,
+        /// Where its model is durable.
+        model: Option<ModelPlace>,
     },
     /// The run failed.
     Failed {
@@ -280,6 +298,10 @@ pub struct Update {
     pub waiting: Option<Waiting>,
     /// Whose return the run waits for, since nobody else holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
+    /// What the model of a trained run waits for.
+    pub model_awaited: Option<ModelAwaited>,
+    /// Why workers cannot compute the run, where some cannot and it has not begun.
+    pub unable: Vec<(NodeName, String)>,
     /// Pairs of members that cannot reach each other, of which neither can be left out: no step
     /// commits before they can.
     pub unreachable: Vec<(WorkerId, WorkerId)>,

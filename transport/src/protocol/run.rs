@@ -1,5 +1,7 @@
 //! The run specification: what to train, on what, and how; and what makes one valid.
 
+mod size;
+
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::chunk::Encoding;
@@ -347,7 +349,7 @@ impl RunSpec {
             );
             return refuse("batch.data_shards", problem);
         }
-        Ok(())
+        self.validate_size()
     }
 }
 

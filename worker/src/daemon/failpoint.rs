@@ -40,8 +40,12 @@ pub const POINTS: &[&str] = &[
     "update",
     "all_gather.send",
     "all_gather.receive",
+    "write.receive",
+    "fetch_masters.send",
+    "fetch_masters.receive",
     "masters.send",
     "masters.receive",
+    "written.send",
     // A change of generation.
     "pause.receive",
     "status.send",
@@ -229,9 +233,10 @@ mod tests {
 
     /// What a worker neither says nor hears, or only where there are several coordinators or runs;
     /// what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 29] = [
+    const WITHOUT_A_POINT: [&str; 30] = [
         "heartbeat",
         "failed",
+        "unable",
         "refused",
         "heartbeat_answer",
         "drain",

@@ -19,7 +19,7 @@ use super::telemetry::{self, Figures};
 use crate::device::build::{Place, build};
 use crate::device::{Device, thread as device_thread};
 use crate::registry::Registry;
-use crate::step::event::{Input, Job};
+use crate::step::event::{Input, Job, Report};
 
 /// Builds like devices give way to the network thread: heartbeats go out meanwhile.
 const NICE: i32 = 5;
@@ -73,7 +73,13 @@ impl Workshop {
                 self.figures = built.registration.device.gpu.map(telemetry::start);
                 Some(Input::Built(built))
             }
-            Err(reason) => Some(Input::BuildFailed(reason)),
+            Err(reason) => {
+                tracing::error!(
+                    reason,
+                    "the run cannot be built here: this worker waits for the next"
+                );
+                Some(Input::BuildFailed(reason))
+            }
         }
     }
 
@@ -97,7 +103,22 @@ impl Workshop {
 
     /// What a report means to the core: nothing, if an earlier device made it.
     pub fn report(&self, Reported { build, report }: Reported) -> Option<Input> {
-        (build == self.build).then_some(Input::Device(report))
+        if build != self.build {
+            return None;
+        }
+        match &report {
+            Report::Unwritten(reason) => {
+                tracing::warn!(reason, "the model cannot be written: it is tried again");
+            }
+            Report::Unable(reason) => {
+                tracing::error!(
+                    reason,
+                    "the run cannot be computed: this worker waits for the next"
+                );
+            }
+            _ => {}
+        }
+        Some(Input::Device(report))
     }
 
     /// Hands the device a job.

@@ -2,15 +2,19 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Pass};
-use everstep_kernels::device::DeviceChoice;
+use everstep_kernels::device::{self, DeviceChoice};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{self, DataShard, DeviceName, GpuId, RunSpec, Step, Zone};
+use everstep_transport::protocol::{
+    self, DataShard, DeviceName, GpuId, ModelPlace, RunSpec, Step, Zone,
+};
 
 use super::announced::Announced;
 use super::model_file::ModelFile;
@@ -20,9 +24,14 @@ use super::{Device, Parts};
 use crate::data::Dataset;
 use crate::data::loader::Loader;
 use crate::data::sampler::Sampler;
+use crate::free_memory::free_bytes;
+use crate::memory::Memory;
 use crate::optimize;
 use crate::registry::Registry;
 use crate::step::event::Built;
+
+/// How long memory that is needed may take to be free.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a worker knows of itself.
 #[derive(Clone, Debug)]
@@ -51,6 +60,7 @@ pub fn build(
     pool: Pool,
 ) -> Result<(Device, Built), String> {
     optimize::optimizer(run).map_err(|error| error.to_string())?;
+    check_memory(registry, run, place.device)?;
     let mut compute = registry.build_model(run, place.device).map_err(|error| error.to_string())?;
     let dataset = registry.build_dataset(run).map_err(|error| error.to_string())?;
     if dataset.is_empty() {
@@ -63,22 +73,23 @@ pub fn build(
     load_initial(run, compute.as_mut());
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
     let batch = first_batch(run, &sampler, dataset.as_ref());
+    let fingerprint = fingerprint(run, &layout, dataset.as_ref());
+    let digest = run_digest(run, &fingerprint);
+    let path = place.dir.as_ref().map(|dir| model_path(dir, &digest));
     let registration = Registration {
         incarnation: place.incarnation,
         address: place.address,
-        fingerprint: fingerprint(run, &layout, dataset.as_ref()),
+        fingerprint,
         probe: probe(compute.as_mut(), &batch)?,
         zone: place.zone.clone(),
         device: described(run, compute.as_ref()),
+        model: path.as_deref().map(stated),
     };
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
     let built = Built { registration, tokens_per_step: targets * batches };
-    let digest = run_digest(run, &built.registration.fingerprint);
-    let file = place.dir.as_ref().map(|dir| {
-        let path = model_path(dir, &digest);
-        ModelFile::new(&path, place.incarnation, &layout, &run.model, &digest)
-    });
+    let file =
+        path.map(|path| ModelFile::new(&path, place.incarnation, &layout, &run.model, &digest));
     let parts = Parts {
         run: run.clone(),
         model_file: file,
@@ -89,6 +100,43 @@ pub fn build(
         overlap: place.overlap,
     };
     Ok((Device::new(parts), built))
+}
+
+/// Refuses a model that this machine's memory does not hold. An earlier device may be about to give
+/// its memory back.
+fn check_memory(registry: &Registry, run: &RunSpec, device: DeviceChoice) -> Result<(), String> {
+    let on_host = match device {
+        DeviceChoice::Cpu => true,
+        DeviceChoice::Auto(_) => device::usable_gpus().is_empty(),
+        DeviceChoice::Cuda(_) => false,
+    };
+    let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
+    let plan = plan.map_err(|error| error.to_string())?;
+    let memory = Memory::of_worker(run, &plan, run.start_workers);
+    let needed = memory.map_err(|error| error.to_string())?.total();
+    let began = Instant::now();
+    loop {
+        let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };
+        if began.elapsed() > MEMORY_PATIENCE {
+            let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
+            return Err(format!(
+                "a worker of this run needs {needed} MiB of memory, and this machine has {free} \
+                 MiB free; lower model.layers, model.width or batch.micro_batch, or start more \
+                 workers"
+            ));
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The model's file, for others.
+fn stated(path: &Path) -> ModelPlace {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let shown = |c: char| if c.is_control() { '?' } else { c };
+    ModelPlace {
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        path: absolute.display().to_string().chars().map(shown).collect(),
+    }
 }
 
 /// What the model computes on, for others.

@@ -128,7 +128,11 @@ impl Holdings {
                 }
                 port.report(Report::Restored { version, shard, intact });
             }
-            Job::Gradient { .. } | Job::Finish { .. } | Job::Write { .. } => {
+            Job::Gradient { .. }
+            | Job::Finish { .. }
+            | Job::Masters { .. }
+            | Job::Open
+            | Job::Write { .. } => {
                 unreachable!("these are not about the state of shards")
             }
         }

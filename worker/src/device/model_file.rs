@@ -1,7 +1,9 @@
 //! `model.safetensors`, written shard by shard as master weights arrive.
 //!
 //! Nothing is held in memory: every piece goes to its place in a temporary file beside the final
-//! one, which it replaces once it is complete and durable.
+//! one, which it replaces once it is complete and durable. The whole file's room is taken from the
+//! disk when it is opened, so a full disk is known before any weights travel. After an error the
+//! temporary file is gone, and the file can be opened anew.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use everstep_kernels::layout::Layout;
 use everstep_transport::protocol::run::ModelSpec;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 use super::model_path::{self, RUN_KEY};
@@ -28,18 +32,10 @@ pub struct ModelFile {
     /// Of the run: see [`model_path`].
     digest: String,
     header: Vec<u8>,
-    /// Created by the first piece: only one worker writes.
+    /// None while nothing is to be written: only one worker writes.
     file: Option<File>,
     parameters: usize,
     missing: usize,
-}
-
-/// The model could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write the model to {path}: {source}")]
-pub struct ModelFileError {
-    path: PathBuf,
-    source: io::Error,
 }
 
 impl ModelFile {
@@ -64,35 +60,56 @@ impl ModelFile {
         }
     }
 
-    /// Forgets what has been written: every range is to come again. A file that was complete stays
-    /// until the next one is.
-    pub fn begin_anew(&mut self) {
+    /// Begins the file, or begins it anew: every range is to come. Takes all of its room from the
+    /// disk, where the file system can do that.
+    ///
+    /// # Errors
+    /// When the directory takes no file, or has too little room.
+    pub fn open(&mut self) -> io::Result<()> {
+        self.close();
+        model_path::check(&self.path, &self.digest)?;
+        let opened = self.try_open();
+        if opened.is_err() {
+            self.remove();
+        }
+        self.file = Some(opened?);
+        Ok(())
+    }
+
+    /// Forgets what has been written. A file that was complete stays until the next one is.
+    pub fn close(&mut self) {
         if self.file.take().is_some() {
-            // What was complete has its final name; what was not harms nobody where it stays.
-            let _ = fs::remove_file(&self.temporary);
+            self.remove();
         }
         self.missing = self.parameters;
     }
 
     /// Writes `values` to `range` of the flat vector; `true` when the file is complete, in place
-    /// and durable. Each range is written once, until it is begun anew.
-    pub fn write(&mut self, range: Range<usize>, values: &[f32]) -> Result<bool, ModelFileError> {
-        self.try_write(range, values).map_err(|source| self.error(source))
+    /// and durable. Each range is written once. A file that is not open takes nothing.
+    ///
+    /// # Errors
+    /// Those of the file system; then the file is not open any more.
+    pub fn write(&mut self, range: Range<usize>, values: &[f32]) -> io::Result<bool> {
+        let written = self.try_write(range, values);
+        if written.is_err() {
+            self.close();
+        }
+        written
     }
 
-    fn error(&self, source: io::Error) -> ModelFileError {
-        ModelFileError { path: self.path.clone(), source }
+    fn try_open(&self) -> io::Result<File> {
+        let mut file = File::create(&self.temporary)?;
+        let length = (self.header.len() + 4 * self.parameters) as u64;
+        match fallocate(&file, FallocateFlags::empty(), 0, length) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+        file.write_all(&self.header)?;
+        Ok(file)
     }
 
     fn try_write(&mut self, range: Range<usize>, values: &[f32]) -> io::Result<bool> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            None => {
-                let mut file = File::create(&self.temporary)?;
-                file.write_all(&self.header)?;
-                self.file.insert(file)
-            }
-        };
+        let Some(file) = &mut self.file else { return Ok(false) };
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         file.seek(SeekFrom::Start((self.header.len() + 4 * range.start) as u64))?;
         file.write_all(&bytes)?;
@@ -106,7 +123,13 @@ impl ModelFile {
         if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             File::open(folder)?.sync_all()?;
         }
+        self.file = None;
         Ok(true)
+    }
+
+    /// A temporary file that cannot be removed harms nothing where it stays.
+    fn remove(&self) {
+        let _ = fs::remove_file(&self.temporary);
     }
 }
 
@@ -149,6 +172,12 @@ mod tests {
         }
     }
 
+    fn opened(path: &Path, incarnation: u64, layout: &Layout, digest: &str) -> ModelFile {
+        let mut file = ModelFile::new(path, incarnation, layout, &model(), digest);
+        file.open().expect("opened");
+        file
+    }
+
     #[test]
     fn pieces_in_any_order_make_a_file_that_others_read() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -156,7 +185,7 @@ mod tests {
         let mut layout = Layout::new();
         layout.push("weight", &[2, 3], Init::Constant(0.0));
         layout.push("bias", &[3], Init::Constant(0.0));
-        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
+        let mut file = opened(&path, 1, &layout, "aa");
         assert!(!file.write(4..9, &[4.0, 5.0, 6.0, 7.0, 8.0]).expect("written"));
         assert!(!path.exists(), "nothing half-written is ever in place");
         assert!(file.write(0..4, &[0.0, 1.0, 2.0, 3.0]).expect("written"));
@@ -177,13 +206,15 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         let mut layout = Layout::new();
         layout.push("bias", &[3], Init::Constant(0.0));
-        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
+        let mut file = opened(&path, 1, &layout, "aa");
         assert!(!file.write(0..2, &[1.0, 2.0]).expect("written"));
-        file.begin_anew();
+        file.close();
         assert_eq!(fs::read_dir(folder.path()).expect("read").count(), 0);
+        assert!(!file.write(0..3, &[1.0, 2.0, 3.0]).expect("nothing"), "it is not open");
+        file.open().expect("opened");
         assert!(!file.write(2..3, &[6.0]).expect("written"));
         assert!(file.write(0..2, &[4.0, 5.0]).expect("written"));
-        file.begin_anew();
+        file.open().expect("opened");
         assert!(path.exists(), "what was complete stays");
         assert!(file.write(0..3, &[7.0, 8.0, 9.0]).expect("written"));
     }
@@ -194,24 +225,37 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         let mut layout = Layout::new();
         layout.push("bias", &[1], Init::Constant(0.0));
-        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
+        let mut file = opened(&path, 1, &layout, "aa");
         assert!(file.write(0..1, &[1.0]).expect("written"));
         let before = fs::read(&path).expect("in place");
-        let mut again = ModelFile::new(&path, 2, &layout, &model(), "aa");
+        let mut again = opened(&path, 2, &layout, "aa");
         assert!(again.write(0..1, &[1.0]).expect("the same run, written by another worker"));
         let mut other = ModelFile::new(&path, 3, &layout, &model(), "bb");
-        let told = other.write(0..1, &[2.0]).expect_err("of another run").to_string();
+        let told = other.open().expect_err("of another run").to_string();
         assert!(told.contains("another run's model is there"), "{told}");
         assert_eq!(fs::read(&path).expect("in place"), before);
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_named() {
+    fn a_folder_that_is_gone_takes_a_file_again_when_it_is_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let runs = folder.path().join("runs");
         let mut layout = Layout::new();
-        layout.push("bias", &[1], Init::Constant(0.0));
-        let mut file =
-            ModelFile::new(Path::new("/nowhere/model.safetensors"), 1, &layout, &model(), "aa");
-        let error = file.write(0..1, &[1.0]).expect_err("no such folder");
-        assert!(error.to_string().contains("/nowhere/model.safetensors"));
+        layout.push("bias", &[2], Init::Constant(0.0));
+        let path = runs.join("model.safetensors");
+        let mut file = ModelFile::new(&path, 1, &layout, &model(), "aa");
+        assert_eq!(file.open().expect_err("gone").kind(), io::ErrorKind::NotFound);
+
+        fs::create_dir(&runs).expect("back");
+        file.open().expect("opened");
+        assert!(!file.write(0..1, &[1.0]).expect("written"));
+        fs::remove_dir_all(&runs).expect("gone again");
+        assert_eq!(file.write(1..2, &[2.0]).expect_err("gone").kind(), io::ErrorKind::NotFound);
+
+        fs::create_dir(&runs).expect("back again");
+        file.open().expect("opened");
+        assert!(!file.write(0..1, &[1.0]).expect("every range is to come again"));
+        assert!(file.write(1..2, &[2.0]).expect("written"));
+        assert_eq!(fs::read_dir(&runs).expect("read").count(), 1, "the model and nothing else");
     }
 }

@@ -15,9 +15,9 @@ use everstep_kernels::reduce;
 use everstep_transport::protocol::{Shard, Step};
 use tracing::trace_span;
 
-use super::Port;
 use super::accumulate::{Accumulator, Final};
 use super::holdings::{Holdings, Write};
+use super::{DeviceError, Port};
 use crate::step::event::{Job, Origin, Report};
 
 /// The exchange of one pass: waits for parameters, sends off gradients.
@@ -61,16 +61,16 @@ impl ShardPass<'_> {
         compute: &mut dyn Compute,
         batch: &Batch,
         pass: Pass,
-    ) -> Result<Option<f64>, String> {
+    ) -> Result<Option<f64>, DeviceError> {
         if !self.overlap {
             // The model asks again, range by range, and finds everything there.
             let all = 0..self.holdings.layout().count();
             self.need(all, &mut |offset, values: &[f32]| compute.load(offset, values));
         }
-        let loss = compute.gradient(batch, pass, self).map_err(|error| error.to_string())?;
+        let loss = compute.gradient(batch, pass, self)?;
         match self.end.take() {
             Some(End::Void) => return Ok(None),
-            Some(End::Failed(reason)) => return Err(reason),
+            Some(End::Failed(reason)) => return Err(reason.into()),
             None => {}
         }
         for part in std::mem::take(&mut self.held) {
@@ -80,7 +80,8 @@ impl ShardPass<'_> {
             Some(shard) => Err(format!(
                 "the model announced no gradient for all of parameter shard {shard}: a last pass \
                  must announce every range once"
-            )),
+            )
+            .into()),
             None => Ok(Some(loss)),
         }
     }

@@ -37,7 +37,7 @@ fn run(mut device: Device, mut port: ThreadPort) {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
     let outcome = catch_unwind(AssertUnwindSafe(|| device.run(&mut port)));
     if let Err(panic) = outcome {
-        port.report(Report::Failed(format!("the device panicked: {}", words(&*panic))));
+        port.report(device.panicked(words(&*panic)).into());
     }
 }
 

@@ -17,6 +17,8 @@
 mod coordinator;
 mod leader;
 mod peers;
+mod unable;
+mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use self::leader::Leader;
+use self::writes::Model;
 use super::event::{Built, Effect, Exit, Input, LinkId, Report, Summary};
 use super::holdings::Holdings;
 use super::learner::Learner;
@@ -62,6 +65,8 @@ enum Phase {
     Learning(Box<Learner>),
     /// Is a member.
     Training(Box<Member>),
+    /// Cannot compute the run, for this reason, and waits for the next one.
+    Unable(Box<RunSpec>, String),
     /// Has said its last word.
     Ended,
 }
@@ -99,6 +104,7 @@ pub struct Core {
     early: BTreeMap<WorkerId, VecDeque<Message>>,
     /// What it has reported at the end, in this generation.
     finished: Option<WorkerResult>,
+    model: Model,
     refused: u64,
     out: VecDeque<Effect>,
     #[cfg(feature = "planted")]
@@ -123,6 +129,7 @@ impl Core {
             unreachable: BTreeSet::new(),
             early: BTreeMap::new(),
             finished: None,
+            model: Model::default(),
             refused: 0,
             out: VecDeque::new(),
             #[cfg(feature = "planted")]
@@ -211,17 +218,15 @@ impl Core {
             Input::Drain => self.drain(),
             Input::DrainOverdue => self.end(Exit::Drained),
             Input::Built(built) => self.built(built),
-            Input::BuildFailed(reason) => self.fail(None, false, reason),
+            Input::BuildFailed(reason) | Input::Device(Report::Unable(reason)) => {
+                self.unable(reason);
+            }
             Input::Peer { from, message } => self.peer(now, from, message),
             Input::PeerLost { from, .. } => self.peer_lost(now, from),
             Input::Piece { from, chunk, values } => self.piece(now, from, &chunk, values),
             Input::Refused => self.refused += 1,
             Input::Device(Report::Failed(reason)) => self.fail(None, false, reason),
-            Input::Device(report) => match &mut self.phase {
-                Phase::Learning(learner) => learner.report(report),
-                Phase::Training(member) => member.report(now, report),
-                _ => {}
-            },
+            Input::Device(report) => self.report(now, report),
             Input::Tick => self.tick(now),
         }
         self.follow(now);
@@ -229,6 +234,16 @@ impl Core {
 
     fn greet(&mut self, link: LinkId) {
         self.say(link, Message::Hello { schema: codec::schema(), worker: self.worker });
+    }
+
+    /// The device has done something.
+    fn report(&mut self, now: Time, report: Report) {
+        let Some(report) = self.follow_file(now, report) else { return };
+        match &mut self.phase {
+            Phase::Learning(learner) => learner.report(report),
+            Phase::Training(member) => member.report(now, report),
+            _ => {}
+        }
     }
 
     fn built(&mut self, built: Built) {
@@ -248,6 +263,7 @@ impl Core {
             pool: self.pool.clone(),
             run: *run,
         });
+        self.model = Model::of(built.registration.model.clone());
         self.tell(Message::Register(built.registration.clone()));
         self.phase = Phase::Registering(setup, Box::new(built.registration));
     }
@@ -260,6 +276,7 @@ impl Core {
             Phase::Training(member) => member.tick(now),
             _ => {}
         }
+        self.go_on_writing(now);
         if now.since(self.heartbeat_at) >= HEARTBEAT {
             self.heartbeat(now);
         }
@@ -287,8 +304,10 @@ impl Core {
             behind: self.behind(),
             computing: self.member().and_then(Member::computing),
             telemetry: None,
+            unwritten: self.model.error(),
         };
         self.tell(Message::Heartbeat(heartbeat));
+        self.say_unable();
     }
 
     fn behind(&self) -> u64 {
@@ -313,6 +332,7 @@ impl Core {
 
     /// What follows from a new state.
     fn follow(&mut self, now: Time) {
+        self.begin_to_write();
         match &mut self.phase {
             Phase::Learning(learner) => {
                 self.out.extend(std::iter::from_fn(|| learner.poll_effect()))

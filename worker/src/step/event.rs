@@ -320,15 +320,24 @@ pub enum Job {
         /// Master weights, then moments.
         parts: Vec<Buffer>,
     },
-    /// The last step is done: validate, digest the owned shards, hand out the primaries' masters.
-    /// In a generation that begins after the last step it is done anew.
+    /// The last step is done: validate, digest the owned shards. In a generation that begins after
+    /// the last step it is done anew.
     Finish {
         /// The version that all parameters must have.
         version: Step,
         /// The data shards whose parts of the held-out samples are this worker's to validate.
         data_shards: Vec<DataShard>,
     },
-    /// Write master weights to the model's file.
+    /// Hand out the master weights of which this worker is primary, for the member that writes the
+    /// model's file; answered with a [`Report::Exported`] for each shard.
+    Masters {
+        /// The member that asked.
+        to: WorkerId,
+    },
+    /// Begin the model's file, or begin it anew; answered with [`Report::Opened`] or
+    /// [`Report::Unwritten`].
+    Open,
+    /// Write master weights to the model's file, if it is open.
     Write {
         /// Their shard.
         shard: Shard,
@@ -429,6 +438,8 @@ pub enum Report {
     },
     /// Master weights of a shard of which this worker is primary, at the end.
     Exported {
+        /// The member that writes the model's file.
+        to: WorkerId,
         /// The shard.
         shard: Shard,
         /// The values.
@@ -436,8 +447,14 @@ pub enum Report {
     },
     /// All that [`Job::Finish`] asked for is done.
     Finished(Summary),
+    /// The model's file is open, and takes every shard.
+    Opened,
+    /// The model's file could not be opened or written, for this reason, and is not open any more.
+    Unwritten(String),
     /// The model's file is complete and durable.
     Written,
+    /// The run cannot be computed, for a reason that would recur on every worker.
+    Unable(String),
     /// The device cannot go on.
     Failed(String),
 }

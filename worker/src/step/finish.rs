@@ -1,40 +1,40 @@
-//! The end of the run: what must be there before a worker reports its result.
+//! The end of the run: what a member has found, and who wants its master weights.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 
-use everstep_transport::protocol::Shard;
+use everstep_transport::protocol::WorkerId;
 
 use super::event::Summary;
-use super::plan::Plan;
 
 /// How far a member has come after the last step.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Finish {
-    /// Master weights that have not reached the writer; the step leader is the writer.
-    missing: BTreeSet<Shard>,
     /// What the device found.
-    pub summary: Option<Summary>,
-    /// The model is durable, or another member's to write.
-    pub written: bool,
+    summary: Option<Summary>,
+    /// Workers that write the model, and asked for master weights before they were final.
+    asked: BTreeSet<WorkerId>,
 }
 
 impl Finish {
-    /// Nothing is there yet.
-    pub fn new(plan: &Plan) -> Self {
-        let shards = if plan.leads() { plan.shards() } else { 0 };
-        let missing: BTreeSet<_> = (0..shards).map(Shard).collect();
-        Self { written: missing.is_empty(), missing, summary: None }
+    /// The device is done; returns who waits for master weights.
+    pub fn finished(&mut self, summary: Summary) -> BTreeSet<WorkerId> {
+        self.summary = Some(summary);
+        std::mem::take(&mut self.asked)
     }
 
-    /// Whether a shard's master weights are awaited; each is taken once.
-    pub fn expect_master(&mut self, shard: Shard) -> bool {
-        self.missing.remove(&shard)
+    /// A worker asks for master weights; says whether they are final.
+    pub fn ask(&mut self, from: WorkerId) -> bool {
+        let is_final = self.summary.is_some();
+        if !is_final {
+            self.asked.insert(from);
+        }
+        is_final
     }
 
-    /// The result, once nothing is missing.
-    pub fn result(&self) -> Option<&Summary> {
-        self.summary.as_ref().filter(|_| self.written)
+    /// What the device found, once it has.
+    pub fn summary(&self) -> Option<&Summary> {
+        self.summary.as_ref()
     }
 }

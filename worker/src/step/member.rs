@@ -162,10 +162,15 @@ impl Member {
     }
 
     /// What the member has to report, once it is done: the step leader also waits until every line
-    /// is written.
+    /// is recorded.
     pub fn result(&self) -> Option<&Summary> {
         let told = !self.plan.leads() || self.is_settled() && self.holdings.lines.is_empty();
-        self.finish.result().filter(|_| told && !self.pace.is_promised())
+        self.finish.summary().filter(|_| told && !self.pace.is_promised())
+    }
+
+    /// Whether its master weights are those of the last step, and it may say so.
+    pub(super) fn has_finished(&self) -> bool {
+        self.finish.summary().is_some() && !self.pace.is_promised()
     }
 
     /// Lines of settled steps that are not written yet, oldest first; the step leader's alone.
@@ -216,6 +221,7 @@ impl Member {
             Message::Go { step, .. } => self.go(from, step),
             Message::FetchParameters { shards, .. } => self.share(from, shards),
             Message::FetchState { shards, .. } => self.export(from, shards),
+            Message::FetchMasters { .. } => self.hand_out_masters(from),
             Message::State { shard, version, digest, .. } => {
                 self.state_begins(from, shard, (version, digest));
             }
@@ -248,14 +254,21 @@ impl Member {
                     learning.restored((shard, version), intact, scene);
                 });
             }
-            Report::Exported { shard, values } if self.plan.leads() => self.write(shard, values),
-            Report::Exported { shard, values } => {
-                let to = self.plan.record().step_leader();
+            Report::Exported { to, shard, values } => {
                 self.stream(to, Lane::Masters, self.chunk(ChunkKind::Master, shard), values);
             }
-            Report::Finished(summary) => self.finish.summary = Some(summary),
-            Report::Written => self.finish.written = true,
-            Report::Entered { .. } | Report::Failed(_) => {}
+            Report::Finished(summary) => {
+                for to in self.finish.finished(summary) {
+                    self.device(Job::Masters { to });
+                }
+            }
+            // Of the file and of ends the core keeps account.
+            Report::Entered { .. }
+            | Report::Opened
+            | Report::Unwritten(_)
+            | Report::Written
+            | Report::Unable(_)
+            | Report::Failed(_) => {}
         }
         self.advance(now);
     }

@@ -188,10 +188,4 @@ impl Plan {
     pub fn expects_parameters(&self, from: WorkerId, shard: Shard) -> bool {
         shard.0 < self.shards() && !self.owned.contains_key(&shard) && self.primary(shard) == from
     }
-
-    /// Whether `from` sends this member the master weights of `shard` at the end.
-    pub fn expects_master(&self, from: WorkerId, shard: Shard) -> bool {
-        let known = shard.0 < self.shards();
-        known && self.leads() && from != self.worker && self.primary(shard) == from
-    }
 }

@@ -1,7 +1,7 @@
 //! The end of a run, and the end again in a generation that begins after it.
 
 use everstep_kernels::buffer::Shared;
-use everstep_transport::protocol::{DataShard, Shard, Step};
+use everstep_transport::protocol::{DataShard, Shard, Step, WorkerId};
 use everstep_worker::step::event::{Job, Origin, Report, Summary};
 
 use crate::support::{Bench, SHARDS, enter, run};
@@ -11,17 +11,20 @@ fn finish(data_shards: std::ops::Range<u32>) -> Job {
     Job::Finish { version: Step(2), data_shards }
 }
 
-/// What the end says: the summary, and the masters to be written.
-fn ended(reports: Vec<Report>) -> (Summary, Vec<(Shard, Shared)>) {
-    let mut masters = Vec::new();
-    for report in reports {
-        match report {
-            Report::Exported { shard, values } => masters.push((shard, values)),
-            Report::Finished(summary) => return (summary, masters),
-            other => panic!("{other:?}"),
-        }
-    }
-    panic!("nothing has finished")
+/// The end: the summary, and the masters to be written.
+fn end(bench: &mut Bench, data_shards: std::ops::Range<u32>) -> (Summary, Vec<(Shard, Shared)>) {
+    let reports = bench.give(finish(data_shards));
+    let [Report::Finished(summary)] = reports.as_slice() else { panic!("{reports:?}") };
+    let master = |report| match report {
+        Report::Exported { to: WorkerId(7), shard, values } => (shard, values),
+        other => panic!("{other:?}"),
+    };
+    let masters = bench.give(Job::Masters { to: WorkerId(7) }).into_iter().map(master).collect();
+    (summary.clone(), masters)
+}
+
+fn open(bench: &mut Bench) {
+    assert!(matches!(bench.give(Job::Open).as_slice(), [Report::Opened]));
 }
 
 fn write(bench: &mut Bench, masters: &[(Shard, Shared)]) -> Vec<Report> {
@@ -39,21 +42,53 @@ fn the_end_is_done_anew_and_the_counters_go_on() {
     bench.give(enter(1, Origin::Seed, 0..SHARDS));
     bench.train(1, 0..SHARDS);
     bench.train(2, 0..SHARDS);
-    let (first, masters) = ended(bench.give(finish(0..4)));
+    let (first, masters) = end(&mut bench, 0..4);
+    open(&mut bench);
     assert_eq!((first.evaluations.len(), first.digests.len()), (4, SHARDS as usize));
     assert_eq!(first.data_shards_computed, 16);
     assert!(write(&mut bench, &masters[..5]).is_empty(), "not all of it has come");
 
     bench.give(enter(2, Origin::Held, 0..SHARDS));
-    let (again, masters) = ended(bench.give(finish(2..8)));
+    let (again, masters) = end(&mut bench, 2..8);
+    assert!(write(&mut bench, &masters).is_empty(), "nobody has opened it in this generation");
+    open(&mut bench);
     assert_eq!(again.evaluations.len(), 6);
     assert_eq!(again.evaluations[..2], first.evaluations[2..]);
     assert_eq!((&again.digests, again.data_shards_computed), (&first.digests, 16));
     assert!(matches!(write(&mut bench, &masters).as_slice(), [Report::Written]));
 
     bench.give(enter(3, Origin::Held, 0..SHARDS));
-    let (_, masters) = ended(bench.give(finish(0..8)));
+    let (_, masters) = end(&mut bench, 0..8);
+    open(&mut bench);
     assert!(matches!(write(&mut bench, &masters).as_slice(), [Report::Written]));
     let files: Vec<_> = std::fs::read_dir(folder.path()).expect("read").collect();
     assert_eq!(files.len(), 1, "the model and nothing else: {files:?}");
+}
+
+#[test]
+fn a_directory_that_is_gone_is_told_of_and_the_file_is_begun_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runs = folder.path().join("runs");
+    std::fs::create_dir(&runs).expect("made");
+    let mut bench = Bench::of(&run(), Some(runs.clone()));
+    bench.give(enter(1, Origin::Seed, 0..SHARDS));
+    bench.train(1, 0..SHARDS);
+    bench.train(2, 0..SHARDS);
+    let (_, masters) = end(&mut bench, 0..4);
+    std::fs::remove_dir(&runs).expect("gone");
+    std::fs::write(&runs, b"a file in its place").expect("written");
+    assert!(matches!(bench.give(Job::Open).as_slice(), [Report::Unwritten(_)]));
+    assert!(write(&mut bench, &masters).is_empty(), "what comes meanwhile is discarded");
+
+    std::fs::remove_file(&runs).expect("gone");
+    std::fs::create_dir(&runs).expect("back");
+    open(&mut bench);
+    assert!(write(&mut bench, &masters[..3]).is_empty());
+    std::fs::remove_dir_all(&runs).expect("gone");
+    let last = write(&mut bench, &masters[3..]);
+    assert!(matches!(last.as_slice(), [Report::Unwritten(_)]), "no rename succeeds");
+
+    std::fs::create_dir(&runs).expect("back");
+    open(&mut bench);
+    assert!(matches!(write(&mut bench, &masters).as_slice(), [Report::Written]));
 }

@@ -148,7 +148,7 @@ impl Bench {
 
     /// Does a job, or says why the device cannot go on.
     pub fn attempt(&mut self, job: Job) -> Result<Vec<Report>, String> {
-        self.device.handle(job, &mut self.script)?;
+        self.device.handle(job, &mut self.script).map_err(|error| error.to_string())?;
         Ok(std::mem::take(&mut self.script.reports))
     }
 

@@ -15,8 +15,8 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Cause, Chunk, Device, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term,
-    WorkerId, codec, exemplars,
+    Cause, Chunk, Device, Generation, Message, ModelPlace, NodeName, Record, RunSpec, Shard, Step,
+    Term, WorkerId, codec, exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::core::{Core, Identity};
@@ -39,6 +39,11 @@ pub fn run(steps: u64) -> RunSpec {
 
 pub fn name(worker: WorkerId) -> NodeName {
     NodeName::parse(&format!("worker-{worker}")).expect("a valid name")
+}
+
+/// Where every worker would write the model.
+fn place() -> ModelPlace {
+    ModelPlace { host: "node".into(), path: "/runs/model.safetensors".into() }
 }
 
 /// A worker and its device.
@@ -66,6 +71,10 @@ pub struct Cluster {
     pub statuses: BTreeMap<WorkerId, Status>,
     pub heartbeats: BTreeMap<WorkerId, Heartbeat>,
     pub results: BTreeMap<WorkerId, WorkerResult>,
+    /// The worker that said that its file of the model is durable.
+    pub durable: Option<WorkerId>,
+    /// Step leaders are told to write.
+    pub writes: bool,
     /// Steps whose lines are written, with the bits of their loss.
     pub written: Vec<(Step, u64)>,
     pub failures: Vec<String>,
@@ -86,6 +95,8 @@ impl Cluster {
             statuses: BTreeMap::new(),
             heartbeats: BTreeMap::new(),
             results: BTreeMap::new(),
+            durable: None,
+            writes: true,
             written: Vec::new(),
             failures: Vec::new(),
             seed: seed.wrapping_mul(2).wrapping_add(1),
@@ -120,9 +131,9 @@ impl Cluster {
             samples: SAMPLES,
         };
         let address = (Ipv4Addr::LOCALHOST, 1).into();
-        let (zone, device) = (None, Device::default());
+        let (zone, device, model) = (None, Device::default(), Some(place()));
         let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device };
+            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device, model };
         Built { registration, tokens_per_step: 1 }
     }
 
@@ -182,10 +193,26 @@ impl Cluster {
         }
         self.record = Some(record.clone());
         self.results.clear();
+        self.durable = None;
         for worker in self.alive() {
             let inbox = self.inbox.entry(worker).or_default();
             inbox.push_back(Message::Announce(record.clone()));
         }
+        if self.writes {
+            self.tell_to_write(record.step_leader());
+        }
+    }
+
+    /// Tells a worker to write the model.
+    pub fn tell_to_write(&mut self, worker: WorkerId) {
+        let message = Message::Write { term: TERM, generation: self.number() };
+        self.inbox.entry(worker).or_default().push_back(message);
+    }
+
+    /// Announces the current record to a worker.
+    pub fn announce_to(&mut self, worker: WorkerId) {
+        let record = self.record.clone().map(Message::Announce);
+        self.inbox.entry(worker).or_default().extend(record);
     }
 
     /// Feeds a learner in the current generation.
@@ -239,10 +266,11 @@ impl Cluster {
         (0..count).for_each(|_| self.step());
     }
 
-    /// Until every member has reported.
+    /// Until every member has reported, and the model is durable.
     pub fn finish(&mut self) {
         self.until("the run ends", |cluster| {
-            cluster.members().iter().all(|member| cluster.results.contains_key(member))
+            let mut members = cluster.members().into_iter();
+            members.all(|member| cluster.results.contains_key(&member)) && cluster.durable.is_some()
         });
     }
 
@@ -381,6 +409,7 @@ impl Cluster {
                     Message::HeartbeatAnswer { generation: self.number(), written, retained: 0 };
                 self.inbox.entry(worker).or_default().push_back(answer);
                 self.heartbeats.insert(worker, heartbeat);
+                self.remind_writer();
             }
             Message::FetchRecord => {
                 let record = self.record.clone().map(Message::Announce);
@@ -389,8 +418,23 @@ impl Cluster {
             Message::Finished(result) => {
                 self.results.insert(worker, result);
             }
+            Message::Written(place) => {
+                assert_eq!(place, self::place());
+                self.durable = Some(worker);
+            }
             Message::Failed { reason, .. } => self.failures.push(reason),
             _ => {}
+        }
+    }
+
+    /// What the step leader was told may be lost.
+    fn remind_writer(&mut self) {
+        let writer = self.record.as_ref().map(|record| record.step_leader());
+        let waits = self.writes && self.is_over() && self.durable.is_none();
+        if let Some(writer) =
+            writer.filter(|it| waits && self.inbox.get(it).map_or(0, VecDeque::len) < 2)
+        {
+            self.tell_to_write(writer);
         }
     }
 

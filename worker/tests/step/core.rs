@@ -54,9 +54,9 @@ impl Lone {
             shards: 1,
             samples: SAMPLES,
         };
-        let (zone, device) = (None, Device::default());
+        let (zone, device, model) = (None, Device::default(), None);
         let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device };
+            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device, model };
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
         lone.give(Input::CoordinatorUp { link: LINK, name: centre });
         lone.hear(Message::Welcome { run, term: Term(1) });

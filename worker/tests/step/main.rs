@@ -18,3 +18,4 @@ mod promises;
 mod scaling;
 mod solo;
 mod support;
+mod writes;

@@ -75,13 +75,6 @@ fn who_does_not_own_a_shard_expects_its_parameters_from_the_primary() {
 }
 
 #[test]
-fn the_step_leader_alone_expects_master_weights() {
-    let [a, b, c] = MEMBERS;
-    let found = expected(|plan, from, shard| plan.expects_master(from, shard));
-    assert_eq!(found, [(b, a, Shard(1)), (c, a, Shard(2))]);
-}
-
-#[test]
 fn each_primary_begins_the_gather_after_itself() {
     let record = record_of(&[&[0], &[1], &[2], &[3]], &[&[0], &[1], &[2, 0]]);
     let table = [(0, 0, vec![12, 13, 14]), (1, 1, vec![13, 14, 11]), (2, 2, vec![14, 12])];

@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// The last step is committed, and members only finish: no change is worth its while.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::core) fn is_over(&self) -> bool {
         self.state.run().is_some_and(|run| self.reached >= Step(run.steps))
     }
 
@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// Tells all members, and the learner, what it learns.
-    fn say_feed(&mut self, learner: WorkerId) {
+    pub(in crate::core) fn say_feed(&mut self, learner: WorkerId) {
         let mut to = self.member_links();
         if !self.state.is_member(learner)
             && let Some(link) = self.links.of_registered(learner)

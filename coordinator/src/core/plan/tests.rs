@@ -48,8 +48,15 @@ impl Cluster {
         let (model, data) = ([0; 32], [0; 32]);
         let fingerprint = Fingerprint { model, data, parameters: 9, shards: 1, samples: 9 };
         let (zone, device) = (None, Device::default());
-        let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 1, zone, device };
+        let registration = Registration {
+            incarnation: 1,
+            address,
+            fingerprint,
+            probe: 1,
+            zone,
+            device,
+            model: None,
+        };
         let name = NodeName::parse("worker").expect("a valid name");
         let (number, standing) = (worker.0 as u32, Standing::Registered);
         self.workers.insert(worker, Worker { number, name, registration, standing });

@@ -6,7 +6,7 @@ fn a_run_starts_when_enough_workers_have_promised_its_first_generation() {
     let first = world.worker("worker-1");
     assert_eq!(world.words(first), ["welcome", "registered"]);
     let second = world.worker("worker-2");
-    assert_eq!(world.words(first), ["pause", "announce"]);
+    assert_eq!(world.words(first), ["pause", "announce", "write"]);
     assert_eq!(world.words(second), ["welcome", "registered", "pause", "announce"]);
     let record = world.record();
     assert_eq!(world.members(), [world.id(first), world.id(second)]);
@@ -152,7 +152,7 @@ fn a_newer_link_of_a_node_replaces_the_older() {
     world.give(Input::Disconnected { link: old, end: LinkEnd::Goodbye, reason: "closed".into() });
     assert_eq!(world.core.state().workers().keys().collect::<Vec<_>>(), [&id]);
     world.worker("worker-2");
-    assert_eq!(world.words(new), ["registered", "pause", "announce"]);
+    assert_eq!(world.words(new), ["registered", "pause", "announce", "write"]);
 }
 
 #[test]
@@ -212,8 +212,11 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let (stranger, nobody) = (world.connect(Role::Worker, "worker-9"), LinkId(99));
     let before = world.core.state().clone();
     let mut expected = 0;
-    let of_workers =
-        ["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave", "status"];
+    let of_workers = [
+        &["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave"][..],
+        &["status", "unable", "written"],
+    ]
+    .concat();
     let of_operators = [
         &["submit", "watch", "exited", "drain", "request", "transfer"][..],
         &["ask_coordinators", "ask_tokens", "ask_runs", "ask_revoked"],

@@ -1,15 +1,20 @@
 use super::*;
 
-/// The worker reports its result for the generation it is in; this is what the last shard's digest
-/// is.
+/// The worker reports its result for the generation it is in, and that the model is durable.
 pub(super) fn finish(world: &mut World, link: LinkId, digest: [u8; 32]) {
+    let (digests, worker) = (digests_of(world, link, digest), world.id(link));
+    world.say(link, Message::Written(place()));
+    world.say(link, Message::Finished(WorkerResult { worker, digests, ..WorkerResult::default() }));
+}
+
+/// The digests of what the worker owns; this is what the last shard's digest is.
+pub(super) fn digests_of(world: &World, link: LinkId, digest: [u8; 32]) -> Vec<(Shard, [u8; 32])> {
     let (record, worker) = (world.record(), world.id(link));
     let rank = record.rank(worker).expect("a member");
     let owned = record.owned_by(rank).into_iter();
     let digests =
         owned.map(|(shard, _)| (shard, if shard == Shard(SHARDS - 1) { digest } else { [0; 32] }));
-    let digests = digests.collect();
-    world.say(link, Message::Finished(WorkerResult { worker, digests, ..WorkerResult::default() }));
+    digests.collect()
 }
 
 #[test]
@@ -24,7 +29,7 @@ fn a_run_is_complete_when_all_have_finished_and_every_step_has_its_line() {
     let Outcome::Complete(results) = update.outcome else { panic!("not complete") };
     let workers: Vec<_> = results.iter().map(|result| result.worker).collect();
     assert_eq!(workers, [world.id(links[0]), world.id(links[1])]);
-    let complete = EventKind::Complete { step: Step(20) };
+    let complete = EventKind::Complete { step: Step(20), model: Some(place()) };
     assert_eq!(update.events.last().map(|event| &event.kind), Some(&complete));
     world.cut(links[0]);
     world.pass(5_000, &[]);

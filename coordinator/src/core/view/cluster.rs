@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{Outcome, OwnersAwaited, Waiting, WorkerView};
 use everstep_transport::protocol::question::RunView;
-use everstep_transport::protocol::{Generation, MetricsLine, RunSpec, Step, Term, WorkerId};
+use everstep_transport::protocol::{
+    Generation, MetricsLine, ModelAwaited, ModelPlace, NodeName, RunSpec, Step, Term, WorkerId,
+};
 use everstep_transport::time::Time;
 
 use super::Core;
@@ -33,6 +35,10 @@ pub struct ClusterView {
     pub waiting: Option<Waiting>,
     /// Whose return the run waits for, since nobody else holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
+    /// What the model of a trained run waits for.
+    pub model_awaited: Option<ModelAwaited>,
+    /// Why workers cannot compute the run, where some cannot and it has not begun.
+    pub unable: Vec<(NodeName, String)>,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.
     pub outage: Option<(usize, Duration)>,
@@ -51,8 +57,8 @@ pub struct ClusterView {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With its last step.
-    Complete,
+    /// With its last step, and its model durable at this place, as far as the log says.
+    Complete(Option<ModelPlace>),
     /// Before, for this reason.
     Failed(String),
 }
@@ -77,13 +83,18 @@ impl Core {
             workers: self.views(),
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
+            model_awaited: self.model_awaited(),
+            unable: self.unable(),
             outage: self.silence.outage(now).filter(|_| self.running()),
             now_unix_ms: self.unix_ms(now),
             unreachable: self.unreachable(now),
             divergence: self.state.divergence(),
             end: match self.state.outcome() {
                 Outcome::Running => None,
-                Outcome::Complete(_) => Some(End::Complete),
+                Outcome::Complete(_) => {
+                    let ended = self.state.past_runs().back();
+                    Some(End::Complete(ended.and_then(|run| run.figures.model.clone())))
+                }
                 Outcome::Failed { reason, .. } => Some(End::Failed(reason.clone())),
             },
             ignored: self.ignored,
@@ -117,7 +128,8 @@ impl Core {
 fn past(run: &PastRun) -> RunView {
     let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence, ref figures } =
         *run;
-    let end = failure.clone().map_or(End::Complete, End::Failed);
+    let complete = || End::Complete(figures.model.clone());
+    let end = failure.clone().map_or_else(complete, End::Failed);
     let (state, status) = ended(&end, step);
     let (name, state, divergence) = (name.clone(), state.into(), divergence.clone());
     RunView { id, name, state, status, step, hash, divergence, figures: figures.clone() }

@@ -6,6 +6,7 @@ use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
+use super::writes::Model;
 use super::{Core, Phase};
 use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::learner::Learner;
@@ -52,6 +53,7 @@ impl Core {
                     member.hold(now);
                 }
             }
+            Message::Write { term, generation } => self.write(term, generation),
             Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
             Message::Drain { worker } if self.worker == Some(worker) => self.end(Exit::Drained),
             Message::Released { term } if self.leader.hear(term) => self.released(),
@@ -84,6 +86,7 @@ impl Core {
                 let registration = Message::Register((**registration).clone());
                 self.tell(registration);
             }
+            Phase::Unable(failed, _) if **failed == run => self.say_unable(),
             _ => self.build(run),
         }
     }
@@ -115,6 +118,7 @@ impl Core {
         if let Some(result) = self.finished.clone() {
             self.tell(Message::Finished(result));
         }
+        self.tell_written();
         if self.drains {
             self.tell(Message::Leave);
         }
@@ -151,7 +155,7 @@ impl Core {
         let run = match self.leave() {
             Some((setup, _)) => setup.run.clone(),
             None => match &self.phase {
-                Phase::Building(run) => (**run).clone(),
+                Phase::Building(run) | Phase::Unable(run, _) => (**run).clone(),
                 _ => return None,
             },
         };
@@ -161,6 +165,7 @@ impl Core {
         self.unreachable.clear();
         self.early.clear();
         self.finished = None;
+        self.model = Model::default();
         self.told = (false, false);
         self.retained = 0;
         Some(run)
@@ -216,7 +221,7 @@ impl Core {
     }
 
     /// Whether a leader's word on a generation holds.
-    fn obeys(&mut self, term: Term, generation: Generation) -> bool {
+    pub(super) fn obeys(&mut self, term: Term, generation: Generation) -> bool {
         let is_current = generation == self.generation() && generation == self.promised.1;
         is_current && self.leader.hear(term)
     }
@@ -237,6 +242,7 @@ impl Core {
         let holdings = self.planted(holdings);
         self.unreachable.clear();
         self.finished = None;
+        self.model.renew(record.resume.0 >= setup.run.steps);
         self.told = (false, false);
         let data_shards = setup.run.batch.data_shards;
         if listed {

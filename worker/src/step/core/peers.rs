@@ -4,8 +4,8 @@
 
 use std::cmp::Ordering;
 
-use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{Chunk, Message, WorkerId};
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_transport::protocol::{Chunk, ChunkKind, Message, WorkerId};
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
@@ -26,6 +26,9 @@ impl Core {
         match &self.phase {
             Phase::Ended => Admission::Drop,
             _ if chunk.generation > self.generation() => Admission::Wait,
+            _ if chunk.kind == ChunkKind::Master && chunk.generation == self.generation() => {
+                self.admit_master(from, chunk)
+            }
             Phase::Learning(learner) => learner.admit(from, chunk),
             Phase::Training(member) => member.admit(from, chunk),
             _ => Admission::Drop,
@@ -40,6 +43,9 @@ impl Core {
             return;
         }
         match &mut self.phase {
+            _ if chunk.kind == ChunkKind::Master && values.len() == chunk.count as usize => {
+                self.take_master(now, chunk.shard, Shared::new(values));
+            }
             Phase::Learning(learner) => learner.piece(from, chunk, values),
             Phase::Training(member) => member.piece(now, from, chunk, values),
             _ => self.refused += 1,

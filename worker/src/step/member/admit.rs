@@ -2,7 +2,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
-use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::buffer::Buffer;
 use everstep_kernels::reduce::Operand;
 use everstep_transport::protocol::codec::MAX_CONTROL;
 use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step, WorkerId};
@@ -57,8 +57,7 @@ impl Member {
                 let encoded = chunk.encoding == setup.run.all_gather;
                 (encoded && plan.expects_parameters(from, shard), self.committed())
             }
-            ChunkKind::Master => (plan.expects_master(from, shard), self.committed()),
-            ChunkKind::State | ChunkKind::Message => (false, self.committed()),
+            ChunkKind::Master | ChunkKind::State | ChunkKind::Message => (false, self.committed()),
         };
         expected.then_some(due)
     }
@@ -68,7 +67,7 @@ impl Member {
         match chunk.kind {
             ChunkKind::Reduced => self.holdings.prepared.contains_key(&chunk.shard),
             ChunkKind::Parameters => !self.gathering.contains(&chunk.shard),
-            _ => false, // The sum, and the end of the run, know what they have.
+            _ => false, // The sum knows what it has.
         }
     }
 
@@ -95,11 +94,10 @@ impl Member {
                 self.learn_with(|learning, scene| learning.reduced(chunk, gradient, scene));
             }
             ChunkKind::Parameters => self.gather(shard, values),
-            ChunkKind::Master => self.write(shard, Shared::new(values)),
             ChunkKind::State => {
                 self.learn_with(|learning, scene| learning.part(shard, values, scene));
             }
-            ChunkKind::Message => self.refuse(),
+            ChunkKind::Master | ChunkKind::Message => self.refuse(),
         }
         self.advance(now);
     }

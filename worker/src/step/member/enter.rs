@@ -40,7 +40,7 @@ impl Member {
             feeds: Feeds::default(),
             questions: Questions::default(),
             learning: None,
-            finish: Finish::new(&plan),
+            finish: Finish::default(),
             refused: 0,
             broken: None,
             out,

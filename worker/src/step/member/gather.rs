@@ -1,4 +1,4 @@
-//! From updated shards to everyone's new parameters, and to the model's file.
+//! From updated shards to everyone's new parameters.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -58,14 +58,5 @@ impl Member {
         self.gathering.remove(&shard);
         self.holdings.computing[shard.0 as usize] = self.holdings.version();
         self.device(Job::Load { shard, version: self.committed(), values });
-    }
-
-    /// Master weights have arrived.
-    pub(super) fn write(&mut self, shard: Shard, values: Shared) {
-        if self.finish.expect_master(shard) {
-            self.device(Job::Write { shard, values });
-        } else {
-            self.refuse();
-        }
     }
 }

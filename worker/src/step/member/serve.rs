@@ -1,4 +1,5 @@
-//! What a member hands out when asked: parameters to compute with, states to learn.
+//! What a member hands out when asked: parameters to compute with, states to learn, and in the
+//! end master weights to write.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -55,6 +56,17 @@ impl Member {
         }
         shards.retain(|shard| self.questions.states.insert((to, *shard)));
         self.device(Job::Export { to, shards });
+    }
+
+    /// A worker that writes the model's file asks for master weights. They are handed out as soon
+    /// as they are those of the last step.
+    pub(super) fn hand_out_masters(&mut self, to: WorkerId) {
+        if !self.serves(to) {
+            return self.refuse();
+        }
+        if self.finish.ask(to) {
+            self.device(Job::Masters { to });
+        }
     }
 
     pub(in crate::step) fn serves(&self, to: WorkerId) -> bool {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::{self, Node, Tree};
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step};
+use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::data::Sampler;
 use everstep_worker::step::event::{Gradient, Job, Origin, Report, Summary, Work};
 
@@ -32,6 +32,10 @@ pub struct Bench {
     /// Data shards computed, of each step.
     pub computed: Vec<(Step, DataShard)>,
     pub model: BTreeMap<Shard, Vec<u32>>,
+    /// So often the model's file cannot be opened.
+    pub full: u32,
+    /// So many writes fail.
+    pub torn: u32,
 }
 
 impl Bench {
@@ -47,6 +51,8 @@ impl Bench {
             unwritten: (0..3).map(Shard).collect(),
             computed: Vec::new(),
             model: BTreeMap::new(),
+            full: 0,
+            torn: 0,
         }
     }
 
@@ -151,13 +157,29 @@ impl Bench {
                 vec![Report::Restored { version, shard, intact }]
             }
             Job::Finish { version, .. } => self.finish(version),
-            Job::Write { shard, values } => {
-                self.unwritten.remove(&shard);
-                self.model.insert(shard, bits(&values));
-                let written = self.unwritten.is_empty().then_some(Report::Written);
-                written.into_iter().collect()
-            }
+            Job::Masters { to } => self.masters(to),
+            Job::Open => vec![self.open()],
+            Job::Write { shard, values } => self.write(shard, &values).into_iter().collect(),
         }
+    }
+
+    fn open(&mut self) -> Report {
+        if self.full > 0 {
+            self.full -= 1;
+            return Report::Unwritten("no space left".into());
+        }
+        self.unwritten = (0..3).map(Shard).collect();
+        Report::Opened
+    }
+
+    fn write(&mut self, shard: Shard, values: &[f32]) -> Option<Report> {
+        if self.torn > 0 {
+            self.torn -= 1;
+            return Some(Report::Unwritten("input/output error".into()));
+        }
+        self.unwritten.remove(&shard);
+        self.model.insert(shard, bits(values));
+        self.unwritten.is_empty().then_some(Report::Written)
     }
 
     fn enter(&mut self, origin: Origin, owned: &[(Shard, bool)], learned: &[Shard]) {
@@ -258,15 +280,17 @@ impl Bench {
     fn finish(&mut self, version: Step) -> Vec<Report> {
         let current = self.computing.iter().all(|(held, _)| *held == version);
         assert!(current, "every shard has been gathered");
+        vec![Report::Finished(Summary::default())]
+    }
+
+    fn masters(&self, to: WorkerId) -> Vec<Report> {
         let primaries = self.copies.iter().filter(|(_, copy)| copy.owned && copy.primary);
-        let mut reports: Vec<_> = primaries
+        primaries
             .map(|(shard, copy)| {
                 let values = Shared::new(Buffer::detached(copy.parts[0].clone()));
-                Report::Exported { shard: *shard, values }
+                Report::Exported { to, shard: *shard, values }
             })
-            .collect();
-        reports.push(Report::Finished(Summary::default()));
-        reports
+            .collect()
     }
 }
 

@@ -1,0 +1,88 @@
+use super::*;
+
+fn cannot(world: &mut World, link: LinkId) {
+    world.say(link, Message::Unable { reason: "no such file: /data\n".into() });
+}
+
+#[test]
+fn a_run_that_nobody_can_build_fails_at_once_with_the_words_and_the_next_one_is_told() {
+    let mut world = World::with_run(run_of(2));
+    world.found(false);
+    let links = ["worker-1", "worker-2"].map(|name| world.greeted(name));
+    cannot(&mut world, links[0]);
+    assert!(world.running(), "the other one builds it still");
+    let words = "starting: 0 of 2 workers registered; worker-1 cannot compute the run: no such \
+                 file: /data\\n";
+    assert_eq!(world.core.runs(world.now).pop().expect("a run").status, words);
+    assert_eq!(world.watch(0, 0).unable.len(), 1);
+    cannot(&mut world, links[0]);
+    cannot(&mut world, links[1]);
+    let expected = "worker-1 cannot compute it, nor can another worker: no such file: /data\\n";
+    assert_eq!(world.failure(), expected);
+    let told = |kind: &&EventKind| matches!(kind, EventKind::Unable { .. });
+    assert_eq!(world.events().iter().filter(told).count(), 2, "each is told of once");
+
+    for link in links {
+        assert!(world.words(link).contains(&"released"), "it waits for the next run");
+        world.say(link, Message::Hello { schema: schema(), worker: None });
+    }
+    world.request(7, Wish::Submit(RunSpec { seed: 9, ..run_of(2) }));
+    for link in links {
+        assert_eq!(world.words(link), ["welcome"]);
+    }
+}
+
+#[test]
+fn a_run_that_has_workers_enough_begins_without_those_that_cannot() {
+    let mut world = World::with_run(run_of(2));
+    let unable = world.greeted("worker-9");
+    let links = ["worker-1", "worker-2"].map(|name| world.greeted(name));
+    cannot(&mut world, unable);
+    world.pass(10_000, &[]);
+    assert!(world.running(), "two build it, and two are enough");
+    for link in links {
+        world.workers.insert(link, Actor::default());
+        world.say(link, Message::Register(registration(link.0)));
+    }
+    assert_eq!(world.generation(), Generation(1));
+    let late = world.greeted("worker-8");
+    cannot(&mut world, late);
+    world.pass(5_000, &links);
+    assert!(world.running(), "a run under way needs nobody else");
+    assert!(world.watch(0, 0).unable.is_empty());
+}
+
+#[test]
+fn a_run_that_waits_for_more_fails_after_three_seconds() {
+    let mut world = World::with_run(run_of(3));
+    let (unable, _building) = (world.greeted("worker-1"), world.greeted("worker-2"));
+    cannot(&mut world, unable);
+    world.pass(2_900, &[]);
+    assert!(world.running());
+    world.pass(200, &[]);
+    assert_eq!(world.failure(), "worker-1 cannot compute it: no such file: /data\\n");
+}
+
+#[test]
+fn a_member_that_cannot_compute_ends_the_run_and_nobody_is_lost() {
+    let (mut world, links) = World::training(3);
+    let worker = world.id(links[1]);
+    cannot(&mut world, links[1]);
+    cannot(&mut world, links[1]);
+    let expected = format!("worker-2 (worker {worker}) cannot compute it: no such file: /data\\n");
+    assert_eq!(world.failure(), expected);
+    let lost = |kind: &EventKind| matches!(kind, EventKind::Lost { .. });
+    assert!(!world.events().iter().any(lost));
+}
+
+#[test]
+fn what_a_worker_says_of_a_run_that_is_over_does_not_count() {
+    let mut world = World::with_run(run_of(2));
+    world.found(false);
+    let link = world.greeted("worker-1");
+    world.cancel(1);
+    world.request(2, Wish::Submit(RunSpec { seed: 9, ..run_of(2) }));
+    cannot(&mut world, link);
+    world.pass(5_000, &[]);
+    assert!(world.running());
+}

@@ -1,0 +1,137 @@
+//! Errors of a place and errors of a run: with real processes and directories. What a directory
+//! does not take is waited out; a run that no worker can compute fails once, with its words. No
+//! worker ends of either.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::world::{Council, Program, World, show, until};
+
+/// A cluster for many runs, and two workers that wait for one.
+struct Places {
+    world: World,
+    council: Council,
+    workers: Vec<Program>,
+}
+
+impl Places {
+    /// Each worker writes to such a directory, if it has one.
+    fn begin(world: World, dirs: &[Option<&Path>]) -> Self {
+        let council = Council::found(&world.path("coordinators"), 1, &[]);
+        let mut places = Self { world, council, workers: Vec::new() };
+        dirs.iter().for_each(|dir| places.add(*dir));
+        places
+    }
+
+    fn home(&self) -> &Path {
+        &self.council.members[0].dir
+    }
+
+    fn add(&mut self, dir: Option<&Path>) {
+        let addresses = self.council.addresses();
+        // Without --dir a worker writes to where its token's file lies: this one is told the text.
+        let token = self.world.path("token");
+        fs::copy(self.home().join("join.token"), &token).expect("a token");
+        let text = fs::read_to_string(&token).expect("a token");
+        let mut arguments = vec!["worker", "--coordinators", &addresses, "--device", "cpu"];
+        arguments.extend(["--join", text.trim()]);
+        arguments.extend(dir.iter().flat_map(|dir| ["--dir", show(dir)]));
+        self.workers.push(self.world.start(&arguments));
+    }
+
+    fn submit(&self) {
+        let config = self.world.config();
+        let submit = ["run", "submit", show(&config), "--dir", show(self.home())];
+        let ended = self.world.start(&submit).end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+
+    fn status(&self) -> String {
+        self.world.start(&["run", "status", "--dir", show(self.home())]).end().stdout
+    }
+
+    /// Until the status says all of this.
+    fn until_said(&self, words: &[&str]) {
+        until("the status says it", || {
+            let status = self.status();
+            words.iter().all(|word| status.contains(word)).then_some(())
+        });
+        assert!(self.workers.iter().all(|worker| !worker.is_over()), "all workers are there");
+    }
+}
+
+fn world() -> World {
+    World::new().with("run.steps", 30).with("run.start_workers", 2)
+}
+
+fn folder(world: &World, name: &str) -> PathBuf {
+    let path = world.path(name);
+    fs::create_dir(&path).expect("a folder");
+    path
+}
+
+#[test]
+fn a_directory_that_is_gone_costs_time_and_no_worker() {
+    let world = world();
+    let dir = folder(&world, "models");
+    let places = Places::begin(world, &[Some(&dir), Some(&dir)]);
+    fs::remove_dir(&dir).expect("it is empty");
+    fs::write(&dir, "a file in its place").expect("written");
+    places.submit();
+    let model = dir.join("model.safetensors");
+    places.until_said(&["the model cannot be written", show(&model), "Not a directory"]);
+    fs::remove_file(&dir).expect("removed");
+    fs::create_dir(&dir).expect("made");
+    places.until_said(&["complete: all 30 steps; the model is ", show(&model)]);
+    assert!(model.is_file());
+    let listed = ["run", "ls", "--json", "--dir", show(places.home())];
+    let listed = places.world.start(&listed).end().stdout;
+    assert!(listed.contains("\"workers_lost\":0"), "{listed}");
+    assert!(listed.contains(&format!("\"model\":\"{}\"", model.display())), "{listed}");
+}
+
+#[test]
+fn a_run_that_nobody_can_write_waits_for_a_worker_with_a_directory() {
+    let world = world();
+    let dir = folder(&world, "models");
+    let mut places = Places::begin(world, &[None, None]);
+    places.submit();
+    places.until_said(&["no worker has a directory to write the model to", "--dir"]);
+    places.add(Some(&dir));
+    places.until_said(&["complete: all 30 steps", show(&dir)]);
+    assert!(dir.join("model.safetensors").is_file());
+}
+
+#[test]
+fn a_run_whose_data_is_nowhere_fails_once_and_the_workers_train_the_next() {
+    let world = world();
+    let dir = folder(&world, "models");
+    let text = show(&world.path("text.txt")).to_string();
+    let mut places = Places::begin(world, &[Some(&dir), Some(&dir)]);
+    places.world = places.world.with("data.path", "/nowhere/at-all");
+    places.submit();
+    places.until_said(&["failed: ", "cannot compute it", "/nowhere/at-all"]);
+    let listed = places.world.start(&["run", "ls", "--dir", show(places.home())]).end().stdout;
+    assert!(listed.contains("/nowhere/at-all"), "{listed}");
+    places.world = places.world.with("data.path", text);
+    places.submit();
+    places.until_said(&["complete: all 30 steps"]);
+}
+
+#[test]
+fn a_model_of_absurd_size_is_refused_before_anything_is_built() {
+    let world = World::new().with("model.layers", 65_536).with("model.width", 384);
+    let dry = world.launch(&["--dry-run"]).program.end();
+    assert_eq!(dry.code, Some(2), "{dry:?}");
+    assert!(dry.block().contains("a model has at most 2^35"), "{dry:?}");
+}
+
+/// More than this machine has: the figures are those of a plan.
+#[test]
+fn a_dry_run_of_a_model_beyond_this_machine_prints_its_figures() {
+    let world = World::new().with("model.kind", "gpt").with("model.heads", 16);
+    let world = world.with("model.layers", 48).with("model.width", 6_144);
+    let dry = world.launch(&["--dry-run"]).program.end();
+    assert_eq!(dry.code, Some(0), "{dry:?}");
+    assert!(dry.stdout.contains("together, about"), "{dry:?}");
+}

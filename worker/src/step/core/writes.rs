@@ -1,0 +1,174 @@
+//! The worker that writes the model: told so by the leader, it gathers every master weight.
+//!
+//! A member writes, or a worker beside its generation that has a directory where no member has one.
+//! Whoever writes asks the primaries, so nothing is sent that the file does not take.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+
+use everstep_kernels::buffer::Shared;
+use everstep_transport::protocol::{
+    Chunk, Generation, Message, ModelPlace, Shard, Step, Term, WorkerId,
+};
+use everstep_transport::time::Time;
+
+use super::{Core, Phase};
+use crate::step::event::{Admission, Effect, Job, Report};
+use crate::step::roster::Roster;
+use crate::step::writing::{Due, Writing};
+
+/// What the core knows of the model's file.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    /// Where this worker would write it, if it has a directory.
+    place: Option<ModelPlace>,
+    /// The leader wants this worker to write it, in this generation.
+    told: bool,
+    /// The file under way.
+    writing: Option<Writing>,
+    /// It is durable: it stays so in generations that begin after the last step.
+    written: bool,
+}
+
+impl Model {
+    /// Nothing is known but where it would go.
+    pub(super) fn of(place: Option<ModelPlace>) -> Self {
+        Self { place, ..Self::default() }
+    }
+
+    /// Another generation begins: the worker that writes in it is told anew. Only one that begins
+    /// after the last step goes on with what is durable.
+    pub(super) fn renew(&mut self, is_last: bool) {
+        (self.told, self.writing) = (false, None);
+        self.written &= is_last;
+    }
+
+    /// Why the file cannot be written, while it cannot.
+    pub(super) fn error(&self) -> Option<String> {
+        self.writing.as_ref()?.error().map(str::to_string)
+    }
+
+    /// Where the file is durable, once it is.
+    pub(super) fn durable(&self) -> Option<&ModelPlace> {
+        self.place.as_ref().filter(|_| self.written)
+    }
+}
+
+impl Core {
+    /// The leader wants this worker to write the model's file.
+    pub(super) fn write(&mut self, term: Term, generation: Generation) {
+        if self.obeys(term, generation) {
+            self.model.told = true;
+            self.tell_written();
+        }
+    }
+
+    /// Tells where the model is durable, if it is.
+    pub(super) fn tell_written(&mut self) {
+        if let Some(place) = self.model.durable().cloned() {
+            self.tell(Message::Written(place));
+        }
+    }
+
+    /// Opens the file, once this worker is told to write and the last step is trained.
+    pub(super) fn begin_to_write(&mut self) {
+        let Model { told, writing, written, .. } = &self.model;
+        if !told || *written || writing.is_some() || self.promised.1 != self.generation() {
+            return;
+        }
+        let is_due = match &self.phase {
+            Phase::Training(member) => member.has_finished(),
+            Phase::Learning(_) => true,
+            _ => false,
+        };
+        if let Some(roster) = self.roster().filter(|_| is_due) {
+            self.model.writing = Some(Writing::begin(roster.shards()));
+            self.out.push_back(Effect::Device(Job::Open));
+        }
+    }
+
+    /// The device reports of the file; returns what it reports of anything else.
+    pub(super) fn follow_file(&mut self, now: Time, report: Report) -> Option<Report> {
+        let Some(writing) = &mut self.model.writing else { return Some(report) };
+        match report {
+            Report::Opened => {
+                writing.opened(now);
+                self.ask_for_masters(now);
+            }
+            Report::Unwritten(reason) => writing.failed(now, reason),
+            Report::Written => {
+                (self.model.written, self.model.writing) = (true, None);
+                self.tell_written();
+            }
+            Report::Exported { to, shard, values } if Some(to) == self.worker => {
+                self.take_master(now, shard, values);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Whether a chunk of master weights is of those that this worker asked for. After an error of
+    /// the file some are still on their way: they are taken, and discarded.
+    pub(super) fn admit_master(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+        let asked = self.model.writing.is_some() || self.model.written;
+        let planned = |roster: &Roster| {
+            roster.is_primary(from, chunk.shard)
+                && chunk.count as usize == roster.length(chunk.shard)
+        };
+        let last = self.last_step() == Some(chunk.step);
+        let taken = asked && last && self.roster().is_some_and(planned);
+        if taken { Admission::Take } else { Admission::Drop }
+    }
+
+    /// Master weights have come.
+    pub(super) fn take_master(&mut self, now: Time, shard: Shard, values: Shared) {
+        if self.model.writing.as_mut().is_some_and(|writing| writing.takes(now, shard)) {
+            self.out.push_back(Effect::Device(Job::Write { shard, values }));
+        }
+    }
+
+    /// Time passes: an error was waited out, or owners are asked again.
+    pub(super) fn go_on_writing(&mut self, now: Time) {
+        match self.model.writing.as_mut().and_then(|writing| writing.tick(now)) {
+            Some(Due::Open) => self.out.push_back(Effect::Device(Job::Open)),
+            Some(Due::Ask) => self.ask_for_masters(now),
+            None => {}
+        }
+    }
+
+    fn ask_for_masters(&mut self, now: Time) {
+        let (Some(writing), Some(roster)) = (&self.model.writing, self.roster()) else { return };
+        let generation = roster.generation();
+        let missing = writing.missing();
+        let owners: BTreeSet<WorkerId> =
+            missing.iter().map(|shard| roster.primary(*shard)).collect();
+        if self.promised.1 != generation {
+            return; // I15: nothing of the generation is said any more.
+        }
+        for to in owners {
+            let message = Message::FetchMasters { generation };
+            match &mut self.phase {
+                Phase::Training(member) if self.worker == Some(to) => member.peer(now, to, message),
+                _ => self.out.push_back(Effect::Send { to, message }),
+            }
+        }
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        match &self.phase {
+            Phase::Learning(learner) => Some(learner.roster()),
+            Phase::Training(member) => Some(member.plan().roster()),
+            _ => None,
+        }
+    }
+
+    fn last_step(&self) -> Option<Step> {
+        match &self.phase {
+            Phase::Learning(learner) => Some(Step(learner.setup().run.steps)),
+            Phase::Training(member) => Some(Step(member.setup().run.steps)),
+            _ => None,
+        }
+    }
+}

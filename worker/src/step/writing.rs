@@ -1,0 +1,169 @@
+//! How the model's file comes about on the one worker that writes it.
+//!
+//! ```text
+//! Opening -- the file has its room --> Gathering -- every shard is durable --> written
+//!    ^  \---- it cannot be opened ----\     |
+//!    |                                 v    v a write fails
+//!    +-------- after a pause -------- Resting
+//! ```
+//!
+//! Weights are asked for only once the file takes them, so an error of the disk costs no traffic
+//! and no memory: owners keep their state until the run is over. It does not know who the owners
+//! are, nor why this worker was chosen.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use everstep_transport::protocol::Shard;
+use everstep_transport::time::Time;
+
+/// How long the first error is waited out; each next one twice as long.
+pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause after an error.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Owners that have sent nothing for so long are asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// A model's file under way.
+#[derive(Debug)]
+pub(super) struct Writing {
+    stage: Stage,
+    /// How many shards the file has.
+    shards: u32,
+    pause: Duration,
+    /// The newest error, until the file is open again.
+    error: Option<String>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The device opens the file.
+    Opening,
+    /// These shards have not come; since when nothing came.
+    Gathering(BTreeSet<Shard>, Time),
+    /// It failed, and is opened again at this time.
+    Resting(Time),
+}
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// The device opens the file.
+    Open,
+    /// The owners are asked for their weights.
+    Ask,
+}
+
+impl Writing {
+    /// The device is to open the file now.
+    pub fn begin(shards: u32) -> Self {
+        Self { stage: Stage::Opening, shards, pause: FIRST_PAUSE, error: None }
+    }
+
+    /// Why the file cannot be written, while it cannot.
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// The shards that are awaited.
+    pub fn missing(&self) -> BTreeSet<Shard> {
+        match &self.stage {
+            Stage::Gathering(missing, _) => missing.clone(),
+            Stage::Opening | Stage::Resting(_) => BTreeSet::new(),
+        }
+    }
+
+    /// The file is open: every shard is awaited, and the owners are to be asked.
+    pub fn opened(&mut self, now: Time) {
+        self.stage = Stage::Gathering((0..self.shards).map(Shard).collect(), now);
+        self.error = None;
+    }
+
+    /// A shard's weights have come; says whether they were awaited.
+    pub fn takes(&mut self, now: Time, shard: Shard) -> bool {
+        let Stage::Gathering(missing, since) = &mut self.stage else { return false };
+        let awaited = missing.remove(&shard);
+        if awaited {
+            *since = now;
+        }
+        awaited
+    }
+
+    /// The file could not be opened or written.
+    pub fn failed(&mut self, now: Time, reason: String) {
+        self.stage = Stage::Resting(now + self.pause);
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        self.error = Some(reason);
+    }
+
+    /// What time has made due.
+    pub fn tick(&mut self, now: Time) -> Option<Due> {
+        match &mut self.stage {
+            Stage::Resting(until) if now >= *until => {
+                self.stage = Stage::Opening;
+                Some(Due::Open)
+            }
+            Stage::Gathering(missing, since)
+                if !missing.is_empty() && now.since(*since) >= ASK_AGAIN =>
+            {
+                *since = now;
+                Some(Due::Ask)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time(0) + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn an_error_is_waited_out_twice_as_long_each_time_and_at_most_half_a_minute() {
+        let mut writing = Writing::begin(2);
+        let (mut now, mut pauses) = (0, Vec::new());
+        for _ in 0..7 {
+            writing.failed(at(now), "no space".into());
+            assert_eq!(writing.error(), Some("no space"));
+            assert_eq!(writing.tick(at(now)), None);
+            let due = (now..).find(|second| writing.tick(at(*second)) == Some(Due::Open));
+            let due = due.expect("it is tried again");
+            pauses.push(due - now);
+            now = due;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+    }
+
+    #[test]
+    fn weights_are_taken_once_and_only_while_the_file_is_open() {
+        let mut writing = Writing::begin(2);
+        assert!(!writing.takes(at(0), Shard(0)), "it is not open yet");
+        writing.opened(at(0));
+        assert!(writing.takes(at(1), Shard(0)));
+        assert!(!writing.takes(at(1), Shard(0)), "it has come");
+        assert!(!writing.takes(at(1), Shard(2)), "there is no such shard");
+        writing.failed(at(2), "no space".into());
+        assert!(!writing.takes(at(2), Shard(1)));
+        writing.opened(at(3));
+        assert!(writing.takes(at(3), Shard(0)), "an error voids what has come");
+        assert_eq!(writing.error(), None);
+    }
+
+    #[test]
+    fn owners_that_send_nothing_are_asked_again() {
+        let mut writing = Writing::begin(2);
+        writing.opened(at(0));
+        assert!(writing.takes(at(5), Shard(1)));
+        assert_eq!(writing.tick(at(14)), None);
+        assert_eq!(writing.tick(at(15)), Some(Due::Ask));
+        assert_eq!(writing.tick(at(16)), None);
+        assert!(writing.takes(at(16), Shard(0)));
+        assert_eq!(writing.tick(at(60)), None, "the device has all of it");
+    }
+}

@@ -1,0 +1,122 @@
+//! The model's file: what keeps it from being written is waited out, and costs nothing else. A run
+//! that a worker cannot compute is told of, and another one is built.
+
+use everstep_transport::protocol::{Message, RunSpec, Step, WorkerId};
+use everstep_worker::step::event::{Effect, Input, Report};
+
+use crate::cluster::{Cluster, run};
+use crate::generations::{begun, reference};
+use crate::solo::{LINK, Solo, TERM};
+use crate::support::MEMBERS;
+
+/// The bits of the model that a worker has written.
+fn model(cluster: &Cluster, worker: WorkerId) -> Vec<Vec<u32>> {
+    cluster.nodes[&worker].bench.model.clone().into_values().collect()
+}
+
+fn disk(cluster: &mut Cluster, worker: WorkerId, [full, torn]: [u32; 2]) {
+    let bench = &mut cluster.nodes.get_mut(&worker).expect("a worker").bench;
+    (bench.full, bench.torn) = (full, torn);
+}
+
+#[test]
+fn a_disk_that_fails_is_waited_out_and_every_weight_arrives() {
+    for (seed, errors) in [(1, [2, 0]), (2, [0, 1]), (3, [1, 2])] {
+        let mut cluster = begun(&[1, 2, 3], seed);
+        let writer = cluster.record.as_ref().expect("a generation").step_leader();
+        disk(&mut cluster, writer, errors);
+        cluster.until("it says why it waits", |cluster| {
+            cluster.heard(writer).is_some_and(|heartbeat| heartbeat.unwritten.is_some())
+        });
+        assert_eq!(cluster.durable, None);
+        cluster.finish();
+        assert_eq!((cluster.durable, &cluster.failures[..]), (Some(writer), &[][..]));
+        assert_eq!(model(&cluster, writer), reference().0);
+        cluster.until("nothing is wrong any more", |cluster| {
+            cluster.heard(writer).is_some_and(|heartbeat| heartbeat.unwritten.is_none())
+        });
+    }
+}
+
+#[test]
+fn another_member_writes_where_the_first_cannot() {
+    let mut cluster = begun(&[1, 2, 3], 5);
+    let first = cluster.record.as_ref().expect("a generation").step_leader();
+    disk(&mut cluster, first, [u32::MAX, 0]);
+    cluster.until("the first fails", |cluster| {
+        cluster.heard(first).is_some_and(|heartbeat| heartbeat.unwritten.is_some())
+    });
+    let second = cluster.members()[1];
+    cluster.tell_to_write(second);
+    cluster.finish();
+    assert_eq!(cluster.durable, Some(second));
+    assert_eq!(model(&cluster, second), reference().0);
+}
+
+#[test]
+fn a_worker_beside_the_generation_writes_where_no_member_can() {
+    let mut cluster = begun(&[1, 2, 3], 6);
+    let members = cluster.members();
+    disk(&mut cluster, members[0], [u32::MAX, 0]);
+    cluster.until("all are done", |cluster| cluster.results.len() == 3);
+    let late = WorkerId(9);
+    cluster.join(late);
+    cluster.announce_to(late);
+    cluster.feed(late, &[]);
+    cluster.tell_to_write(late);
+    cluster.finish();
+    assert_eq!(cluster.durable, Some(late));
+    assert_eq!(model(&cluster, late), reference().0);
+}
+
+#[test]
+fn a_worker_that_was_not_told_writes_nothing() {
+    let mut cluster = Cluster::new(&[1, 2], run(12), 7);
+    cluster.writes = false;
+    cluster.change(&[WorkerId(1), WorkerId(2)], everstep_transport::protocol::Cause::Start);
+    cluster.until("all are done", |cluster| cluster.results.len() == 2);
+    cluster.steps(2_000);
+    assert_eq!(cluster.durable, None);
+    assert_eq!(cluster.committed(), Step(12));
+}
+
+fn reasons(solo: &mut Solo) -> Vec<String> {
+    let told = solo.told().into_iter();
+    let reason = |message| match message {
+        Message::Unable { reason } => Some(reason),
+        Message::Failed { reason, .. } => panic!("it ends: {reason}"),
+        _ => None,
+    };
+    told.filter_map(reason).collect()
+}
+
+#[test]
+fn a_run_that_cannot_be_built_is_told_of_and_the_next_one_is_built() {
+    let mut solo = Solo::new();
+    solo.connect(LINK);
+    let welcome = |run: &RunSpec| Message::Welcome { run: run.clone(), term: TERM };
+    let missing = run(3);
+    solo.hear(welcome(&missing));
+    solo.give(Input::BuildFailed("no such file".into()));
+    assert_eq!(reasons(&mut solo), ["no such file"]);
+    solo.hear(welcome(&missing));
+    assert_eq!(reasons(&mut solo), ["no such file"], "a leader that did not hear it hears it");
+    solo.hear(Message::Released { term: TERM });
+    let next = run(4);
+    solo.hear(welcome(&next));
+    let built = |effect: &Effect| matches!(effect, Effect::Build(run) if *run == next);
+    assert!(solo.took().iter().any(built));
+}
+
+#[test]
+fn a_sample_that_cannot_be_filled_ends_the_run_and_not_the_worker() {
+    let mut solo = Solo::member(1);
+    solo.took();
+    solo.report(Report::Unable("the data set cannot fill sample 7".into()));
+    assert_eq!(reasons(&mut solo), ["the data set cannot fill sample 7"]);
+    solo.hear_on(LINK, Message::Registered { worker: MEMBERS[1], term: TERM });
+    let told = reasons(&mut solo);
+    assert!(!told.is_empty(), "whoever leads now hears it, too");
+    solo.hear(Message::Released { term: TERM });
+    assert!(solo.told().iter().any(|said| matches!(said, Message::Hello { worker: None, .. })));
+}
