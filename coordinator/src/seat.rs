@@ -21,7 +21,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use everstep_transport::identity::{AcceptedToken, Identity, Refusal, TokenId};
-use everstep_transport::protocol::{CoordinatorView, Frame, Message, NodeName, Term, Wish};
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{
+    CoordinatorView, Frame, Lineage, Message, NodeName, Step, Term, Wish,
+};
 use everstep_transport::time::Time;
 
 pub(crate) use self::log::{decode, encode};
@@ -31,8 +34,9 @@ use self::standing::Heard;
 use self::transfer::Transfer;
 use self::writes::Writes;
 use crate::core::{self, Core, LinkEnd, LinkId};
+use crate::lines::{LineRecord, LinesFound};
 use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId, Unsound};
-use crate::state::{Coordinator, SnapshotError};
+use crate::state::{Coordinator, LineHistory, SnapshotError};
 
 /// How often the driver should give an [`Input::Tick`]: the replica counts time in these.
 pub const TICK: Duration = raft::LAN_TICK;
@@ -98,6 +102,20 @@ pub enum Input {
     Look(u64),
     /// This batch is durable, and so are all before it.
     Persisted(u64),
+    /// See [`core::Input::LinesOpened`].
+    LinesOpened {
+        /// Of which history the file is.
+        lineage: Lineage,
+        /// What it holds.
+        found: LinesFound,
+    },
+    /// See [`core::Input::LinesDurable`].
+    LinesDurable {
+        /// Of which history the file is.
+        lineage: Lineage,
+        /// Up to this step.
+        reach: Step,
+    },
     /// It is to leave: if it leads, somebody else should.
     HandOver,
     /// Time has passed: to be given every [`TICK`].
@@ -131,6 +149,32 @@ pub enum Effect {
     /// What an entry has brought to the history. One that is there already is to be left out: after
     /// a restart the log is gone through again.
     History(Frame),
+    /// See [`core::Effect::OpenLines`].
+    OpenLines(LineHistory),
+    /// See [`core::Effect::AppendLines`].
+    AppendLines(Vec<LineRecord>),
+    /// See [`core::Effect::SkipLines`].
+    SkipLines(Step),
+    /// See [`core::Effect::TellLines`].
+    TellLines {
+        /// Its link.
+        to: LinkId,
+        /// Of which history.
+        lineage: Lineage,
+        /// How far the file goes.
+        reach: Step,
+        /// The step.
+        after: Step,
+    },
+    /// See [`core::Effect::Update`].
+    Update {
+        /// Its link.
+        to: LinkId,
+        /// The step.
+        after: Option<Step>,
+        /// All but the lines.
+        update: Box<Update>,
+    },
     /// A use of a token was spent, or not.
     Admitted {
         /// The token.
@@ -335,6 +379,12 @@ impl Seat {
             }
             Input::Persisted(number) => self.persisted(number),
             Input::Look(number) => self.core.handle(now, core::Input::Look(number)),
+            Input::LinesOpened { lineage, found } => {
+                self.core.handle(now, core::Input::LinesOpened { lineage, found });
+            }
+            Input::LinesDurable { lineage, reach } => {
+                self.core.handle(now, core::Input::LinesDurable { lineage, reach });
+            }
             Input::HandOver => self.hand_over(now),
             Input::Tick => self.tick(now),
         }
@@ -384,6 +434,9 @@ impl Seat {
                 self.effects.push_back(Effect::Recall { to: from, from: index });
             }
             Message::History { frames } if coordinator => {
+                if !frames.is_empty() {
+                    self.told_history(now);
+                }
                 self.effects.push_back(Effect::Recalled(frames));
             }
             Message::Coordinators { revision, members, .. } if coordinator => {

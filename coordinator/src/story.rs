@@ -18,6 +18,7 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
             | EventKind::Refused { .. }
             | EventKind::Failed { .. }
             | EventKind::Recovered { .. }
+            | EventKind::LinesLost { .. }
     )
 }
 
@@ -55,6 +56,9 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
         ),
+        EventKind::LinesLost { from, to } => {
+            format!("no process has the metrics of steps {from} to {to} any more")
+        }
         EventKind::Complete { step, .. } => format!("the run is complete, after step {step}"),
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
     }

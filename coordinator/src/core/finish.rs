@@ -46,7 +46,8 @@ pub(super) fn agreement(
 impl Core {
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
-        self.propose(now, Command::End { run, outcome, figures });
+        let steps = self.newest_step();
+        self.propose(now, Command::End { run, outcome, figures, steps });
     }
 
     /// The run is over: everyone may go, or waits for the next; nobody is missed.

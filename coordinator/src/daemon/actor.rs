@@ -2,6 +2,7 @@
 
 mod admit;
 mod carry;
+mod lines;
 mod outfit;
 mod told;
 
@@ -11,11 +12,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
-use everstep_transport::protocol::{self, CoordinatorView, Keys, NodeName};
+use everstep_transport::protocol::{self, CoordinatorView, Keys, Lineage, NodeName, Step};
 use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::lines::LineSync;
 pub(super) use self::outfit::Outfit;
 use super::CoordinatorError;
 use super::asked::{Ask, Known, Petition, Petitions, elsewhere};
@@ -28,6 +30,7 @@ use super::journal::Journal;
 use super::looks::{Look, Looks};
 use crate::core::LinkId;
 use crate::history::History;
+use crate::line_file::LineFiles;
 use crate::log::Writer;
 use crate::seat::{Input, Seat};
 
@@ -72,6 +75,11 @@ struct Written(Result<(u64, usize), CoordinatorError>);
 #[rtype(result = "()")]
 struct HistoryKept(u64, Result<(), CoordinatorError>);
 
+/// Metrics lines are durable up to a step, or their file has failed.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct LinesKept(Result<(Lineage, Step), CoordinatorError>);
+
 /// Whose admission is being agreed on, and who waits for that.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
@@ -91,6 +99,8 @@ pub(crate) struct Coordinator {
     /// How many entries the writer has that are not durable.
     backlog: watch::Sender<usize>,
     journal: Journal,
+    lines: LineFiles,
+    line_sync: LineSync,
     /// The newest entry of which the history has been told.
     told: u64,
     /// The core has to be told what happened before a snapshot, which will take it on from this
@@ -130,7 +140,8 @@ impl Coordinator {
         missing: watch::Sender<Vec<CoordinatorView>>,
         address: Addr<Coordinator>,
     ) -> Self {
-        let Outfit { seat, start, log, journal, sync, history, told, book, keys, .. } = outfit;
+        let Outfit { seat, start, log, journal, lines, sync, history, .. } = outfit;
+        let Outfit { told, book, keys, .. } = outfit;
         // A predecessor may have lacked a part.
         let restores = journal.wanted().map(|_| 0);
         // What waits there is bounded by the backlog.
@@ -156,6 +167,8 @@ impl Coordinator {
             writer,
             backlog,
             journal,
+            lines,
+            line_sync: LineSync::default(),
             told,
             restores,
             keeps: false,
@@ -363,6 +376,17 @@ impl Handler<HistoryKept> for Coordinator {
     }
 }
 
+impl Handler<LinesKept> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, LinesKept(done): LinesKept, _: &mut Self::Context) {
+        match self.lines_kept(done) {
+            Ok(input) => self.happen(input),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+}
+
 impl<A: Send> Handler<Ask<A>> for Coordinator {
     type Result = MessageResult<Ask<A>>;
 
@@ -371,7 +395,8 @@ impl<A: Send> Handler<Ask<A>> for Coordinator {
         let (now, core, history) = (self.now(), self.seat.core(), &self.history);
         let (coordinators, reachable) = (self.seat.standings(now), self.seat.reachable());
         let leader = self.seat.leader();
-        let known = Known { now, core, history, peers, coordinators, reachable, leader };
+        let lines = &self.lines;
+        let known = Known { now, core, history, lines, peers, coordinators, reachable, leader };
         MessageResult(question(&known))
     }
 }
