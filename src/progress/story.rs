@@ -27,6 +27,9 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
         ),
+        EventKind::LinesLost { from, to } => {
+            format!("no process has the metrics of steps {from} to {to} any more")
+        }
         // The first event is that somebody leads, in whatever term the first votes were enough.
         EventKind::Leading { term } if event.number > 1 => {
             format!("a coordinator leads anew, in term {term}")

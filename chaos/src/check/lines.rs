@@ -20,6 +20,9 @@ impl Lines {
         if let EventKind::Rollback { to, .. } = event.kind {
             self.last = self.last.min(to);
         }
+        if let EventKind::LinesLost { from, to } = event.kind {
+            return Err((Invariant::I13, format!("the lines of steps {from} to {to} are lost")));
+        }
         if event.number == last + 1 {
             return Ok(());
         }

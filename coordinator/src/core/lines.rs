@@ -32,6 +32,8 @@ const ASK_QUIET: Duration = Duration::from_secs(1);
 const LOST_AFTER: Duration = Duration::from_secs(10);
 /// The same while some coordinator has no link: it may have them.
 const LOST_AFTER_ABSENCE: Duration = Duration::from_secs(30);
+/// The same however often coordinators come and go.
+const LOST_AT_LAST: Duration = Duration::from_secs(120);
 
 /// The file of lines, as the core knows it.
 #[derive(Debug, Default)]
@@ -61,8 +63,12 @@ pub(super) struct Lines {
 /// Settled steps whose lines are not here, nor on their way.
 #[derive(Clone, Copy, Debug)]
 struct Lack {
-    /// When the newest line came, or the lack was found.
+    /// When it was found.
+    began: Time,
+    /// When it was found, or another coordinator came that may have them.
     since: Time,
+    /// So many coordinators have had a link at once.
+    linked: usize,
     /// The first step behind it whose line some member has.
     offered: Option<Step>,
 }
@@ -210,7 +216,8 @@ impl Core {
         {
             lack.offered = Some(lack.offered.map_or(first, |offered| offered.min(first)));
         }
-        self.take_lines(now, lines);
+        let fresh = self.take_lines(now, lines);
+        self.pass_lines_on(&fresh);
     }
 
     /// A heartbeat's answer, with what is written.
@@ -226,10 +233,10 @@ impl Core {
     }
 
     /// Writes the lines that follow the newest, each step once, in order, and of this history
-    /// (I13); a leader tells the other coordinators of them.
-    fn take_lines(&mut self, now: Time, lines: Vec<MetricsLine>) {
+    /// (I13); returns those.
+    fn take_lines(&mut self, now: Time, lines: Vec<MetricsLine>) -> Vec<MetricsLine> {
         if !self.lines.is_open {
-            return;
+            return Vec::new();
         }
         let steps = self.state.run().map_or(0, |run| run.steps);
         let mut fresh = Vec::new();
@@ -243,21 +250,20 @@ impl Core {
             }
         }
         if fresh.is_empty() {
-            return;
+            return Vec::new();
         }
         (self.lines.heard, self.lines.lack) = (now, None);
-        if self.leader().is_some() {
-            self.pass_lines_on(&fresh);
-        }
+        let lines = fresh.iter().map(|record| record.line.clone()).collect();
         self.effects.push_back(Effect::AppendLines(fresh));
         self.skip_lost_lines();
+        lines
     }
 
-    fn pass_lines_on(&mut self, fresh: &[LineRecord]) {
+    /// What members have told, the other coordinators are told.
+    fn pass_lines_on(&mut self, fresh: &[MetricsLine]) {
         let Some(lineage) = self.lines.lineage else { return };
         for page in fresh.chunks(PAGE) {
-            let lines = page.iter().map(|record| record.line.clone()).collect();
-            let message = Message::Lines { lineage, reach: self.lines.reach, lines };
+            let message = Message::Lines { lineage, reach: self.lines.reach, lines: page.to_vec() };
             self.broadcast(self.links.of_role(Role::Coordinator), message);
         }
     }
@@ -328,12 +334,16 @@ impl Core {
             self.lines.lack = None;
             return;
         }
-        let fresh = Lack { since: now, offered: None };
-        let Lack { since, offered } = *self.lines.lack.get_or_insert(fresh);
+        let linked = self.links.of_role(Role::Coordinator).len();
         let others = self.state.coordinators().len().saturating_sub(1);
-        let all_are_linked = self.links.of_role(Role::Coordinator).len() >= others;
-        let patience = if all_are_linked { LOST_AFTER } else { LOST_AFTER_ABSENCE };
-        if now.since(since) < patience {
+        let patience = if linked >= others { LOST_AFTER } else { LOST_AFTER_ABSENCE };
+        let fresh = Lack { began: now, since: now, linked, offered: None };
+        let lack = self.lines.lack.get_or_insert(fresh);
+        if linked > lack.linked {
+            (lack.linked, lack.since) = (linked, now);
+        }
+        let Lack { began, since, offered, .. } = *lack;
+        if now.since(since) < patience && now.since(began) < LOST_AT_LAST {
             return;
         }
         self.lines.lack = Some(fresh);

@@ -94,6 +94,8 @@ struct Actor {
     under_way: Option<Step>,
     /// The lines of its commits.
     lines: Vec<MetricsLine>,
+    /// All members are asked for lines.
+    asked: bool,
     /// The shards that it is fed, and whether it has learned them.
     lessons: Option<Vec<Shard>>,
     ready: bool,
@@ -365,7 +367,7 @@ impl World {
             generation: actor.generation,
             promised: actor.promised.max(actor.generation),
             step: actor.commit.as_ref().map_or(Step(0), |commit| commit.step),
-            lines: vec![],
+            lines: if actor.asked { actor.lines.clone() } else { vec![] },
             unreachable: vec![],
             held: false,
             ready: actor.ready,
@@ -533,6 +535,7 @@ impl Actor {
                 self.promised = *number;
                 return Some(Message::Status(self.status(*term, *number)));
             }
+            Message::HeartbeatAnswer { lacks_lines, .. } => self.asked = *lacks_lines,
             Message::Announce(record) if record.number > self.generation => self.enter(record),
             Message::Feed { learner, shards, .. } if *learner == self.id => {
                 self.lessons = Some(shards.clone());
@@ -563,6 +566,9 @@ impl Actor {
             self.lines.clear();
         } else {
             self.commit = record.commit.clone();
+            let line = record.commit.iter().map(|commit| commit.line.clone());
+            let newest = self.lines.last().map_or(Step(0), |line| line.step);
+            self.lines.extend(line.filter(|line| line.step > newest));
         }
         let made = self.commit.as_ref().map_or(Generation(0), |commit| commit.generation);
         let owned = record.owned_by(rank).into_iter();

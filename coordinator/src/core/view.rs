@@ -91,6 +91,7 @@ impl Core {
         if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step.0 > 0 {
             return Some(Step(step.0 - 1)).filter(|_| self.lines.is_open());
         }
+        let step = step.min(self.lines.reach());
         let gap = self.state.lines().gap_at(step.next());
         let after = gap.map_or(step, |gap| gap.to);
         (self.lines.is_open() && after < self.lines.reach()).then_some(after)

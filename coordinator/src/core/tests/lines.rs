@@ -100,8 +100,8 @@ fn after_a_change_every_member_is_asked_for_the_lines_before_it() {
         matches!(message, Message::HeartbeatAnswer { lacks_lines: true, written: Step(2), .. })
     };
     assert!(world.hear(links[1]).iter().any(asked));
-    let retained = world.actor(links[2]).lines.clone();
-    world.beat_with(links[2], |heartbeat| heartbeat.lines = retained);
+    world.beat(links[2]);
+    world.beat(links[2]);
     assert_eq!(steps(&mut world), [1, 2, 3, 4, 5]);
     world.hear(links[1]);
     world.beat(links[1]);
@@ -172,18 +172,12 @@ fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
     world.kill(links[0]);
     assert_eq!(world.record().resume, Step(6));
     let living = &links[1..];
-    let offer = |world: &mut World| {
-        world.beat_with(links[1], |heartbeat| heartbeat.lines = lines(Generation(1), 5..=6));
-    };
-    world.pass(5_000, living);
-    offer(&mut world);
-    world.pass(4_000, living);
+    living.iter().for_each(|link| world.actor(*link).lines.retain(|line| line.step > Step(4)));
+    world.pass(9_000, living);
     assert_eq!(world.core.state().lines().gaps, [], "some member may yet tell them");
-    offer(&mut world);
     world.pass(2_000, living);
     assert_eq!(world.core.state().lines().gaps, [Gap { from: Step(3), to: Step(4) }]);
     assert_eq!(steps(&mut world), [1, 2]);
-    offer(&mut world);
     let update = world.watch(2, 0);
     let told: Vec<u64> = update.lines.iter().map(|line| line.step.0).collect();
     assert_eq!((update.step, told), (Step(2), vec![5, 6]), "watchers are told so");
@@ -202,6 +196,7 @@ fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
     world.drain();
     world.commit(1..=6);
     world.kill(links[0]);
+    world.actor(links[1]).lines.clear();
     world.pass(25_000, &links[1..]);
     assert_eq!(world.core.state().lines().gaps, []);
     let other = world.connect(Role::Coordinator, "coordinator-2");
