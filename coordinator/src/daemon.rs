@@ -37,7 +37,7 @@ use everstep_transport::identity::{Credentials, Enrolment, UnixTime};
 use everstep_transport::quic::{Endpoint, HostPort, Port, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::sleep_until;
 
 pub(crate) use self::actor::Coordinator;
 use self::actor::{Leave, Outfit, Tick};
@@ -277,16 +277,18 @@ async fn serve(
 ) -> Result<Ended, CoordinatorError> {
     let broken = |_: MailboxError| CoordinatorError::Broken;
     let coordinator: Addr<Coordinator> = desk.coordinator();
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tick = Instant::now();
     let mut leaving: Option<(Instant, Ended)> = None;
     loop {
         tokio::select! {
             told = stop.received(), if leaving.is_none() => leaving = Some((Instant::now(), told)),
-            _ = ticks.tick() => {
-                if coordinator.send(Tick).await.map_err(broken)?? {
+            () = sleep_until(tick.into()) => {
+                let ticked = coordinator.send(Tick).await.map_err(broken)??;
+                if ticked.is_removed {
                     return Ok(Ended::Removed);
                 }
+                let pause = if leaving.is_some() { TICK } else { ticked.quiet };
+                tick = Instant::now() + pause;
                 if let Some((since, told)) = leaving
                     && (coordinator.send(Leave).await.map_err(broken)?
                         || since.elapsed() > HANDING_OVER)

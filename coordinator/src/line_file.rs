@@ -63,6 +63,19 @@ impl LineFiles {
         Self { folder, cluster, open: None }
     }
 
+    /// The files in this folder, of the cluster that the file of this run is of.
+    ///
+    /// # Errors
+    /// [`LineFileError`]: there is no such file.
+    pub fn beside(folder: &Path, run: RunId) -> Result<Self, LineFileError> {
+        let files = Self::new(folder.to_path_buf(), [0; 32]);
+        let (path, mut head) = (files.path(run), [0; HEAD]);
+        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0));
+        read.map_err(|problem| LineFileError { path, problem })?;
+        let cluster = *head.last_chunk().expect("the head ends with 32 bytes of the cluster");
+        Ok(Self { cluster, ..files })
+    }
+
     /// Opens the file of a run, and makes it if there is none: after this it has no lines but those
     /// of this history. The file that was open is closed.
     ///

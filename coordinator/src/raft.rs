@@ -30,6 +30,7 @@ mod message;
 mod mirror;
 #[cfg(feature = "planted")]
 pub mod plant;
+mod quiet;
 mod reads;
 mod resign;
 mod settings;

@@ -38,7 +38,8 @@ use crate::lines::{LineRecord, LinesFound};
 use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId, Unsound};
 use crate::state::{Coordinator, LineHistory, SnapshotError};
 
-/// How often the driver should give an [`Input::Tick`]: the replica counts time in these.
+/// How often the driver may give an [`Input::Tick`]: the replica counts time in these. It need not
+/// while the seat is [quiet](Seat::quiet).
 pub const TICK: Duration = raft::LAN_TICK;
 /// The first ticket of a read of the seat's own: above all that the core gives.
 const FIRST_DOUBT: u64 = 1 << 63;
@@ -401,6 +402,11 @@ impl Seat {
     pub fn restore_history(&mut self, frames: Vec<Frame>) {
         self.lacks_history = false;
         self.core.restore_history(frames);
+    }
+
+    /// For so long it need not be given an [`Input::Tick`], if nothing else happens.
+    pub fn quiet(&self) -> Duration {
+        if self.put_off.is_empty() { self.replica.quiet() } else { TICK }
     }
 
     /// What it knows of the cluster.

@@ -8,7 +8,7 @@ mod told;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
@@ -47,11 +47,19 @@ pub(super) struct Arrival {
 #[rtype(result = "()")]
 pub(super) struct Happening(pub(super) Input);
 
-/// Time has passed. Answers with what has stopped the coordinator, once something has: an error, or
-/// that the others go on without it.
+/// Time has passed. Answers with the error that has stopped the coordinator, once one has.
 #[derive(Message)]
-#[rtype(result = "Result<bool, CoordinatorError>")]
+#[rtype(result = "Result<Ticked, CoordinatorError>")]
 pub(super) struct Tick;
+
+/// How the coordinator stands after a tick.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticked {
+    /// The others go on without it.
+    pub(super) is_removed: bool,
+    /// When the next tick is due.
+    pub(super) quiet: Duration,
+}
 
 /// Another coordinator has no links with this one: it was removed.
 #[derive(Message)]
@@ -311,7 +319,7 @@ impl Handler<Happening> for Coordinator {
 }
 
 impl Handler<Tick> for Coordinator {
-    type Result = Result<bool, CoordinatorError>;
+    type Result = Result<Ticked, CoordinatorError>;
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
         self.happen(Input::Tick);
@@ -320,7 +328,7 @@ impl Handler<Tick> for Coordinator {
         }
         self.seek_missing();
         match self.failure.take() {
-            None => Ok(self.removed),
+            None => Ok(Ticked { is_removed: self.removed, quiet: self.seat.quiet() }),
             Some(failure) => {
                 context.stop();
                 Err(failure)

@@ -204,7 +204,6 @@ fn of_effect(effect: &Effect) -> Vec<&'static str> {
         }
         Effect::Recall { .. } => find("history", "send").into_iter().collect(),
         Effect::Admitted { .. } => find("admission", "send").into_iter().collect(),
-        Effect::TellLines { .. } => find("lines", "send").into_iter().collect(),
         Effect::Update { .. } => find("update", "send").into_iter().collect(),
         Effect::AppendLines(_) => vec!["record"],
         Effect::OpenLines(history) if cuts(history) => vec!["forget"],
@@ -365,10 +364,10 @@ mod tests {
         );
     }
 
-    /// What is said only where there are several runs; what workers say to each other; what
-    /// operators say only over HTTP, or when they look around; and what has points by what is in
-    /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 19] = [
+    /// Lines, which coordinators tell each other again; what is said only where there are several
+    /// runs; what workers say to each other; what operators say only over HTTP, or when they look
+    /// around; and what has points by what is in it, or none of its own.
+    const WITHOUT_A_POINT: [&str; 21] = [
         "released",
         "prepared",
         "commit",
@@ -379,6 +378,8 @@ mod tests {
         "coordinators",
         "raft",
         "removed",
+        "fetch_lines",
+        "lines",
         "transfer",
         "ask_coordinators",
         "ask_tokens",

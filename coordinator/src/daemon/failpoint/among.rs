@@ -55,11 +55,6 @@ pub const AMONG: &[&str] = &[
     "history.send",
     "history.receive",
     "filled",
-    // The leader tells lines that it takes; one that lacks lines asks for them.
-    "lines.send",
-    "lines.receive",
-    "fetch_lines.send",
-    "fetch_lines.receive",
     // Whoever was removed is needed no more, and all are to know: see the entries of one alone.
     "propose.shut_out",
     "appended.shut_out",
