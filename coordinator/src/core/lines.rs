@@ -17,6 +17,7 @@ use everstep_transport::identity::Role;
 use everstep_transport::protocol::{Generation, Lineage, Message, MetricsLine, Step, WorkerId};
 use everstep_transport::time::Time;
 
+use super::change::Phase;
 use super::{Core, Effect, LinkId};
 use crate::history::Generations;
 use crate::lines::{LineRecord, LineSums, LinesFound, PAGE, RECENT, UNSURE};
@@ -216,6 +217,8 @@ impl Core {
         {
             lack.offered = Some(lack.offered.map_or(first, |offered| offered.min(first)));
         }
+        // The record has the line of its resume step.
+        lines.extend(self.state.record().and_then(|it| Some(it.commit.as_ref()?.line.clone())));
         let fresh = self.take_lines(now, lines);
         self.pass_lines_on(&fresh);
     }
@@ -327,10 +330,16 @@ impl Core {
         }
     }
 
+    /// Whether every member of a run under way can be asked for lines. While one cannot, the run
+    /// waits for it anyway, does without it, or goes back.
+    fn members_can_tell(&self) -> bool {
+        !self.running() || matches!(self.phase, Phase::Steady) && self.all_are_linked()
+    }
+
     /// Lines that nobody has told for long are lost: the leader has the log say so.
     pub(super) fn give_up_lines(&mut self, now: Time) {
         let (settled, reach) = (self.state.settled(), self.lines.reach);
-        if !self.lines.is_open || reach >= settled {
+        if !self.lines.is_open || reach >= settled || !self.members_can_tell() {
             self.lines.lack = None;
             return;
         }

@@ -83,7 +83,7 @@ impl Core {
         learners
     }
 
-    fn all_are_linked(&self) -> bool {
+    pub(in crate::core) fn all_are_linked(&self) -> bool {
         let mut members = self.state.record().into_iter().flat_map(|record| &record.members);
         members.all(|member| self.links.of_registered(member.worker).is_some())
     }
