@@ -55,6 +55,8 @@ use crate::http::{self, Api, Door};
 use crate::seat::TICK;
 use crate::state;
 
+/// How often the actor is asked whether it has stopped.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a coordinator that stops waits for another one to lead.
 const HANDING_OVER: Duration = Duration::from_secs(1);
 
@@ -277,18 +279,16 @@ async fn serve(
 ) -> Result<Ended, CoordinatorError> {
     let broken = |_: MailboxError| CoordinatorError::Broken;
     let coordinator: Addr<Coordinator> = desk.coordinator();
-    let mut tick = Instant::now();
+    let mut look = Instant::now();
     let mut leaving: Option<(Instant, Ended)> = None;
     loop {
         tokio::select! {
             told = stop.received(), if leaving.is_none() => leaving = Some((Instant::now(), told)),
-            () = sleep_until(tick.into()) => {
-                let ticked = coordinator.send(Tick).await.map_err(broken)??;
-                if ticked.is_removed {
+            () = sleep_until(look.into()) => {
+                if coordinator.send(Tick).await.map_err(broken)?? {
                     return Ok(Ended::Removed);
                 }
-                let pause = if leaving.is_some() { TICK } else { ticked.quiet };
-                tick = Instant::now() + pause;
+                look = Instant::now() + if leaving.is_some() { TICK } else { LOOK };
                 if let Some((since, told)) = leaving
                     && (coordinator.send(Leave).await.map_err(broken)?
                         || since.elapsed() > HANDING_OVER)

@@ -9,6 +9,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod error;
 mod log;
 mod membership;
 mod peers;
@@ -27,6 +28,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+pub use self::error::SeatError;
 pub(crate) use self::log::{decode, encode};
 use self::peers::Peers;
 use self::put_off::PutOff;
@@ -35,8 +37,8 @@ use self::transfer::Transfer;
 use self::writes::Writes;
 use crate::core::{self, Core, LinkEnd, LinkId};
 use crate::lines::{LineRecord, LinesFound};
-use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId, Unsound};
-use crate::state::{Coordinator, LineHistory, SnapshotError};
+use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId};
+use crate::state::{Coordinator, LineHistory};
 
 /// How often the driver may give an [`Input::Tick`]: the replica counts time in these. It need not
 /// while the seat is [quiet](Seat::quiet).
@@ -201,25 +203,6 @@ pub enum Effect {
     Recalled(Vec<Frame>),
     /// The others go on without this coordinator.
     Removed,
-}
-
-/// Why a coordinator cannot begin, or go on.
-#[derive(Debug, thiserror::Error)]
-pub enum SeatError {
-    /// What its disk holds cannot be.
-    #[error(transparent)]
-    Unsound(#[from] Unsound),
-    /// A snapshot holds no state.
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    /// An entry that was agreed on cannot be read.
-    #[error("entry {index} of the log cannot be read ({problem}); run the same build everywhere")]
-    Entry {
-        /// Its place.
-        index: u64,
-        /// What is wrong with it.
-        problem: String,
-    },
 }
 
 /// One coordinator.

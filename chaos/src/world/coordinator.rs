@@ -430,16 +430,6 @@ impl World {
                 self.coordinators[place].disk.journal_mut().take(frame);
                 Ok(())
             }
-            Effect::OpenLines(history) => self.open_lines(place, &history),
-            Effect::AppendLines(records) => self.append_lines(place, records),
-            Effect::SkipLines(to) => {
-                self.skip_lines(place, to);
-                Ok(())
-            }
-            Effect::TellLines { to, lineage, reach, after } => {
-                self.tell_lines(place, to, (lineage, reach, after))
-            }
-            Effect::Update { to, after, update } => self.update(place, to, (after, *update)),
             Effect::Recall { to, from } => self.recall(place, to, from),
             Effect::Recalled(frames) => {
                 self.recalled(place, frames);
@@ -454,6 +444,7 @@ impl World {
                 Ok(())
             }
             Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
+            of_lines => self.bring_lines_about(place, of_lines),
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use everstep_coordinator::core::LinkId;
 use everstep_coordinator::lines::{LineRecord, LinesFound, PAGE, RECENT};
-use everstep_coordinator::seat::Input;
+use everstep_coordinator::seat::{Effect, Input};
 use everstep_coordinator::state::LineHistory;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{Lineage, Message, MetricsLine, RunId, Step};
@@ -98,12 +98,29 @@ impl LineFiles {
 }
 
 impl World {
-    /// A coordinator opens the file of a run's lines.
-    pub(super) fn open_lines(
+    /// Does what a coordinator wants done about lines.
+    pub(super) fn bring_lines_about(
         &mut self,
         place: usize,
-        history: &LineHistory,
+        effect: Effect,
     ) -> Result<(), Violation> {
+        match effect {
+            Effect::OpenLines(history) => self.open_lines(place, &history),
+            Effect::AppendLines(records) => self.append_lines(place, records),
+            Effect::SkipLines(to) => {
+                self.skip_lines(place, to);
+                Ok(())
+            }
+            Effect::TellLines { to, lineage, reach, after } => {
+                self.tell_lines(place, to, (lineage, reach, after))
+            }
+            Effect::Update { to, after, update } => self.update(place, to, (after, *update)),
+            other => panic!("{other:?} is not about lines"),
+        }
+    }
+
+    /// A coordinator opens the file of a run's lines.
+    fn open_lines(&mut self, place: usize, history: &LineHistory) -> Result<(), Violation> {
         let found = self.coordinators[place].disk_mut().lines_mut().open(history);
         self.coordinate(place, Input::LinesOpened { lineage: history.lineage, found })
     }
@@ -112,11 +129,7 @@ impl World {
     ///
     /// # Errors
     /// I13.
-    pub(super) fn append_lines(
-        &mut self,
-        place: usize,
-        records: Vec<LineRecord>,
-    ) -> Result<(), Violation> {
+    fn append_lines(&mut self, place: usize, records: Vec<LineRecord>) -> Result<(), Violation> {
         let file = self.coordinators[place].disk_mut().lines_mut().current_mut();
         for record in records {
             let (step, next) = (record.line.step, Step(file.records.len() as u64 + 1));
@@ -131,7 +144,7 @@ impl World {
     }
 
     /// Lines up to this step are lost.
-    pub(super) fn skip_lines(&mut self, place: usize, to: Step) {
+    fn skip_lines(&mut self, place: usize, to: Step) {
         let file = self.coordinators[place].disk_mut().lines_mut().current_mut();
         file.records.resize(file.records.len().max(to.0 as usize), None);
         self.sync_lines(place);
@@ -171,7 +184,7 @@ impl World {
     }
 
     /// Another coordinator is told lines.
-    pub(super) fn tell_lines(
+    fn tell_lines(
         &mut self,
         place: usize,
         to: LinkId,
@@ -183,7 +196,7 @@ impl World {
     }
 
     /// A watcher is told what is new.
-    pub(super) fn update(
+    fn update(
         &mut self,
         place: usize,
         to: LinkId,

@@ -8,7 +8,7 @@ mod told;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
@@ -47,19 +47,11 @@ pub(super) struct Arrival {
 #[rtype(result = "()")]
 pub(super) struct Happening(pub(super) Input);
 
-/// Time has passed. Answers with the error that has stopped the coordinator, once one has.
+/// Time has passed: the coordinator looks at the clock by itself as well. Answers with what has
+/// stopped it, once something has: an error, or that the others go on without it.
 #[derive(Message)]
-#[rtype(result = "Result<Ticked, CoordinatorError>")]
+#[rtype(result = "Result<bool, CoordinatorError>")]
 pub(super) struct Tick;
-
-/// How the coordinator stands after a tick.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ticked {
-    /// The others go on without it.
-    pub(super) is_removed: bool,
-    /// When the next tick is due.
-    pub(super) quiet: Duration,
-}
 
 /// Another coordinator has no links with this one: it was removed.
 #[derive(Message)]
@@ -220,6 +212,20 @@ impl Coordinator {
         }
     }
 
+    fn tick(&mut self) {
+        self.happen(Input::Tick);
+        if let Some(place) = self.is_led_elsewhere() {
+            self.looks.refuse(&place);
+        }
+        self.seek_missing();
+    }
+
+    /// Ticks now, and whenever the seat has something to do by itself.
+    fn keep_time(&mut self, context: &mut Context<Self>) {
+        self.tick();
+        context.run_later(self.seat.quiet(), Self::keep_time);
+    }
+
     /// Whether it may stop.
     fn may_leave(&self) -> bool {
         let follows = self.seat.leads().is_none() && self.seat.leader().is_some();
@@ -279,6 +285,7 @@ impl Actor for Coordinator {
         if let Err(error) = self.carry_out() {
             self.failure = Some(error);
         }
+        self.keep_time(context);
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
@@ -319,16 +326,12 @@ impl Handler<Happening> for Coordinator {
 }
 
 impl Handler<Tick> for Coordinator {
-    type Result = Result<Ticked, CoordinatorError>;
+    type Result = Result<bool, CoordinatorError>;
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
-        self.happen(Input::Tick);
-        if let Some(place) = self.is_led_elsewhere() {
-            self.looks.refuse(&place);
-        }
-        self.seek_missing();
+        self.tick();
         match self.failure.take() {
-            None => Ok(Ticked { is_removed: self.removed, quiet: self.seat.quiet() }),
+            None => Ok(self.removed),
             Some(failure) => {
                 context.stop();
                 Err(failure)
