@@ -6,6 +6,7 @@
 mod all_reduce;
 mod churn;
 mod failovers;
+mod history;
 mod joins;
 mod kills;
 mod overlap;
@@ -33,6 +34,7 @@ pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
         Bench::Stages(flags) => stages::run(flags, registry),
         Bench::Kills(flags) => kills::run(flags, registry),
         Bench::Failovers(flags) => failovers::run(flags, registry),
+        Bench::History(flags) => history::run(flags),
         Bench::Joins(flags) => joins::run(flags, registry),
     }
 }

@@ -185,8 +185,8 @@ impl Tally {
     fn print(&self) -> Result<(), Failure> {
         let Self { seeds, steps, completed, changes, events, digest, .. } = self;
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = changes;
-        let world::Tally { installed, pages, joined, removed, stopped, full, replaced, .. } =
-            changes;
+        let world::Tally { installed, pages, line_pages, joined, removed, .. } = changes;
+        let world::Tally { stopped, full, replaced, .. } = changes;
         let (simulated, wall) = (self.simulated.as_secs_f64() / 60.0, self.wall.as_secs_f64());
         output::print(format_args!("simulated {seeds} seeds, {simulated:.0} virtual minutes"))?;
         for (kind, count) in &self.faults {
@@ -198,7 +198,7 @@ impl Tally {
              again, {rollbacks} rollbacks\n  \
              members     {joined} coordinators joined, {removed} ended since they were removed, \
              {stopped} stopped, {full} ended with a full disk, {replaced} with a damaged log were \
-             replaced; {installed} snapshots and {pages} pages of history sent\n  \
+             replaced; {installed} snapshots, {pages} pages of history and {line_pages} of lines sent\n  \
              steps       {steps} committed, {events} events\n  \
              longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
              from the last fault to the end\n  \

@@ -21,8 +21,8 @@ mod token;
 mod worker;
 
 pub use bench::{
-    AllReduceFlags, Bench, ChurnFlags, FailoversFlags, JoinsFlags, KillsFlags, OverlapFlags,
-    StagesFlags,
+    AllReduceFlags, Bench, ChurnFlags, FailoversFlags, HistoryFlags, JoinsFlags, KillsFlags,
+    OverlapFlags, StagesFlags,
 };
 pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
 pub use coordinator::{

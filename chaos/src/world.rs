@@ -21,6 +21,7 @@ mod disk;
 mod endure;
 mod fault;
 mod journal;
+mod lines;
 mod link;
 mod membership;
 mod operator;
@@ -290,6 +291,9 @@ impl World {
             Happening::Stray(stray) => return self.deliver_stray(*stray),
             Happening::Coordinator(place, input) => return self.coordinate(place, input),
             Happening::Durable(place) => return self.endured(place),
+            Happening::LinesDurable(place, lineage, reach) => {
+                return self.lines_endured(place, (lineage, reach));
+            }
             Happening::Worker(place, input) => return self.feed(place, input),
             Happening::Device(place, build, done) => return self.heed(place, build, done),
             Happening::Watch(link) => self.watch(link),

@@ -24,6 +24,7 @@ mod catch_up;
 mod change;
 mod clock;
 mod confirm;
+mod event;
 mod feeds;
 mod figures;
 mod finish;
@@ -45,20 +46,18 @@ mod workers;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{
-    CoordinatorId, Frame, Message, NodeName, RequestId, Step, Telemetry, Term, WorkerId,
-};
+use everstep_transport::protocol::{Frame, Message, Step, Telemetry, Term, WorkerId};
 use everstep_transport::time::Time;
 
 use self::admission::Admissions;
 use self::catch_up::CatchUp;
 use self::clock::Clock;
 use self::confirm::Confirmations;
+pub use self::event::{Effect, Input};
 use self::feeds::Feeds;
-use self::lines::Reported;
+use self::lines::Lines;
 pub use self::links::LinkEnd;
 use self::links::{Links, Phase};
 use self::model::Model;
@@ -83,145 +82,6 @@ pub const TICK: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// What happens to a coordinator.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Input {
-    /// A peer has proved who it is.
-    Connected {
-        /// Its link.
-        link: LinkId,
-        /// Who it is.
-        identity: Identity,
-    },
-    /// A link is gone.
-    Disconnected {
-        /// Which.
-        link: LinkId,
-        /// What that tells of the peer's process.
-        end: LinkEnd,
-        /// Why, in words.
-        reason: String,
-    },
-    /// A peer says something.
-    Message {
-        /// Its link.
-        from: LinkId,
-        /// What.
-        message: Message,
-    },
-    /// This coordinator leads from now on, once its own entry of this term has applied.
-    Elected {
-        /// Its term, above all before.
-        term: Term,
-    },
-    /// This coordinator leads no longer, or will not.
-    Deposed,
-    /// A coordinator leads, perhaps this one; of a term above this one's own, it deposes it.
-    Leader {
-        /// In which term.
-        term: Term,
-        /// Who, if that is known.
-        leader: Option<CoordinatorId>,
-    },
-    /// This coordinator led after it asked, and every entry has applied that was agreed by then.
-    Confirmed {
-        /// Of [`Effect::Confirm`].
-        ticket: u64,
-    },
-    /// Whether it led could not be found out.
-    Unconfirmed {
-        /// Of [`Effect::Confirm`].
-        ticket: u64,
-    },
-    /// Somebody else reads through the shell: once it may be answered from what is known here,
-    /// [`Effect::Looked`] says so, with this number or a later one.
-    Look(u64),
-    /// A snapshot took the place of entries that are not there any more, while it followed.
-    Installed(Box<State>),
-    /// A node was judged to be admitted: its use of the token is to be spent.
-    Admit {
-        /// The token.
-        token: TokenId,
-        /// The node.
-        node: NodeName,
-    },
-    /// The log has come to this entry. Before the first [`Input::Elected`], what a durable log
-    /// holds is applied again.
-    Applied {
-        /// The entry's index, above all before.
-        index: u64,
-        /// The term in which it came into the log.
-        term: Term,
-        /// The entry.
-        entry: Entry,
-    },
-    /// Time has passed: to be given every [`TICK`].
-    Tick,
-}
-
-/// What a coordinator wants done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Say this.
-    Send {
-        /// To whom.
-        to: LinkId,
-        /// What.
-        message: Message,
-    },
-    /// Say this to many: it may be large, so that there is one of it, and not one for each.
-    Broadcast {
-        /// To whom.
-        to: Vec<LinkId>,
-        /// What.
-        message: Message,
-    },
-    /// Bring this into the log; [`Input::Applied`] tells when it is there. If it cannot be brought
-    /// in at once, it is to wait as long as this coordinator leads: it is not said again.
-    Propose(Entry),
-    /// What an entry has brought to the history, for whoever keeps all of it. It follows from the
-    /// log, and need not be durable before it is acted upon.
-    History(Frame),
-    /// Does this coordinator still lead? [`Input::Confirmed`] tells, or [`Input::Unconfirmed`].
-    Confirm {
-        /// Numbers the question.
-        ticket: u64,
-    },
-    /// Looks up to this number may be answered from what is known now: it is all that was agreed
-    /// when they were asked.
-    Looked(u64),
-    /// An operator asks how the coordinators stand, which their replicas know.
-    Describe {
-        /// Its link.
-        to: LinkId,
-    },
-    /// An operator asks that another coordinator lead.
-    Transfer {
-        /// Its link.
-        asked_by: LinkId,
-        /// What it calls this.
-        id: RequestId,
-        /// Who is to; none: whoever has most of the log.
-        to: Option<CoordinatorId>,
-    },
-    /// A use of a token was spent, or not.
-    Admitted {
-        /// The token.
-        token: TokenId,
-        /// The node.
-        node: NodeName,
-        /// Why it is not admitted after all.
-        refusal: Option<Refusal>,
-    },
-    /// Close a link.
-    Close {
-        /// Which.
-        to: LinkId,
-        /// Why, in words for the peer.
-        reason: String,
-    },
-}
-
 /// One coordinator.
 #[derive(Debug)]
 pub struct Core {
@@ -243,7 +103,7 @@ pub struct Core {
     catch_up: CatchUp,
     /// The greatest step that a member of the current generation has committed, as far as is known.
     reached: Step,
-    reported: Reported,
+    lines: Lines,
     /// How the GPUs of workers did a moment ago. What changes so fast is told to nobody but to who
     /// asks: the log never has it, and whoever comes to lead hears it with the next heartbeats.
     telemetry: BTreeMap<WorkerId, Telemetry>,
@@ -286,7 +146,7 @@ impl Core {
             feeds: Feeds::default(),
             catch_up: CatchUp::default(),
             reached: Step(0),
-            reported: Reported::default(),
+            lines: Lines::default(),
             telemetry: BTreeMap::new(),
             progress: Progress::default(),
             past: Past::default(),
@@ -321,6 +181,9 @@ impl Core {
             Input::Installed(state) => self.install(now, *state),
             Input::Admit { token, node } => self.admit_node(now, token, node),
             Input::Applied { index, term, entry } => self.applied(now, index, term, entry),
+            Input::LinesOpened { lineage, found } => self.lines_opened(now, lineage, found),
+            Input::LinesDurable { lineage, reach } => self.lines_durable(now, lineage, reach),
+            Input::HistoryTold => self.past.is_told(now),
             Input::Tick => self.tick(now),
         }
     }
@@ -376,6 +239,7 @@ impl Core {
             self.past.take(&news);
             self.effects.push_back(Effect::History(Frame { index, news }));
         }
+        self.follow_lines(now);
         if self.state.revision() != revision {
             self.tell_all();
         }
@@ -395,6 +259,7 @@ impl Core {
         self.state = state;
         #[cfg(feature = "planted")]
         self.plant.into_iter().for_each(|plant| self.state.plant = Some(plant));
+        self.follow_lines(now);
         self.tell_all();
     }
 
@@ -409,8 +274,7 @@ impl Core {
             Command::Drain { worker } => self.drained(now, worker),
             Command::Generation(change) if verdict == Verdict::Accepted => self.began(now, change),
             Command::Generation(change) => self.not_begun(now, change.record.number),
-            Command::Lines { .. } => self.settled(now),
-            Command::Request { id, wish } => self.granted(now, id, &wish, &verdict),
+            Command::Request { id, wish, .. } => self.granted(now, id, &wish, &verdict),
             Command::Found { founder: coordinator, .. }
             | Command::Coordinator { coordinator, .. } => {
                 if let Verdict::Coordinator(id) = verdict {
@@ -420,6 +284,7 @@ impl Core {
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
             Command::Lead
             | Command::Note { .. }
+            | Command::LoseLines { .. }
             | Command::End { .. }
             | Command::ShutOut { .. }
             | Command::Recover { .. } => {}
@@ -430,7 +295,7 @@ impl Core {
     fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         if self.results.len() < record.members.len()
-            || self.state.written() < Step(run.steps)
+            || self.written() < Step(run.steps)
             || !self.is_durable()
             || !self.running()
         {

@@ -37,7 +37,7 @@ use everstep_transport::identity::{Credentials, Enrolment, UnixTime};
 use everstep_transport::quic::{Endpoint, HostPort, Port, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::sleep_until;
 
 pub(crate) use self::actor::Coordinator;
 use self::actor::{Leave, Outfit, Tick};
@@ -55,6 +55,8 @@ use crate::http::{self, Api, Door};
 use crate::seat::TICK;
 use crate::state;
 
+/// How often the actor is asked whether it has stopped.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a coordinator that stops waits for another one to lead.
 const HANDING_OVER: Duration = Duration::from_secs(1);
 
@@ -277,16 +279,16 @@ async fn serve(
 ) -> Result<Ended, CoordinatorError> {
     let broken = |_: MailboxError| CoordinatorError::Broken;
     let coordinator: Addr<Coordinator> = desk.coordinator();
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut look = Instant::now();
     let mut leaving: Option<(Instant, Ended)> = None;
     loop {
         tokio::select! {
             told = stop.received(), if leaving.is_none() => leaving = Some((Instant::now(), told)),
-            _ = ticks.tick() => {
+            () = sleep_until(look.into()) => {
                 if coordinator.send(Tick).await.map_err(broken)?? {
                     return Ok(Ended::Removed);
                 }
+                look = Instant::now() + if leaving.is_some() { TICK } else { LOOK };
                 if let Some((since, told)) = leaving
                     && (coordinator.send(Leave).await.map_err(broken)?
                         || since.elapsed() > HANDING_OVER)

@@ -122,7 +122,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{News, Step};
+    use everstep_transport::protocol::News;
     use proptest::prelude::*;
 
     use super::*;
@@ -130,7 +130,7 @@ mod tests {
     /// Every third entry brings something.
     fn frames(from: u64, to: u64) -> impl Iterator<Item = Frame> {
         let brings = (from..=to).filter(|index| index % 3 == 0);
-        brings.map(|index| Frame { index, news: vec![News::Forget(Step(index))] })
+        brings.map(|index| Frame { index, news: vec![News::Run(index)] })
     }
 
     #[derive(Default)]

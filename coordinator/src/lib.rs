@@ -18,6 +18,8 @@ pub mod daemon;
 pub mod history;
 pub mod http;
 pub mod ledger;
+pub mod line_file;
+pub mod lines;
 pub mod log;
 #[cfg(feature = "planted")]
 pub mod plant;

@@ -6,10 +6,12 @@
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
-    /// A repeat of the newest metrics line counts.
+    /// A watcher is told the newest line that it has once more.
     CountLinesTwice,
-    /// Lines count that a generation's step leader reported and that came into the log after it.
-    TakeStaleLines,
+    /// A rollback does not cut the file of metrics lines.
+    KeepUndoneLines,
+    /// Members are told that lines are written which are not on the leader's disk.
+    AcknowledgeEarly,
     /// A worker's id is given again when the worker is gone.
     ReuseId,
     /// A request that comes into the log again is carried out again.

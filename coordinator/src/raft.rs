@@ -31,6 +31,7 @@ mod mirror;
 mod pace;
 #[cfg(feature = "planted")]
 pub mod plant;
+mod quiet;
 mod reads;
 mod resign;
 mod settings;

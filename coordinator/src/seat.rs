@@ -9,6 +9,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod error;
 mod log;
 mod membership;
 mod peers;
@@ -21,9 +22,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use everstep_transport::identity::{AcceptedToken, Identity, Refusal, TokenId};
-use everstep_transport::protocol::{CoordinatorView, Frame, Message, NodeName, Term, Wish};
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{
+    CoordinatorView, Frame, Lineage, Message, NodeName, Step, Term, Wish,
+};
 use everstep_transport::time::Time;
 
+pub use self::error::SeatError;
 pub(crate) use self::log::{decode, encode};
 use self::peers::Peers;
 use self::put_off::PutOff;
@@ -31,10 +36,12 @@ use self::standing::Heard;
 use self::transfer::Transfer;
 use self::writes::Writes;
 use crate::core::{self, Core, LinkEnd, LinkId};
-use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId, Unsound};
-use crate::state::{Coordinator, SnapshotError};
+use crate::lines::{LineRecord, LinesFound};
+use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId};
+use crate::state::{Coordinator, LineHistory};
 
-/// How often the driver should give an [`Input::Tick`]: the replica counts time in these.
+/// How often the driver may give an [`Input::Tick`]: the replica counts time in these. It need not
+/// while the seat is [quiet](Seat::quiet).
 pub const TICK: Duration = raft::LAN_TICK;
 /// The first ticket of a read of the seat's own: above all that the core gives.
 const FIRST_DOUBT: u64 = 1 << 63;
@@ -98,6 +105,20 @@ pub enum Input {
     Look(u64),
     /// This batch is durable, and so are all before it.
     Persisted(u64),
+    /// See [`core::Input::LinesOpened`].
+    LinesOpened {
+        /// Of which history the file is.
+        lineage: Lineage,
+        /// What it holds.
+        found: LinesFound,
+    },
+    /// See [`core::Input::LinesDurable`].
+    LinesDurable {
+        /// Of which history the file is.
+        lineage: Lineage,
+        /// Up to this step.
+        reach: Step,
+    },
     /// It is to leave: if it leads, somebody else should.
     HandOver,
     /// Time has passed: to be given every [`TICK`].
@@ -131,6 +152,32 @@ pub enum Effect {
     /// What an entry has brought to the history. One that is there already is to be left out: after
     /// a restart the log is gone through again.
     History(Frame),
+    /// See [`core::Effect::OpenLines`].
+    OpenLines(LineHistory),
+    /// See [`core::Effect::AppendLines`].
+    AppendLines(Vec<LineRecord>),
+    /// See [`core::Effect::SkipLines`].
+    SkipLines(Step),
+    /// See [`core::Effect::TellLines`].
+    TellLines {
+        /// Its link.
+        to: LinkId,
+        /// Of which history.
+        lineage: Lineage,
+        /// How far the file goes.
+        reach: Step,
+        /// The step.
+        after: Step,
+    },
+    /// See [`core::Effect::Update`].
+    Update {
+        /// Its link.
+        to: LinkId,
+        /// The step.
+        after: Option<Step>,
+        /// All but the lines.
+        update: Box<Update>,
+    },
     /// A use of a token was spent, or not.
     Admitted {
         /// The token.
@@ -156,36 +203,6 @@ pub enum Effect {
     Recalled(Vec<Frame>),
     /// The others go on without this coordinator.
     Removed,
-}
-
-/// Why a coordinator cannot begin, or go on.
-#[derive(Debug, thiserror::Error)]
-pub enum SeatError {
-    /// What its disk holds cannot be.
-    #[error(transparent)]
-    Unsound(#[from] Unsound),
-    /// A snapshot holds no state.
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    /// An entry that was agreed on cannot be read.
-    #[error("entry {index} of the log cannot be read ({problem}); run the same build everywhere")]
-    Entry {
-        /// Its place.
-        index: u64,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The disk has been taken back to an earlier time.
-    #[error(
-        "the log ends at entry {last}, but this coordinator has acknowledged entry {agreed}: its \
-         directory was replaced by an older copy, from a backup or a snapshot of the machine"
-    )]
-    Forgotten {
-        /// The last entry that is there.
-        last: u64,
-        /// An entry that it had.
-        agreed: u64,
-    },
 }
 
 /// One coordinator.
@@ -346,6 +363,12 @@ impl Seat {
             }
             Input::Persisted(number) => self.persisted(number),
             Input::Look(number) => self.core.handle(now, core::Input::Look(number)),
+            Input::LinesOpened { lineage, found } => {
+                self.core.handle(now, core::Input::LinesOpened { lineage, found });
+            }
+            Input::LinesDurable { lineage, reach } => {
+                self.core.handle(now, core::Input::LinesDurable { lineage, reach });
+            }
             Input::HandOver => self.hand_over(now),
             Input::Tick => self.tick(now),
         }
@@ -362,6 +385,11 @@ impl Seat {
     pub fn restore_history(&mut self, frames: Vec<Frame>) {
         self.lacks_history = false;
         self.core.restore_history(frames);
+    }
+
+    /// For so long it need not be given an [`Input::Tick`], if nothing else happens.
+    pub fn quiet(&self) -> Duration {
+        if self.put_off.is_empty() { self.replica.quiet() } else { TICK }
     }
 
     /// What it knows of the cluster.
@@ -395,6 +423,9 @@ impl Seat {
                 self.effects.push_back(Effect::Recall { to: from, from: index });
             }
             Message::History { frames } if coordinator => {
+                if !frames.is_empty() {
+                    self.told_history(now);
+                }
                 self.effects.push_back(Effect::Recalled(frames));
             }
             Message::Coordinators { revision, members, .. } if coordinator => {

@@ -14,6 +14,7 @@ mod coordinators;
 mod entry;
 mod fingerprint;
 mod generation;
+mod lines;
 mod probes;
 mod requests;
 mod runs;
@@ -25,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use everstep_transport::identity::{Refusal, Tokens};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, News, NodeName, Record, RunId, RunSpec, Step, Term, WorkerId,
+    CoordinatorId, Generation, News, NodeName, Record, RunId, RunSpec, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -34,6 +35,7 @@ use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedEntry, Change, Command, Coordinator, Entry, Loss};
 use self::fingerprint::Foundation;
+pub use self::lines::{Gap, LineHistory};
 use self::probes::Probes;
 use self::requests::Outcomes;
 pub(crate) use self::requests::wish_digest;
@@ -101,10 +103,7 @@ pub struct State {
     waiting_since: Option<u64>,
     /// An operator wants the run to go back to its initial state.
     goes_back: bool,
-    written: Step,
-    /// Lines behind `written` may have been lost with the log of other coordinators: those that
-    /// come next need not follow it.
-    lacks_lines: bool,
+    lines: LineHistory,
     outcome: Outcome,
     /// The newest.
     events: Vec<Event>,
@@ -146,8 +145,7 @@ impl Default for State {
             unreachable: BTreeSet::new(),
             waiting_since: None,
             goes_back: false,
-            written: Step(0),
-            lacks_lines: false,
+            lines: LineHistory::default(),
             outcome: Outcome::Running,
             events: Vec::new(),
             noted: 0,
@@ -173,7 +171,7 @@ impl State {
                 self.note(unix_ms, EventKind::Leading { term });
                 Ok(Verdict::Accepted)
             }
-            Command::Request { id, wish } => self.once(unix_ms, *id, wish),
+            Command::Request { id, wish, steps } => self.once(unix_ms, *id, wish, *steps),
             Command::Found { ephemeral, founder, tokens } => {
                 self.found(*ephemeral, founder, tokens)
             }
@@ -181,6 +179,7 @@ impl State {
             Command::ShutOut { coordinator } => self.shut_out(*coordinator),
             Command::Recover { survivor } => self.recover(unix_ms, *survivor),
             Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
+            Command::LoseLines { lineage, gap } => self.lose_lines(unix_ms, *lineage, *gap),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),
         };
         applied.unwrap_or_else(Verdict::Refused)
@@ -196,15 +195,14 @@ impl State {
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
-            Command::Lines { generation, lines } => self.settle(*generation, lines),
             Command::Note { run, kind } => {
                 self.must_be(*run)?;
                 self.note(unix_ms, kind.clone());
                 Ok(Verdict::Accepted)
             }
-            Command::End { run, outcome, figures } => {
+            Command::End { run, outcome, figures, steps } => {
                 self.must_be(*run)?;
-                self.end(unix_ms, outcome.clone(), figures.clone());
+                self.end(unix_ms, outcome.clone(), figures.clone(), *steps);
                 Ok(Verdict::Accepted)
             }
             _ => Err("it does not belong to a run".into()),

@@ -21,6 +21,7 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
             | EventKind::Unwritten { .. }
             | EventKind::NoStore
             | EventKind::Recovered { .. }
+            | EventKind::LinesLost { .. }
     )
 }
 
@@ -68,6 +69,9 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         }
         EventKind::Complete { step, model: Some(place) } => {
             format!("the run is complete, after step {step}: its model is {place}")
+        }
+        EventKind::LinesLost { from, to } => {
+            format!("no process has the metrics of steps {from} to {to} any more")
         }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
     }

@@ -22,6 +22,9 @@ pub enum Bench {
     /// Kill the coordinator that leads, again and again, and measure how soon another one does and
     /// whether training notices
     Failovers(FailoversFlags),
+    /// Start a coordinator on the history of a long run, and measure how long that takes, and its
+    /// memory (Linux)
+    History(HistoryFlags),
     /// Let workers join and leave, and measure how long the others stand still
     Joins(JoinsFlags),
 }
@@ -148,6 +151,18 @@ pub struct FailoversFlags {
     /// The cluster.
     #[command(flatten)]
     pub churn: ChurnFlags,
+}
+
+/// The flags of `everstep bench history`.
+#[derive(Args, Clone, Debug)]
+pub struct HistoryFlags {
+    /// How many steps the run has: of each, a line is on the disk
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 10_000_000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub steps: u64,
+    /// Print the result as JSON
+    #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
+    pub json: bool,
 }
 
 /// The flags of `everstep bench joins`.

@@ -162,6 +162,8 @@ mod tests {
         let event = |(number, kind)| Event { number, unix_ms: 10 * number, kind };
         Update {
             run: None,
+            step: Step(0),
+            event: 0,
             lines: steps.map(line).collect(),
             events: (1..).zip(kinds).map(event).collect(),
             workers: Vec::new(),

@@ -35,6 +35,9 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::NoStore => {
             "no worker has a directory to write the model to: start one with --dir".into()
         }
+        EventKind::LinesLost { from, to } => {
+            format!("no process has the metrics of steps {from} to {to} any more")
+        }
         // The first event is that somebody leads, in whatever term the first votes were enough.
         EventKind::Leading { term } if event.number > 1 => {
             format!("a coordinator leads anew, in term {term}")

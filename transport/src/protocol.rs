@@ -20,7 +20,7 @@ pub mod step;
 
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{
-    CoordinatorId, CoordinatorView, Frame, Keys, News, RequestId, RunId, Secret, Wish,
+    CoordinatorId, CoordinatorView, Frame, Keys, Lineage, News, RequestId, RunId, Secret, Wish,
 };
 pub use device::{Device, DeviceName, GpuId, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};

@@ -33,7 +33,7 @@ pub enum Plant {
     FeedGap,
     /// A worker shows its last commit as one of the generation that it is in.
     OldRecordCommit,
-    /// A worker neither shows lines at a change of generation nor carries them over.
+    /// A worker carries no lines over a change of generation.
     ForgetLine,
     /// A redo of a step adds what was kept into itself.
     AddIntoKept,

@@ -2,7 +2,7 @@
 //! them.
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
-use everstep_transport::protocol::{MetricsLine, Step};
+use everstep_transport::protocol::{Generation, MetricsLine, Step};
 
 use super::commits::Commits;
 use super::{Found, Invariant};
@@ -11,6 +11,10 @@ use super::{Found, Invariant};
 pub(super) struct Lines {
     last: Step,
     event: u64,
+    /// A rollback was told, and the generation that it began with was not.
+    goes_back: bool,
+    /// That generation: lines of older ones are undone but for those up to this step.
+    since: (Generation, Step),
 }
 
 impl Lines {
@@ -19,6 +23,15 @@ impl Lines {
         let last = std::mem::replace(&mut self.event, event.number);
         if let EventKind::Rollback { to, .. } = event.kind {
             self.last = self.last.min(to);
+            (self.goes_back, self.since.1) = (true, to);
+        }
+        if let EventKind::Generation { generation, .. } = event.kind
+            && std::mem::take(&mut self.goes_back)
+        {
+            self.since.0 = generation;
+        }
+        if let EventKind::LinesLost { from, to } = event.kind {
+            return Err((Invariant::I13, format!("the lines of steps {from} to {to} are lost")));
         }
         if event.number == last + 1 {
             return Ok(());
@@ -30,6 +43,9 @@ impl Lines {
         let (step, last) = (line.step, std::mem::replace(&mut self.last, line.step));
         if step != last.next() {
             return Err((Invariant::I13, format!("the line of step {step} after that of {last}")));
+        }
+        if line.generation < self.since.0 && step > self.since.1 {
+            return Err((Invariant::I13, format!("{line:?}, which a rollback has undone")));
         }
         if !commits.was_settled(step) {
             return Err((Invariant::I13, format!("a line of step {step}, which is not settled")));

@@ -211,6 +211,8 @@ mod tests {
         let lines = steps.iter().map(line).collect();
         Update {
             run: None,
+            step: Step(0),
+            event: 0,
             lines,
             events: Vec::new(),
             workers: Vec::new(),

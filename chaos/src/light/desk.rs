@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use everstep_coordinator::core::{Effect, Input, LinkEnd};
-use everstep_transport::protocol::Term;
+use everstep_coordinator::lines::{LinesFound, PAGE};
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{Lineage, MetricsLine, Step, Term};
 
 use super::worker::Event;
 use super::{Arc, Core, Crowd, Failure, Happening, Lane, LinkId, Message, OPERATOR, Time};
@@ -18,6 +20,9 @@ pub(super) struct Desk {
     waiting: VecDeque<Input>,
     /// It is at work on an input, or about to take one.
     busy: bool,
+    /// The file of the run's lines, and of which history it is.
+    lines: Vec<MetricsLine>,
+    lineage: Lineage,
     /// Index of the newest entry of the log, applied or not.
     index: u64,
 }
@@ -25,7 +30,8 @@ pub(super) struct Desk {
 impl Desk {
     pub(super) fn new() -> Self {
         let core = Core::new(Time(0), UNIX_MS_AT_ZERO);
-        Self { core, waiting: VecDeque::new(), busy: false, index: 0 }
+        let (lines, lineage) = Default::default();
+        Self { core, waiting: VecDeque::new(), busy: false, lines, lineage, index: 0 }
     }
 
     pub(super) fn core(&self) -> &Core {
@@ -98,6 +104,25 @@ impl Crowd {
             Effect::Confirm { ticket } => {
                 self.bring(Lane::Log, Happening::Arrive(Input::Confirmed { ticket }));
             }
+            Effect::OpenLines(history) => {
+                self.desk.lines.clear();
+                let (lineage, found) = (history.lineage, LinesFound::default());
+                self.desk.lineage = lineage;
+                self.bring(Lane::Log, Happening::Arrive(Input::LinesOpened { lineage, found }));
+            }
+            Effect::AppendLines(records) => {
+                self.desk.lines.extend(records.into_iter().map(|record| record.line));
+                let reach = Step(self.desk.lines.len() as u64);
+                let durable = Input::LinesDurable { lineage: self.desk.lineage, reach };
+                self.bring(Lane::Log, Happening::Arrive(durable));
+            }
+            Effect::Update { to, after, update } => {
+                let rest = after.map(|after| self.desk.lines.iter().skip(after.0 as usize));
+                let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
+                self.send(&[to], Message::Update(Update { lines, ..*update }))?;
+            }
+            // No line is lost, and nobody else asks for one.
+            Effect::SkipLines(_) | Effect::TellLines { .. } => {}
             // Its disk is for another simulation.
             Effect::History(_) | Effect::Admitted { .. } | Effect::Looked(_) => {}
             // Nobody asks for it here.

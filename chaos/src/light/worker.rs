@@ -238,7 +238,6 @@ impl Crowd {
             prepared: Vec::new(),
             versions: held.map(|shard| (shard, version.0, version.1)).collect(),
             under_way: member.then(|| version.0.next()),
-            lines: if member { self.history.lines(worker.written, self.now) } else { Vec::new() },
             unreachable: Vec::new(),
         };
         self.say(link, Message::Status(status));

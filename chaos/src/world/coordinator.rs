@@ -442,6 +442,7 @@ impl World {
                 Ok(())
             }
             Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
+            of_lines => self.bring_lines_about(place, of_lines),
         }
     }
 

@@ -96,6 +96,8 @@ pub struct Tally {
     pub installed: u64,
     /// Pages of the history that a coordinator told another.
     pub pages: u64,
+    /// Pages of lines that coordinators have told each other on request.
+    pub line_pages: u64,
     /// Coordinators that were admitted.
     pub joined: u64,
     /// Coordinators that have ended because they were removed: those that lived to hear of it.
@@ -118,6 +120,7 @@ impl AddAssign for Tally {
         self.rollbacks += more.rollbacks;
         self.installed += more.installed;
         self.pages += more.pages;
+        self.line_pages += more.line_pages;
         self.joined += more.joined;
         self.removed += more.removed;
         self.stopped += more.stopped;

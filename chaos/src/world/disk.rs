@@ -13,6 +13,7 @@ use everstep_coordinator::raft::{Batch, Entry, Kept};
 use everstep_transport::time::Time;
 
 use super::journal::Journal;
+use super::lines::LineFiles;
 use crate::random::Random;
 
 /// What survives a process, and what may.
@@ -20,6 +21,7 @@ use crate::random::Random;
 pub struct Disk {
     kept: Kept,
     journal: Journal,
+    lines: LineFiles,
     under_way: VecDeque<Batch>,
     /// When the newest batch will be durable.
     last: Time,
@@ -32,7 +34,7 @@ impl Disk {
     /// A disk with this on it.
     pub fn new(kept: Kept, journal: Journal) -> Self {
         let (under_way, last, stalled) = (VecDeque::new(), Time(0), Time(0));
-        Self { kept, journal, under_way, last, stalled, full: None }
+        Self { kept, journal, lines: LineFiles::default(), under_way, last, stalled, full: None }
     }
 
     /// What a process finds that starts now.
@@ -48,6 +50,16 @@ impl Disk {
     /// The file of the history.
     pub fn journal_mut(&mut self) -> &mut Journal {
         &mut self.journal
+    }
+
+    /// The files of metrics lines.
+    pub fn lines(&self) -> &LineFiles {
+        &self.lines
+    }
+
+    /// The files of metrics lines.
+    pub fn lines_mut(&mut self) -> &mut LineFiles {
+        &mut self.lines
     }
 
     /// A batch is to become durable; returns when it will be.
@@ -96,6 +108,7 @@ impl Disk {
         }
         while self.written().is_some() {}
         self.journal.sync();
+        self.lines.sync();
     }
 
     /// The process is gone. When there is another, there is room.
@@ -106,6 +119,7 @@ impl Disk {
         }
         self.under_way.clear();
         self.journal.crash(random);
+        self.lines.crash(random);
     }
 
     /// The entry at a place, as it was written last.

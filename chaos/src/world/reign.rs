@@ -170,6 +170,7 @@ impl World {
             Message::Pause { number, .. } if self.leader() == Some(place) => {
                 self.observe(Observation::Paused(*number))
             }
+            Message::HeartbeatAnswer { written, .. } => self.judge_written(place, *written),
             Message::Evicted { worker } => self.observe(Observation::Evicted(*worker)),
             _ => Ok(()),
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use everstep_coordinator::raft::Kept;
 use everstep_coordinator::seat::{self, Seat, SeatError};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Frame, Message, MetricsLine, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{Frame, Lineage, Message, MetricsLine, RunSpec, Step, WorkerId};
 use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
@@ -240,6 +240,8 @@ pub enum Happening {
     Coordinator(usize, seat::Input),
     /// The next batch is on a coordinator's disk.
     Durable(usize),
+    /// The lines of this history are on a coordinator's disk up to this step.
+    LinesDurable(usize, Lineage, Step),
     /// Something happens to a worker by itself.
     Worker(usize, Input),
     /// The device of a worker, the one of this number, has built itself or done something.
@@ -337,6 +339,7 @@ impl Happening {
             Self::Stray(stray) => Some(stray.ends().1),
             Self::Coordinator(place, _)
             | Self::Durable(place)
+            | Self::LinesDurable(place, ..)
             | Self::Leave { place, .. }
             | Self::Removed(place)
             | Self::CoordinatorTick(place) => Some(Node::Coordinator(*place)),
@@ -380,6 +383,7 @@ impl Happening {
             Self::Dial { place, to, .. } => [18, *place as u64, to.0],
             Self::Overdue { place, to, .. } => [18, *place as u64, !to.0],
             Self::Durable(place) => [19, *place as u64, 0],
+            Self::LinesDurable(place, _, reach) => [19, *place as u64, 3 + reach.0],
             Self::Leave { place, .. } => [19, *place as u64, 1],
             Self::Removed(place) => [19, *place as u64, 2],
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],

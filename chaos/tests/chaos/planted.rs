@@ -131,6 +131,17 @@ fn a_line_that_counts_twice_is_found() {
     find(plant!(coordinator CountLinesTwice), Rates::default(), &[I13]);
 }
 
+/// As lines of steps that are not settled any more.
+#[test]
+fn i13_undone_lines_that_stay_in_the_file_are_found() {
+    find(plant!(coordinator KeepUndoneLines), Rates::default(), &[I11, I13]);
+}
+
+#[test]
+fn i13_lines_that_are_called_written_and_are_on_no_disk_are_found() {
+    find(plant!(coordinator AcknowledgeEarly), Rates::default(), &[I13]);
+}
+
 // Changes of generation: the worker.
 
 #[test]

@@ -22,7 +22,6 @@ use everstep_transport::time::Time;
 
 use self::holding::Holding;
 use super::feeds::Feeds;
-use super::lines::Reported;
 use super::links;
 use super::plan::{Evidence, GiveUp, Plan, Wait, plan};
 use super::silence::{Certainty, Doubt, Heard, PATIENCE};
@@ -145,10 +144,12 @@ impl Core {
 
     pub(super) fn tick(&mut self, now: Time) {
         self.past.tick(now);
+        self.seek_lines(now);
         if self.leader().is_none() {
             return;
         }
         self.ask_for_confirmation();
+        self.give_up_lines(now);
         self.silence.tick(now);
         match self.silence.silent(now).len() {
             many if self.silence.are_many(many) => self.confirm_silence(),
@@ -286,7 +287,7 @@ impl Core {
             complete: self.everyone_is_heard(now, pausing),
             broken: &self.partition.repeated(now),
             newest: self.state.generation(),
-            written: self.state.written(),
+            written: self.newest_step(),
             reached: self.reached,
             give_up: give_up.as_ref(),
             #[cfg(feature = "planted")]
@@ -376,7 +377,6 @@ impl Core {
     /// A generation has begun.
     pub(super) fn began(&mut self, now: Time, change: Change) {
         let Change { record, lost, left, .. } = change;
-        self.reported = Reported::default();
         self.results.clear();
         self.reached = record.resume;
         self.partition.renew(now);

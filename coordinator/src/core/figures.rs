@@ -1,31 +1,27 @@
 //! How the run does, in figures: from its lines and events, as far as they are here.
 
+use everstep_transport::protocol::MetricsLine;
 use everstep_transport::protocol::figures::{RunFigures, Trouble, validation};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
-use everstep_transport::protocol::{MetricsLine, Step};
 
 use super::Core;
-use crate::history::Generations;
 use crate::story;
-
-/// Steps over which the pace is averaged.
-const RECENT: usize = 20;
 
 impl Core {
     /// The run as it does now. Costs as much as the run has events, and no more with its steps.
     pub(super) fn figures(&self) -> RunFigures {
-        let lines = self.past.lines_after(Step(0));
-        let recent = &lines[lines.len().saturating_sub(RECENT)..];
+        let recent = || self.lines.recent();
         let steps = self.state.run().map_or(0, |run| run.steps);
-        let (first, last) = (lines.first(), lines.last());
+        let last = recent().next_back();
         let left = steps.saturating_sub(last.map_or(0, |line| line.step.0));
-        let pace = seconds(recent) / recent.len().max(1) as f64;
+        let (tokens, seconds) = (recent().map(|line| line.tokens).sum(), seconds(recent()));
+        let pace = seconds / recent().count().max(1) as f64;
         let mut figures = RunFigures {
             steps,
             world_size: self.state.record().map_or(0, |record| record.world_size()),
-            first_loss: first.map(|line| line.loss),
+            first_loss: self.lines.first_loss(),
             loss: last.map(|line| line.loss),
-            tokens_per_second: rate(recent),
+            tokens_per_second: rate(tokens, seconds),
             eta_seconds: last.map(|_| left as f64 * pace),
             ..RunFigures::default()
         };
@@ -33,15 +29,9 @@ impl Core {
         figures
     }
 
-    /// The run as it ends so: looks at every step.
+    /// The run as it ends so.
     pub(super) fn last_figures(&self, outcome: &Outcome) -> RunFigures {
-        let lines = self.past.lines_after(Step(0));
-        let mut generations = Generations::default();
-        self.run_events().for_each(|event| generations.event(&event.kind));
-        for line in lines {
-            generations.line(line);
-        }
-        let stalls = generations.reports().iter().filter_map(|report| report.stall_ms);
+        let sums = self.lines.sums();
         let (validation_loss, metric) = match outcome {
             Outcome::Complete(results) => validation(results),
             _ => (None, None),
@@ -50,10 +40,10 @@ impl Core {
         RunFigures {
             validation_loss,
             metric,
-            tokens_per_second: rate(lines),
+            tokens_per_second: rate(sums.tokens, sums.seconds),
             eta_seconds: None,
             model: self.model.durable().cloned().filter(|_| is_complete),
-            longest_stall_ms: stalls.reduce(f64::max),
+            longest_stall_ms: Some(sums.longest_stall_ms).filter(|stall| *stall > 0.0),
             ..self.figures()
         }
     }
@@ -83,12 +73,10 @@ impl Core {
     }
 }
 
-fn seconds(lines: &[MetricsLine]) -> f64 {
-    lines.iter().map(|line| line.seconds).sum()
+fn seconds<'a>(lines: impl Iterator<Item = &'a MetricsLine>) -> f64 {
+    lines.map(|line| line.seconds).sum()
 }
 
-fn rate(lines: &[MetricsLine]) -> Option<f64> {
-    let tokens: f64 = lines.iter().map(|line| line.tokens as f64).sum();
-    let seconds = seconds(lines);
-    (seconds > 0.0).then(|| tokens / seconds)
+fn rate(tokens: u64, seconds: f64) -> Option<f64> {
+    (seconds > 0.0).then(|| tokens as f64 / seconds)
 }

@@ -47,7 +47,8 @@ pub(super) fn agreement(
 impl Core {
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
-        self.propose(now, Command::End { run, outcome, figures });
+        let steps = self.newest_step();
+        self.propose(now, Command::End { run, outcome, figures, steps });
     }
 
     /// The log takes no entry of so many bytes. It would be proposed again and again, and nothing

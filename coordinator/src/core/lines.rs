@@ -1,65 +1,363 @@
-//! The lines that step leaders report: on their way into the log.
+//! The lines of settled steps: how this coordinator's file comes to have all of them.
 //!
-//! A step leader repeats its lines until it is told that they are written, and they are written
-//! once their entry has applied: only then a majority has them, and the worker drops what it is
-//! told of.
-//! What is on its way already is not proposed again, unless that takes long.
+//! Lines are in no log. A step leader repeats its newest lines until the leader says that they are
+//! written: that they, and all before them, are on the leader's disk. The leader tells every other
+//! coordinator what it takes; a coordinator that lacks lines asks the others, each in its turn. All
+//! members keep their newest lines when they are written, too: a new leader that lacks some asks for
+//! them. What nobody has told for a while, though everybody was asked, is lost: an entry of the log
+//! says so, and every file goes on behind it.
+//!
+//! A rollback begins another history. What is told names its history, and counts for no other, so
+//! that a late line of steps that were undone is never written.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_transport::protocol::{Message, MetricsLine, Step};
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::{Generation, Lineage, Message, MetricsLine, Step, WorkerId};
 use everstep_transport::time::Time;
 
-use super::Core;
-use crate::state::Command;
+use super::change::Phase;
+use super::{Core, Effect, LinkId};
+use crate::history::Generations;
+use crate::lines::{LineRecord, LineSums, LinesFound, PAGE, RECENT, UNSURE};
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+use crate::state::{Command, Gap};
 
-/// Lines that were proposed so long ago, and did not come, are proposed again.
-const OVERDUE: Duration = Duration::from_secs(1);
+/// A coordinator that lacks lines asks again, another coordinator, after so long.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// A coordinator that has heard of no line of a run under way for so long asks for news.
+const ASK_QUIET: Duration = Duration::from_secs(1);
+/// Lines that no member and no coordinator has told for so long are lost.
+const LOST_AFTER: Duration = Duration::from_secs(10);
+/// The same while some coordinator has no link: it may have them.
+const LOST_AFTER_ABSENCE: Duration = Duration::from_secs(30);
+/// The same however often coordinators come and go.
+const LOST_AT_LAST: Duration = Duration::from_secs(120);
 
-/// The newest line on its way into the log, and since when it is.
+/// The file of lines, as the core knows it.
 #[derive(Debug, Default)]
-pub(super) struct Reported(Option<(Step, Time)>);
+pub(super) struct Lines {
+    /// The history that the file is of, or is being opened for; none before the first run.
+    lineage: Option<Lineage>,
+    /// The file is open.
+    is_open: bool,
+    /// The newest step whose line is in the file, or is lost: all before are, too.
+    reach: Step,
+    /// Up to this step the file is durable.
+    durable: Step,
+    first_loss: Option<f64>,
+    /// The newest records.
+    recent: VecDeque<LineRecord>,
+    /// Measures how long training stands still.
+    stalls: Generations,
+    /// The newest step whose line another coordinator is known to have.
+    told: Step,
+    /// When another coordinator was asked last.
+    asked: Option<Time>,
+    /// When lines, or the word that there are none, came last.
+    heard: Time,
+    lack: Option<Lack>,
+}
 
-impl Reported {
-    fn newest(&self, now: Time) -> Step {
-        let timely = self.0.filter(|(_, since)| now.since(*since) < OVERDUE);
-        timely.map_or(Step(0), |(step, _)| step)
+/// Settled steps whose lines are not here, nor on their way.
+#[derive(Clone, Copy, Debug)]
+struct Lack {
+    /// When it was found.
+    began: Time,
+    /// When it was found, or another coordinator came that may have them.
+    since: Time,
+    /// So many coordinators have had a link at once.
+    linked: usize,
+    /// The first step behind it whose line some member has.
+    offered: Option<Step>,
+}
+
+impl Lines {
+    /// The newest records, in order.
+    pub(super) fn recent(&self) -> impl DoubleEndedIterator<Item = &MetricsLine> {
+        self.recent.iter().map(|record| &record.line)
+    }
+
+    /// Over all lines that are here.
+    pub(super) fn sums(&self) -> LineSums {
+        self.recent.back().map(|record| record.sums).unwrap_or_default()
+    }
+
+    /// The loss of the run's first step.
+    pub(super) fn first_loss(&self) -> Option<f64> {
+        self.first_loss
+    }
+
+    /// The newest step whose line is here.
+    pub(super) fn reach(&self) -> Step {
+        self.reach
+    }
+
+    /// Whether the file can be read.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// How long the newest step took, seconds; 0 if there is none.
+    pub(super) fn pace(&self) -> f64 {
+        self.recent.back().map_or(0.0, |record| record.line.seconds)
+    }
+
+    fn newest_generation(&self) -> Generation {
+        self.recent.back().map_or(Generation(0), |record| record.line.generation)
+    }
+
+    /// Takes the next line.
+    fn take(&mut self, line: MetricsLine) -> LineRecord {
+        let sums = self.sums().with(&line, self.stalls.line(&line));
+        self.reach = line.step;
+        if line.step == Step(1) {
+            self.first_loss = Some(line.loss);
+        }
+        let record = LineRecord { line, sums };
+        self.keep(record.clone());
+        record
+    }
+
+    fn keep(&mut self, record: LineRecord) {
+        self.recent.push_back(record);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
     }
 }
 
+// The file.
 impl Core {
-    /// The step leader reports these: those that follow the newest go into the log.
-    pub(super) fn report(&mut self, now: Time, lines: Vec<MetricsLine>) {
+    /// The log may have begun another history, or have lost lines of this one.
+    pub(super) fn follow_lines(&mut self, now: Time) {
+        let history = self.state.lines();
+        if history.lineage.run != 0 && self.lines.lineage != Some(history.lineage) {
+            self.lines = Lines { lineage: Some(history.lineage), heard: now, ..Lines::default() };
+            let history = history.clone();
+            #[cfg(feature = "planted")]
+            let history = match self.plant {
+                Some(Plant::KeepUndoneLines) => {
+                    crate::state::LineHistory { back_to: Step(u64::MAX), ..history }
+                }
+                _ => history,
+            };
+            self.effects.push_back(Effect::OpenLines(history));
+        }
+        self.skip_lost_lines();
+    }
+
+    /// The file of a history is open, and holds this.
+    pub(super) fn lines_opened(&mut self, now: Time, lineage: Lineage, found: LinesFound) {
+        if self.lines.lineage != Some(lineage) || self.lines.is_open {
+            return;
+        }
+        let LinesFound { reach, first_loss, recent } = found;
+        (self.lines.is_open, self.lines.reach, self.lines.durable) = (true, reach, reach);
+        self.lines.first_loss = first_loss;
+        for record in recent {
+            self.lines.stalls.line(&record.line);
+            self.lines.keep(record);
+        }
+        self.skip_lost_lines();
+        self.conclude(now);
+    }
+
+    /// The file of a history is durable up to this step.
+    pub(super) fn lines_durable(&mut self, now: Time, lineage: Lineage, reach: Step) {
+        if self.lines.lineage != Some(lineage) || reach <= self.lines.durable {
+            return;
+        }
+        self.lines.durable = reach;
+        let leader = self.state.record().map(|record| record.step_leader());
+        if self.leader().is_some()
+            && let Some(worker) = leader
+            && let Some(link) = self.links.of_registered(worker)
+        {
+            self.answer_heartbeat(link, worker);
+        }
+        self.conclude(now);
+    }
+
+    /// Up to this step every line is on this coordinator's disk.
+    pub(super) fn written(&self) -> Step {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(Plant::AcknowledgeEarly) {
+            return self.lines.reach;
+        }
+        self.lines.durable
+    }
+
+    fn skip_lost_lines(&mut self) {
+        while self.lines.is_open
+            && let Some(gap) = self.state.lines().gap_at(self.lines.reach.next())
+        {
+            self.lines.reach = gap.to;
+            self.effects.push_back(Effect::SkipLines(gap.to));
+        }
+    }
+}
+
+// What members tell.
+impl Core {
+    /// A member of the current generation tells these: those that follow the newest are written.
+    /// Steps of this generation are settled when its step leader says so; those before it, all
+    /// members know.
+    pub(super) fn report(&mut self, now: Time, worker: WorkerId, mut lines: Vec<MetricsLine>) {
+        let Some(record) = self.state.record() else { return };
+        if record.step_leader() != worker {
+            let resume = record.resume;
+            lines.retain(|line| line.step <= resume);
+        }
+        let first = lines.first().map(|line| line.step);
+        if let Some(lack) = &mut self.lines.lack
+            && let Some(first) = first.filter(|first| *first > self.lines.reach.next())
+        {
+            lack.offered = Some(lack.offered.map_or(first, |offered| offered.min(first)));
+        }
+        // The record has the line of its resume step.
+        lines.extend(self.state.record().and_then(|it| Some(it.commit.as_ref()?.line.clone())));
+        let fresh = self.take_lines(now, lines);
+        self.pass_lines_on(&fresh);
+    }
+
+    /// A heartbeat's answer, with what is written.
+    pub(super) fn answer_heartbeat(&mut self, to: LinkId, worker: WorkerId) {
+        let resumed = self.state.record().map_or(Step(0), |record| record.resume);
+        let message = Message::HeartbeatAnswer {
+            generation: self.state.generation(),
+            written: self.written(),
+            lacks_lines: self.lines.is_open && self.lines.reach < resumed,
+            retained: self.retained(worker),
+        };
+        self.send(to, message);
+    }
+
+    /// Writes the lines that follow the newest, each step once, in order, and of this history
+    /// (I13); returns those.
+    fn take_lines(&mut self, now: Time, lines: Vec<MetricsLine>) -> Vec<MetricsLine> {
+        if !self.lines.is_open {
+            return Vec::new();
+        }
         let steps = self.state.run().map_or(0, |run| run.steps);
-        let mut newest = self.state.written().max(self.reported.newest(now));
         let mut fresh = Vec::new();
         for line in lines.into_iter().filter(|line| line.step.0 <= steps) {
-            let skips = fresh.is_empty() && self.state.lacks_lines() && line.step > newest;
-            if line.step == newest.next() || skips {
-                newest = line.step;
-                fresh.push(line);
+            let follows = line.step == self.lines.reach.next()
+                && line.step.0 <= self.lines.durable.0 + UNSURE
+                && line.generation >= self.lines.newest_generation()
+                && self.state.lines().admits(line.step, line.generation);
+            if follows {
+                fresh.push(self.lines.take(line));
             }
         }
-        if !fresh.is_empty() {
-            self.reported = Reported(Some((newest, now)));
-            let generation = self.state.generation();
-            self.propose(now, Command::Lines { generation, lines: fresh });
+        if fresh.is_empty() {
+            return Vec::new();
+        }
+        (self.lines.heard, self.lines.lack) = (now, None);
+        let lines = fresh.iter().map(|record| record.line.clone()).collect();
+        self.effects.push_back(Effect::AppendLines(fresh));
+        self.skip_lost_lines();
+        lines
+    }
+
+    /// What members have told, the other coordinators are told.
+    fn pass_lines_on(&mut self, fresh: &[MetricsLine]) {
+        let Some(lineage) = self.lines.lineage else { return };
+        for page in fresh.chunks(PAGE) {
+            let message = Message::Lines { lineage, reach: self.lines.reach, lines: page.to_vec() };
+            self.broadcast(self.links.of_role(Role::Coordinator), message);
+        }
+    }
+}
+
+// What coordinators tell each other.
+impl Core {
+    /// Another coordinator lacks the lines after this step.
+    pub(super) fn lines_wanted(&mut self, from: LinkId, lineage: Lineage, after: Step) {
+        if self.lines.is_open && self.lines.lineage == Some(lineage) {
+            let reach = self.lines.reach;
+            self.effects.push_back(Effect::TellLines { to: from, lineage, reach, after });
         }
     }
 
-    /// Lines are written, or came too late: their step leader is told.
-    pub(super) fn settled(&mut self, now: Time) {
-        let written = self.state.written();
-        if self.reported.newest(now) <= written {
-            self.reported = Reported::default();
+    /// Another coordinator tells lines, and how far it has them.
+    pub(super) fn lines_told(
+        &mut self,
+        now: Time,
+        from: LinkId,
+        (lineage, reach): (Lineage, Step),
+        lines: Vec<MetricsLine>,
+    ) {
+        if self.lines.lineage != Some(lineage) || !self.lines.is_open {
+            return;
         }
-        let leader = self.state.record().map(|record| record.step_leader());
-        if let Some(worker) = leader
-            && let Some(link) = self.links.of_registered(worker)
-        {
-            let (generation, retained) = (self.state.generation(), self.retained(worker));
-            self.send(link, Message::HeartbeatAnswer { generation, written, retained });
+        let before = self.lines.reach;
+        self.lines.told = self.lines.told.max(reach);
+        self.lines.heard = now;
+        self.take_lines(now, lines);
+        // The next page, or the beginning of what was passed on.
+        let is_due = self.lines.asked.is_none_or(|asked| now.since(asked) >= ASK_AGAIN);
+        if reach > self.lines.reach && (self.lines.reach > before || is_due) {
+            self.ask_for_lines(now, from);
         }
-        self.conclude(now);
+    }
+
+    /// Asks another coordinator, each in its turn, while lines are missing here, or nothing was
+    /// heard of a run under way.
+    pub(super) fn seek_lines(&mut self, now: Time) {
+        let is_behind = self.lines.reach < self.lines.told.max(self.state.settled());
+        let (last, pause) = match (is_behind, self.running() && self.state.record().is_some()) {
+            (true, _) => (self.lines.asked, ASK_AGAIN),
+            (false, true) => (self.lines.asked.max(Some(self.lines.heard)), ASK_QUIET),
+            (false, false) => return,
+        };
+        if !self.lines.is_open || last.is_some_and(|last| now.since(last) < pause) {
+            return;
+        }
+        let others = self.links.of_role(Role::Coordinator);
+        let turn = (now.0 / ASK_AGAIN.as_nanos() as u64) as usize;
+        if let Some(to) = others.get(turn % others.len().max(1)) {
+            self.ask_for_lines(now, *to);
+        }
+    }
+
+    fn ask_for_lines(&mut self, now: Time, to: LinkId) {
+        if let Some(lineage) = self.lines.lineage {
+            self.lines.asked = Some(now);
+            self.send(to, Message::FetchLines { lineage, after: self.lines.reach });
+        }
+    }
+
+    /// Whether every member of a run under way can be asked for lines. While one cannot, the run
+    /// waits for it anyway, does without it, or goes back.
+    fn members_can_tell(&self) -> bool {
+        !self.running() || matches!(self.phase, Phase::Steady) && self.all_are_linked()
+    }
+
+    /// Lines that nobody has told for long are lost: the leader has the log say so.
+    pub(super) fn give_up_lines(&mut self, now: Time) {
+        let (settled, reach) = (self.state.settled(), self.lines.reach);
+        if !self.lines.is_open || reach >= settled || !self.members_can_tell() {
+            self.lines.lack = None;
+            return;
+        }
+        let linked = self.links.of_role(Role::Coordinator).len();
+        let others = self.state.coordinators().len().saturating_sub(1);
+        let patience = if linked >= others { LOST_AFTER } else { LOST_AFTER_ABSENCE };
+        let fresh = Lack { began: now, since: now, linked, offered: None };
+        let lack = self.lines.lack.get_or_insert(fresh);
+        if linked > lack.linked {
+            (lack.linked, lack.since) = (linked, now);
+        }
+        let Lack { began, since, offered, .. } = *lack;
+        if now.since(since) < patience && now.since(began) < LOST_AT_LAST {
+            return;
+        }
+        self.lines.lack = Some(fresh);
+        let last = offered.map_or(settled, |first| Step(first.0 - 1)).min(settled);
+        let (lineage, gap) = (self.state.lines().lineage, Gap { from: reach.next(), to: last });
+        self.propose(now, Command::LoseLines { lineage, gap });
     }
 }

@@ -125,6 +125,12 @@ impl Links {
         self.links.iter().filter(|(_, link)| is(link)).map(|(&id, _)| id).collect()
     }
 
+    /// The links of the nodes of this role.
+    pub(super) fn of_role(&self, role: Role) -> Vec<LinkId> {
+        let links = self.links.iter().filter(|(_, link)| link.identity.role == role);
+        links.map(|(&id, _)| id).collect()
+    }
+
     /// Nobody leads here any more: every worker is as far as its Hello, under the id that it has
     /// now. Who was told to go stays so.
     pub(super) fn demote(&mut self) {

@@ -72,7 +72,8 @@ impl Core {
     fn request(&mut self, now: Time, from: LinkId, id: RequestId, wish: Wish) {
         if self.reign != Reign::Follows {
             self.requests.0.insert(from, (id, wish_digest(&wish)));
-            self.propose(now, Command::Request { id, wish });
+            let steps = self.newest_step();
+            self.propose(now, Command::Request { id, wish, steps });
         }
     }
 

@@ -20,9 +20,7 @@ mod target;
 
 use everstep_transport::protocol::generation::{Cause, Member};
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{
-    Generation, MetricsLine, Record, RunSpec, Shard, Step, Term, WorkerId,
-};
+use everstep_transport::protocol::{Generation, Record, RunSpec, Shard, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -63,7 +61,7 @@ pub(super) struct Evidence<'a> {
     pub(super) broken: &'a [Pair],
     /// The newest generation there was: of this run, or of one before.
     pub(super) newest: Generation,
-    /// The newest step whose line is written.
+    /// The newest step whose line is here.
     pub(super) written: Step,
     /// The newest step of which a member has said that it is committed.
     pub(super) reached: Step,
@@ -161,7 +159,6 @@ impl Ground<'_> {
             lost: lost.collect(),
             left: self.roster.left.clone(),
             redone: evidence.begun().any(|step| step == resume.next()),
-            lines: evidence.lines_up_to(resume),
             unreachable: self.roster.unreachable.clone(),
             rollback: None,
             record,
@@ -356,17 +353,6 @@ impl Evidence<'_> {
             0 => format!("parameter shard {first} was lost with {owners}"),
             more => format!("parameter shard {first}, of {owners}, and {more} others were lost"),
         }
-    }
-
-    /// The lines after the newest that is written, up to `resume`, in order without gaps.
-    fn lines_up_to(&self, resume: Step) -> Vec<MetricsLine> {
-        let lines = self.statuses.values().flat_map(|status| &status.lines);
-        let mut lines: Vec<_> = lines.filter(|line| line.step <= resume).collect();
-        lines.sort_by_key(|line| line.generation); // the newest generation's word counts
-        let known: BTreeMap<Step, &MetricsLine> =
-            lines.into_iter().map(|line| (line.step, line)).collect();
-        let wanted = (self.written.0 + 1..=resume.0).map(Step);
-        wanted.map_while(|step| known.get(&step).copied().cloned()).collect()
     }
 }
 

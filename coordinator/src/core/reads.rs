@@ -76,8 +76,7 @@ impl Core {
     /// What is known here is all that was agreed when these were asked.
     pub(super) fn answer_reads(&mut self, now: Time, reads: Reads) {
         for (link, seen) in reads.watches {
-            let update = self.update(now, link, seen);
-            self.send(link, Message::Update(update));
+            self.update(now, link, seen);
         }
         for (link, question) in reads.questions {
             let reply = match question {

@@ -10,7 +10,6 @@ use everstep_transport::time::Time;
 
 use super::change;
 use super::feeds::Feeds;
-use super::lines::Reported;
 use super::model::Model;
 use super::partition::Partition;
 use super::silence::Silence;
@@ -96,7 +95,7 @@ impl Core {
     pub(super) fn begin_anew(&mut self, now: Time) {
         self.silence = Silence::new(now);
         (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
-        (self.partition, self.reported) = (Partition::default(), Reported::default());
+        self.partition = Partition::default();
         self.results.clear();
         (self.model, self.unable) = (Model::default(), Unable::default());
         self.telemetry.clear();
@@ -133,9 +132,18 @@ impl Core {
     /// What another coordinator says to this one; what replicas say to each other does not come
     /// here.
     pub(super) fn consult(&mut self, now: Time, from: LinkId, message: Message) {
-        let Message::Join { id, incarnation, address, api } = message else {
-            self.ignored += 1;
-            return;
+        let (id, incarnation, address, api) = match message {
+            Message::Join { id, incarnation, address, api } => (id, incarnation, address, api),
+            Message::FetchLines { lineage, after } => {
+                return self.lines_wanted(from, lineage, after);
+            }
+            Message::Lines { lineage, reach, lines } => {
+                return self.lines_told(now, from, (lineage, reach), lines);
+            }
+            _ => {
+                self.ignored += 1;
+                return;
+            }
         };
         self.introduce(from);
         if self.leader().is_none() {

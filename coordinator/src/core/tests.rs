@@ -28,16 +28,18 @@ mod zones;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
-use everstep_transport::identity::Role;
+use everstep_transport::identity::{Identity, Refusal, Role};
 use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Device, Generation, LossScale, MetricsLine, ModelPlace, News,
+    Cause, Commit, Decision, Device, Generation, Lineage, LossScale, MetricsLine, ModelPlace,
     NodeName, Record, RequestId, RunSpec, Shard, Wish, Zone, exemplars,
 };
 
 use super::*;
+use crate::lines::{LineRecord, LinesFound, PAGE, RECENT};
+use crate::state::LineHistory;
 
 const EPOCH_UNIX_MS: u64 = 1_000_000;
 /// The operator among all clients.
@@ -65,8 +67,12 @@ struct World {
     /// Everything that was said on a link, and not yet heard by the test.
     said: BTreeMap<LinkId, Vec<Message>>,
     closed: BTreeMap<LinkId, String>,
-    /// The lines in the history.
+    /// The lines in the file of the current run, which outlives the process.
     journal: Vec<MetricsLine>,
+    /// The history that the file is of.
+    lineage: Lineage,
+    /// Nothing becomes durable in that file.
+    disk_stalls: bool,
     /// Nodes whose use of a token was spent, or why not.
     admitted: Vec<(NodeName, Option<Refusal>)>,
     workers: BTreeMap<LinkId, Actor>,
@@ -88,7 +94,10 @@ struct Actor {
     versions: BTreeMap<Shard, (Step, Generation)>,
     prepared: Vec<(Shard, Generation)>,
     under_way: Option<Step>,
+    /// The lines of its commits.
     lines: Vec<MetricsLine>,
+    /// All members are asked for lines.
+    asked: bool,
     /// The shards that it is fed, and whether it has learned them.
     lessons: Option<Vec<Shard>>,
     ready: bool,
@@ -113,6 +122,8 @@ impl World {
             said: BTreeMap::new(),
             closed: BTreeMap::new(),
             journal: Vec::new(),
+            lineage: Lineage::default(),
+            disk_stalls: false,
             admitted: Vec::new(),
             workers: BTreeMap::new(),
             operator: LinkId(0),
@@ -171,7 +182,23 @@ impl World {
                 }
                 Some(Effect::Close { to, reason }) => drop(self.closed.insert(to, reason)),
                 Some(Effect::Propose(entry)) => self.log.push_back(entry),
-                Some(Effect::History(frame)) => self.write(frame),
+                Some(Effect::History(_)) => {}
+                Some(Effect::OpenLines(history)) => self.open_lines(&history),
+                Some(Effect::AppendLines(records)) => self.append_lines(records),
+                Some(Effect::SkipLines(to)) => {
+                    let lost =
+                        (self.journal.len() as u64 + 1..=to.0).map(|_| MetricsLine::default());
+                    self.journal.extend(lost);
+                    self.sync_lines();
+                }
+                Some(Effect::TellLines { to, lineage, reach, after }) => {
+                    let lines = self.page(after);
+                    self.reach(to, Message::Lines { lineage, reach, lines });
+                }
+                Some(Effect::Update { to, after, update }) => {
+                    let lines = after.map_or(Vec::new(), |after| self.page(after));
+                    self.reach(to, Message::Update(Update { lines, ..*update }));
+                }
                 Some(Effect::Confirm { ticket }) if self.cut_off => self.tickets.push(ticket),
                 Some(Effect::Confirm { ticket }) => {
                     self.core.handle(self.now, Input::Confirmed { ticket });
@@ -190,15 +217,40 @@ impl World {
         }
     }
 
-    fn write(&mut self, frame: Frame) {
-        for news in frame.news {
-            match news {
-                News::Run(_) => self.journal.clear(),
-                News::Lines(lines) => self.journal.extend(lines),
-                News::Forget(after) => self.journal.retain(|line| line.step <= after),
-                News::Event(_) => {}
-            }
+    /// As [`crate::line_file::LineFiles::open`] does it, with one file.
+    fn open_lines(&mut self, history: &LineHistory) {
+        let before = std::mem::replace(&mut self.lineage, history.lineage);
+        if before.run != history.lineage.run {
+            self.journal.clear();
         }
+        self.journal.retain(|line| history.admits(line.step, line.generation));
+        let lines = self.journal.iter().cloned();
+        let mut recent: Vec<LineRecord> =
+            lines.map(|line| LineRecord { line, ..LineRecord::default() }).collect();
+        recent.drain(..recent.len().saturating_sub(RECENT));
+        let reach = Step(self.journal.len() as u64);
+        let first_loss = self.journal.first().map(|line| line.loss);
+        let found = LinesFound { reach, first_loss, recent };
+        let lineage = history.lineage;
+        self.core.handle(self.now, Input::LinesOpened { lineage, found });
+    }
+
+    fn append_lines(&mut self, records: Vec<LineRecord>) {
+        self.journal.extend(records.into_iter().map(|record| record.line));
+        self.sync_lines();
+    }
+
+    /// What is in the file is durable, unless the disk stalls.
+    fn sync_lines(&mut self) {
+        if !self.disk_stalls {
+            let (lineage, reach) = (self.lineage, Step(self.journal.len() as u64));
+            self.core.handle(self.now, Input::LinesDurable { lineage, reach });
+        }
+    }
+
+    fn page(&self, after: Step) -> Vec<MetricsLine> {
+        let lines = self.journal.iter().skip(after.0 as usize).take(PAGE).cloned();
+        lines.take_while(|line| line.step > Step(0)).collect()
     }
 
     fn apply(&mut self, entry: Entry) {
@@ -317,7 +369,7 @@ impl World {
             generation: actor.generation,
             promised: actor.promised.max(actor.generation),
             step: actor.commit.as_ref().map_or(Step(0), |commit| commit.step),
-            lines: vec![],
+            lines: if actor.asked { actor.lines.clone() } else { vec![] },
             unreachable: vec![],
             held: false,
             ready: actor.ready,
@@ -398,7 +450,6 @@ impl World {
     /// The process of the coordinator is killed, and another one goes on with the log.
     fn restart(&mut self) {
         self.core = Core::new(self.now, EPOCH_UNIX_MS);
-        self.journal.clear();
         for ((term, entry), index) in self.applied.clone().into_iter().zip(1..) {
             self.core.handle(self.now, Input::Applied { index, term, entry });
         }
@@ -487,6 +538,7 @@ impl Actor {
                 self.promised = *number;
                 return Some(Message::Status(self.status(*term, *number)));
             }
+            Message::HeartbeatAnswer { lacks_lines, .. } => self.asked = *lacks_lines,
             Message::Announce(record) if record.number > self.generation => self.enter(record),
             Message::Feed { learner, shards, .. } if *learner == self.id => {
                 self.lessons = Some(shards.clone());
@@ -505,7 +557,6 @@ impl Actor {
             prepared: self.prepared.clone(),
             versions: versions.map(|(shard, (step, made))| (*shard, *step, *made)).collect(),
             under_way: self.under_way,
-            lines: self.lines.clone(),
             unreachable: vec![],
         }
     }
@@ -518,6 +569,9 @@ impl Actor {
             self.lines.clear();
         } else {
             self.commit = record.commit.clone();
+            let line = record.commit.iter().map(|commit| commit.line.clone());
+            let newest = self.lines.last().map_or(Step(0), |line| line.step);
+            self.lines.extend(line.filter(|line| line.step > newest));
         }
         let made = self.commit.as_ref().map_or(Generation(0), |commit| commit.generation);
         let owned = record.owned_by(rank).into_iter();

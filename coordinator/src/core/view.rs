@@ -10,18 +10,16 @@ use std::collections::BTreeMap;
 use everstep_transport::protocol::outcome::{
     Outcome, OwnersAwaited, Update, Waiting, WorkerState, WorkerView,
 };
-use everstep_transport::protocol::{NodeName, Rank, WorkerId};
+use everstep_transport::protocol::{NodeName, Rank, Step, WorkerId};
 use everstep_transport::time::Time;
 
 pub use self::cluster::{ClusterView, End};
 use super::links::Phase;
 use super::partition::Pair;
 use super::reads::Seen;
-use super::{Core, LinkId, feeds};
+use super::{Core, Effect, LinkId, feeds};
+use crate::lines::PAGE;
 use crate::state::{Standing, Worker};
-
-/// Most lines, and most events, in one answer.
-pub(super) const PAGE: usize = 200;
 
 /// Most nodes of idle workers in one answer.
 const MOST_IDLE: usize = 1_000;
@@ -59,17 +57,20 @@ impl Core {
         now: Time,
         to: LinkId,
         Seen { run: watched, step, event }: Seen,
-    ) -> Update {
+    ) {
         let views = self.views();
         let (workers, forgotten) = self.watchers.news(to, views);
         let run = self.state.run().map(|_| self.state.run_id());
         let same = watched.is_none() || watched == run;
-        let lines = if same { self.past.lines_after(step) } else { &[] };
+        let after = if same { self.lines_follow(step) } else { None };
         let events = self.past.events_after(event);
-        let last = self.past.is_whole() && lines.len() <= PAGE && events.len() <= PAGE;
-        Update {
+        let last = self.past.is_whole() && events.len() <= PAGE;
+        let last = last && (run.is_none() || !same || self.is_last_page(step));
+        let update = Update {
             run,
-            lines: lines.iter().take(PAGE).cloned().collect(),
+            step,
+            event,
+            lines: Vec::new(),
             events: events.iter().take(PAGE).cloned().collect(),
             workers,
             forgotten,
@@ -81,7 +82,29 @@ impl Core {
             unable: self.unable(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
+        };
+        self.effects.push_back(Effect::Update { to, after, update: Box::new(update) });
+    }
+
+    /// Behind which step lines are to be read for a watcher that has the line of `step`: lost lines
+    /// are passed over, whoever leads.
+    fn lines_follow(&self, step: Step) -> Option<Step> {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step.0 > 0 {
+            return Some(Step(step.0 - 1)).filter(|_| self.lines.is_open());
         }
+        let step = step.min(self.lines.reach());
+        let gap = self.state.lines().gap_at(step.next());
+        let after = gap.map_or(step, |gap| gap.to);
+        (self.lines.is_open() && after < self.lines.reach()).then_some(after)
+    }
+
+    /// Whether a watcher that has the line of `step` has with the next page all lines that there
+    /// are, and will be if the run is over.
+    fn is_last_page(&self, step: Step) -> bool {
+        let reach = self.lines.reach();
+        let is_whole = self.running() || reach >= self.state.settled();
+        self.lines.is_open() && is_whole && reach.0.saturating_sub(step.0) <= PAGE as u64
     }
 
     /// Nodes of workers that wait for a run: there is none, or none any more.

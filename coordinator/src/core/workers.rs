@@ -327,17 +327,13 @@ impl Core {
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {
             self.reached = self.reached.max(heartbeat.step);
-            if self.is_step_leader(worker) {
-                self.report(now, lines);
-            }
+            self.report(now, worker, lines);
             self.cut_off(now, worker, &unreachable);
             if heartbeat.held {
                 self.holds(now, worker);
             }
         }
-        let (generation, written) = (self.state.generation(), self.state.written());
-        let retained = self.retained(worker);
-        self.send(from, Message::HeartbeatAnswer { generation, written, retained });
+        self.answer_heartbeat(from, worker);
     }
 
     fn finished(&mut self, now: Time, result: WorkerResult) {
@@ -369,10 +365,5 @@ impl Core {
         };
         let name = named(blamed);
         self.propose_end(now, Outcome::Failed { name, reason });
-    }
-
-    /// Whether the worker is the one that reports the generation's lines.
-    fn is_step_leader(&self, worker: WorkerId) -> bool {
-        self.state.record().is_some_and(|record| record.step_leader() == worker)
     }
 }

@@ -2,6 +2,7 @@
 
 mod admit;
 mod carry;
+mod lines;
 mod outfit;
 mod told;
 
@@ -11,11 +12,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
-use everstep_transport::protocol::{self, CoordinatorView, Keys, NodeName};
+use everstep_transport::protocol::{self, CoordinatorView, Keys, Lineage, NodeName, Step};
 use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::lines::LineSync;
 pub(super) use self::outfit::Outfit;
 use super::CoordinatorError;
 use super::asked::{Ask, Known, Petition, Petitions, elsewhere};
@@ -28,6 +30,7 @@ use super::journal::Journal;
 use super::looks::{Look, Looks};
 use crate::core::LinkId;
 use crate::history::History;
+use crate::line_file::LineFiles;
 use crate::log::Writer;
 use crate::seat::{Input, Seat};
 
@@ -44,8 +47,8 @@ pub(super) struct Arrival {
 #[rtype(result = "()")]
 pub(super) struct Happening(pub(super) Input);
 
-/// Time has passed. Answers with what has stopped the coordinator, once something has: an error, or
-/// that the others go on without it.
+/// Time has passed: the coordinator looks at the clock by itself as well. Answers with what has
+/// stopped it, once something has: an error, or that the others go on without it.
 #[derive(Message)]
 #[rtype(result = "Result<bool, CoordinatorError>")]
 pub(super) struct Tick;
@@ -72,6 +75,11 @@ struct Written(Result<(u64, usize), CoordinatorError>);
 #[rtype(result = "()")]
 struct HistoryKept(u64, Result<(), CoordinatorError>);
 
+/// Metrics lines are durable up to a step, or their file has failed.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct LinesKept(Result<(Lineage, Step), CoordinatorError>);
+
 /// Whose admission is being agreed on, and who waits for that.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
@@ -91,6 +99,8 @@ pub(crate) struct Coordinator {
     /// How many entries the writer has that are not durable.
     backlog: watch::Sender<usize>,
     journal: Journal,
+    lines: LineFiles,
+    line_sync: LineSync,
     /// The newest entry of which the history has been told.
     told: u64,
     /// The core has to be told what happened before a snapshot, which will take it on from this
@@ -130,7 +140,8 @@ impl Coordinator {
         missing: watch::Sender<Vec<CoordinatorView>>,
         address: Addr<Coordinator>,
     ) -> Self {
-        let Outfit { seat, start, log, journal, sync, history, told, book, keys, .. } = outfit;
+        let Outfit { seat, start, log, journal, lines, sync, history, .. } = outfit;
+        let Outfit { told, book, keys, .. } = outfit;
         // A predecessor may have lacked a part.
         let restores = journal.wanted().map(|_| 0);
         // What waits there is bounded by the backlog.
@@ -156,6 +167,8 @@ impl Coordinator {
             writer,
             backlog,
             journal,
+            lines,
+            line_sync: LineSync::default(),
             told,
             restores,
             keeps: false,
@@ -197,6 +210,20 @@ impl Coordinator {
             // What follows may tell of what is not written.
             self.failure = Some(error);
         }
+    }
+
+    fn tick(&mut self) {
+        self.happen(Input::Tick);
+        if let Some(place) = self.is_led_elsewhere() {
+            self.looks.refuse(&place);
+        }
+        self.seek_missing();
+    }
+
+    /// Ticks now, and whenever the seat has something to do by itself.
+    fn keep_time(&mut self, context: &mut Context<Self>) {
+        self.tick();
+        context.run_later(self.seat.quiet(), Self::keep_time);
     }
 
     /// Whether it may stop.
@@ -258,6 +285,7 @@ impl Actor for Coordinator {
         if let Err(error) = self.carry_out() {
             self.failure = Some(error);
         }
+        self.keep_time(context);
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
@@ -301,11 +329,7 @@ impl Handler<Tick> for Coordinator {
     type Result = Result<bool, CoordinatorError>;
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
-        self.happen(Input::Tick);
-        if let Some(place) = self.is_led_elsewhere() {
-            self.looks.refuse(&place);
-        }
-        self.seek_missing();
+        self.tick();
         match self.failure.take() {
             None => Ok(self.removed),
             Some(failure) => {
@@ -363,6 +387,17 @@ impl Handler<HistoryKept> for Coordinator {
     }
 }
 
+impl Handler<LinesKept> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, LinesKept(done): LinesKept, _: &mut Self::Context) {
+        match self.lines_kept(done) {
+            Ok(input) => self.happen(input),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+}
+
 impl<A: Send> Handler<Ask<A>> for Coordinator {
     type Result = MessageResult<Ask<A>>;
 
@@ -371,7 +406,8 @@ impl<A: Send> Handler<Ask<A>> for Coordinator {
         let (now, core, history) = (self.now(), self.seat.core(), &self.history);
         let (coordinators, reachable) = (self.seat.standings(now), self.seat.reachable());
         let leader = self.seat.leader();
-        let known = Known { now, core, history, peers, coordinators, reachable, leader };
+        let lines = &self.lines;
+        let known = Known { now, core, history, lines, peers, coordinators, reachable, leader };
         MessageResult(question(&known))
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::core::{Core, LinkEnd, LinkId};
 use crate::history::History;
+use crate::line_file::LineFiles;
 use crate::raft::ReplicaId;
 use crate::seat::Input;
 
@@ -23,6 +24,8 @@ pub(crate) struct Known<'a> {
     pub(crate) now: Time,
     pub(crate) core: &'a Core,
     pub(crate) history: &'a History,
+    /// The metrics lines of the run.
+    pub(crate) lines: &'a LineFiles,
     /// The peers that have a link.
     pub(crate) peers: Vec<Role>,
     /// The coordinators, by id.

@@ -11,6 +11,7 @@ use super::book::BookError;
 use super::failpoint;
 use super::journal::JournalError;
 use crate::http::HttpError;
+use crate::line_file::LineFileError;
 use crate::log::LogError;
 use crate::seat::SeatError;
 
@@ -89,6 +90,9 @@ pub enum CoordinatorError {
     /// The journal could not be read or written.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// The metrics lines could not be read or written.
+    #[error(transparent)]
+    Lines(#[from] LineFileError),
     /// The book of coordinators could not be read or written.
     #[error(transparent)]
     Book(#[from] BookError),

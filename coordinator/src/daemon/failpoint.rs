@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use everstep_failpoint::pass;
 use everstep_transport::protocol::message::Heartbeat;
-use everstep_transport::protocol::{Frame, Message, News};
+use everstep_transport::protocol::{Generation, Message};
 
 pub use everstep_failpoint::FailpointError;
 
@@ -23,7 +23,7 @@ use self::among::{anothers, of_batch, of_raft};
 use super::files::reach;
 use crate::raft::{self, Batch};
 use crate::seat::{self, Effect, Input};
-use crate::state::Command;
+use crate::state::{Command, LineHistory};
 
 /// All failpoints. `.receive` is passed before something is taken in, `.send` before something is
 /// sent, once for each who is to hear it.
@@ -75,7 +75,6 @@ pub const POINTS: &[&str] = &[
     "propose.lose",
     "propose.drain",
     "propose.generation",
-    "propose.lines",
     "propose.end",
     // It is durable, and nobody knows.
     "appended.lead",
@@ -84,7 +83,6 @@ pub const POINTS: &[&str] = &[
     "appended.lose",
     "appended.drain",
     "appended.generation",
-    "appended.lines",
     "appended.end",
     // It is applied, and all that follows is done and said.
     "applied.lead",
@@ -93,11 +91,11 @@ pub const POINTS: &[&str] = &[
     "applied.lose",
     "applied.drain",
     "applied.generation",
-    "applied.lines",
     "applied.end",
-    // The journal is to be told of lines, or that some are void; it was.
+    // Lines are to be written; they were; they are durable. Some are to be cut away; they were.
     "record",
     "recorded",
+    "durable",
     "forget",
     "forgotten",
 ];
@@ -184,6 +182,7 @@ fn of_input(input: &Input) -> Option<&'static str> {
         Input::Message { message: Message::Raft(bytes), .. } => of_raft(bytes, "receive"),
         Input::Message { message, .. } => of_message(message, "receive"),
         Input::Admit { .. } => find("admission", "receive"),
+        Input::LinesDurable { .. } => Some("durable"),
         _ => None,
     }
 }
@@ -209,26 +208,25 @@ fn of_effect(effect: &Effect) -> Vec<&'static str> {
         }
         Effect::Recall { .. } => find("history", "send").into_iter().collect(),
         Effect::Admitted { .. } => find("admission", "send").into_iter().collect(),
-        Effect::History(frame) => of_news(frame, "record", "forget").into_iter().collect(),
+        Effect::Update { .. } => find("update", "send").into_iter().collect(),
+        Effect::AppendLines(_) => vec!["record"],
+        Effect::OpenLines(history) if cuts(history) => vec!["forget"],
         _ => Vec::new(),
     }
 }
 
 fn of_done(effect: &Effect) -> Option<&'static str> {
     match effect {
-        Effect::History(frame) => of_news(frame, "recorded", "forgotten"),
+        Effect::AppendLines(_) => Some("recorded"),
+        Effect::OpenLines(history) if cuts(history) => Some("forgotten"),
         Effect::Recalled(_) => Some("filled"),
         _ => None,
     }
 }
 
-/// The point of what an entry has brought to the journal, if it has.
-fn of_news(frame: &Frame, lines: &'static str, void: &'static str) -> Option<&'static str> {
-    frame.news.iter().find_map(|news| match news {
-        News::Lines(_) => Some(lines),
-        News::Forget(_) => Some(void),
-        News::Event(_) | News::Run(_) => None,
-    })
+/// Whether lines are cut away that a rollback has undone.
+fn cuts(history: &LineHistory) -> bool {
+    history.lineage.rollback > Generation(0)
 }
 
 /// The point of a message, by its name, if there is one.
@@ -245,8 +243,8 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Lose { .. } => "lose",
         Command::Drain { .. } => "drain",
         Command::Generation(_) => "generation",
-        Command::Lines { .. } => "lines",
         Command::Note { .. } => "note",
+        Command::LoseLines { .. } => "lose_lines",
         Command::End { .. } => "end",
         Command::ShutOut { .. } => "shut_out",
         Command::Recover { .. } => "recover",
@@ -269,7 +267,7 @@ mod tests {
     use everstep_transport::identity::{Identity, Role};
     use everstep_transport::protocol::figures::RunFigures;
     use everstep_transport::protocol::outcome::Outcome;
-    use everstep_transport::protocol::{Generation, NodeName, Step, Term, WorkerId, exemplars};
+    use everstep_transport::protocol::{Lineage, NodeName, Step, Term, WorkerId, exemplars};
 
     use super::*;
     use crate::core::{LinkEnd, LinkId};
@@ -283,7 +281,7 @@ mod tests {
     fn entries() -> Vec<raft::Entry> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
-            Message::Request { id, wish } => Some(Command::Request { id, wish }),
+            Message::Request { id, wish } => Some(Command::Request { id, wish, steps: Step(0) }),
             Message::Register(registration) => {
                 Some(Command::Register { run: 1, name: name.clone(), registration })
             }
@@ -292,7 +290,6 @@ mod tests {
                 lost: vec![],
                 left: vec![],
                 redone: false,
-                lines: vec![],
                 unreachable: vec![],
                 rollback: None,
             })),
@@ -300,10 +297,9 @@ mod tests {
         });
         let lose = Command::Lose { worker: WORKER, reason: "gone".into() };
         let drain = Command::Drain { worker: WORKER };
-        let lines = Command::Lines { generation: Generation(1), lines: vec![] };
-        let end =
-            Command::End { run: 1, outcome: Outcome::Running, figures: RunFigures::default() };
-        let others = [Command::Lead, lose, drain, lines, end];
+        let (outcome, figures) = (Outcome::Running, RunFigures::default());
+        let end = Command::End { run: 1, outcome, figures, steps: Step(0) };
+        let others = [Command::Lead, lose, drain, end];
         let place = Place { index: 2, term: Term(1) };
         let entry = |command| raft::Entry {
             place,
@@ -329,14 +325,16 @@ mod tests {
         let gone =
             Input::Disconnected { link: LINK, end: LinkEnd::Goodbye, reason: "closed".into() };
         let messages = messages.into_iter().map(|message| Input::Message { from: LINK, message });
-        messages.chain([Input::Connected { link: LINK, identity }, gone]).collect()
+        let durable = Input::LinesDurable { lineage: Lineage::default(), reach: Step(1) };
+        messages.chain([Input::Connected { link: LINK, identity }, gone, durable]).collect()
     }
 
     fn effects() -> Vec<Effect> {
         let messages = exemplars::all().into_iter();
         let messages = messages.map(|message| Effect::Send { to: LINK, message });
-        let news = [News::Lines(vec![]), News::Forget(Step(3))];
-        let lines = news.map(|news| Effect::History(Frame { index: 1, news: vec![news] }));
+        let lineage = Lineage { run: 1, rollback: Generation(2) };
+        let history = LineHistory { lineage, ..LineHistory::default() };
+        let lines = [Effect::AppendLines(vec![]), Effect::OpenLines(history)];
         let place = Place { index: 1, term: Term(1) };
         let hard_state = HardState { term: Term(1), vote: None, commit: 1 };
         let batch = |entry| Batch {
@@ -371,10 +369,10 @@ mod tests {
         );
     }
 
-    /// What is said only where there are several runs; what workers say to each other; what
-    /// operators say only over HTTP, or when they look around; and what has points by what is in
-    /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 20] = [
+    /// Lines, which coordinators tell each other again; what is said only where there are several
+    /// runs; what workers say to each other; what operators say only over HTTP, or when they look
+    /// around; and what has points by what is in it, or none of its own.
+    const WITHOUT_A_POINT: [&str; 22] = [
         "released",
         "prepared",
         "commit",
@@ -386,6 +384,8 @@ mod tests {
         "coordinators",
         "raft",
         "removed",
+        "fetch_lines",
+        "lines",
         "transfer",
         "ask_coordinators",
         "ask_tokens",

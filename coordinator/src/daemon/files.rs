@@ -24,6 +24,7 @@ use super::book::{Book, Content};
 use super::failpoint;
 use super::journal::Journal;
 pub(super) use super::operator_folder::OperatorFolder;
+use crate::line_file::LineFiles;
 use crate::log::Log;
 use crate::log::replica::Owner;
 use crate::raft::{Kept, ReplicaId, Snapshot};
@@ -37,6 +38,8 @@ const COORDINATOR_TOKEN: &str = "coordinator.token";
 pub(super) const BOOK_FILE: &str = "coordinators";
 const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "history.log";
+/// The folder with the metrics lines of each run.
+const LINES_FOLDER: &str = "metrics";
 /// The key with which a coordinator joins, until it has joined.
 pub(super) const JOINING_KEY: &str = "joining.key";
 /// Written once, to see whether files can be.
@@ -61,6 +64,7 @@ pub(super) struct Past {
     pub(super) kept: Kept,
     pub(super) journal: Journal,
     pub(super) frames: Vec<Frame>,
+    pub(super) lines: LineFiles,
 }
 
 impl Cluster {
@@ -201,7 +205,8 @@ impl Cluster {
         let begins = reach(&kept.snapshot)?;
         let cluster = self.owner(id).cluster;
         let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), cluster, begins)?;
-        Ok(Past { log, kept, journal, frames })
+        let lines = LineFiles::new(self.dir.join(LINES_FOLDER), cluster);
+        Ok(Past { log, kept, journal, frames, lines })
     }
 
     /// The coordinator's own credentials; writes the operator's where that is due.

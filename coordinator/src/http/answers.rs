@@ -8,7 +8,7 @@ use super::{Overview, Place};
 use crate::standing::standing;
 
 /// Most things in one answer of those that are numbered.
-const PAGE: usize = 200;
+pub(super) const PAGE: usize = 200;
 
 /// Some of what is numbered, from somewhere on.
 pub(super) struct Page<T> {

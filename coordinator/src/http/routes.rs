@@ -9,7 +9,7 @@ use actix_web::{HttpRequest, HttpResponse, Resource, Route};
 use everstep_transport::protocol::Step;
 use serde_json::{Value, json};
 
-use super::answers::{self, Page};
+use super::answers::{self, PAGE, Page};
 use super::changes::{self, no_worker};
 use super::problem::Problem;
 use super::query::Query;
@@ -203,10 +203,14 @@ async fn events(source: Data<Source>, request: HttpRequest) -> Answer {
 async fn lines(source: Data<Source>, request: HttpRequest) -> Answer {
     let query = Query::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
-        let after = query.after.min(known.core.newest_step().0);
-        Page::of(known.core.lines_after(Step(after)), after, |line| line.step.0)
+        let after = Step(query.after.min(known.core.newest_step().0));
+        let gap = known.core.state().lines().gap_at(after.next());
+        let after = gap.map_or(after, |gap| gap.to);
+        let lines = known.lines.page(after, PAGE + 1).map_err(|error| error.to_string())?;
+        Ok(Page::of(&lines, after.0, |line| line.step.0))
     });
-    Ok(told(query, answers::page("metrics", &page.await?)))
+    let page = page.await?.map_err(|error: String| Problem::unready(error))?;
+    Ok(told(query, answers::page("metrics", &page)))
 }
 
 // Small words.

@@ -85,6 +85,11 @@ impl Pace {
         self.tick
     }
 
+    /// The tick as it was last.
+    pub(super) fn current(&self) -> Duration {
+        self.tick
+    }
+
     fn wanted(&self, told: Duration) -> Duration {
         let shortest = self.round_trips.values().map(|it| it.last.min(it.this));
         let longest = shortest.max().unwrap_or_default();

@@ -92,6 +92,13 @@ impl Seat {
             core::Effect::Looked(number) => Effect::Looked(number),
             core::Effect::Send { to, message } => Effect::Send { to, message },
             core::Effect::Broadcast { to, message } => Effect::Broadcast { to, message },
+            core::Effect::OpenLines(history) => Effect::OpenLines(history),
+            core::Effect::AppendLines(records) => Effect::AppendLines(records),
+            core::Effect::SkipLines(to) => Effect::SkipLines(to),
+            core::Effect::TellLines { to, lineage, reach, after } => {
+                Effect::TellLines { to, lineage, reach, after }
+            }
+            core::Effect::Update { to, after, update } => Effect::Update { to, after, update },
             core::Effect::History(frame) => Effect::History(frame),
             core::Effect::Admitted { token, node, refusal } => {
                 Effect::Admitted { token, node, refusal }

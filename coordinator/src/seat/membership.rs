@@ -28,6 +28,7 @@ const ABSENCE: Duration = Duration::from_secs(10);
 /// Since when somebody is kept who may tell this coordinator what it lacks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Teller {
+    /// When it was found to be needed, or the newest page came.
     since: Time,
     /// When there was a link last.
     linked: Time,
@@ -180,6 +181,14 @@ impl Seat {
             teller.linked = now;
         }
         now.since(teller.linked) < ABSENCE && now.since(teller.since) < TELLING
+    }
+
+    /// A page of the history that is missing has come: the rest is waited for as long again.
+    pub(super) fn told_history(&mut self, now: Time) {
+        if let Some(teller) = &mut self.teller {
+            teller.since = now;
+        }
+        self.core.handle(now, core::Input::HistoryTold);
     }
 
     /// Founds the cluster, or says where it is found by now, until the log says the same.

@@ -9,6 +9,7 @@ use everstep_transport::identity::Role;
 use everstep_transport::protocol::{News, Question, Reply, RequestId, RunSpec, Wish, exemplars};
 
 use super::*;
+use crate::lines::LinesFound;
 use crate::state::State;
 
 mod membership;
@@ -243,11 +244,17 @@ impl World {
                 Effect::History(frame) => {
                     let events = frame.news.iter().filter_map(|news| match news {
                         News::Event(event) => Some(event.number),
-                        _ => None,
+                        News::Run(_) => None,
                     });
                     self.told.extend(events.max().map(|number| (id, number)));
                     self.history.insert(frame.index, frame);
                 }
+                Effect::OpenLines(history) => {
+                    let (lineage, found) = (history.lineage, LinesFound::default());
+                    self.give(id, Input::LinesOpened { lineage, found });
+                }
+                Effect::AppendLines(_) | Effect::SkipLines(_) | Effect::TellLines { .. } => {}
+                Effect::Update { to, update, .. } => self.carry(to, Message::Update(*update)),
                 Effect::Admitted { .. } | Effect::Looked(_) => {}
                 Effect::Recall { .. } | Effect::Recalled(_) => {}
             }

@@ -159,7 +159,7 @@ impl State {
         self.shut_out.append(&mut gone);
         self.forget_oldest_shut_out();
         self.coordinators.insert(survivor, own);
-        (self.revision, self.lacks_lines) = (self.applied, self.run.is_some());
+        self.revision = self.applied;
         self.note(unix_ms, EventKind::Recovered { coordinator: survivor });
         Ok(Verdict::Accepted)
     }

@@ -13,9 +13,11 @@ use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, MetricsLine, NodeName, Record, RequestId, Step, Wish, WorkerId,
+    CoordinatorId, Lineage, NodeName, Record, RequestId, Step, Wish, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
+
+use super::lines::Gap;
 
 /// What is agreed on, with the wall clock of its proposer.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -54,12 +56,12 @@ pub enum Command {
     },
     /// A generation follows the current one.
     Generation(Change),
-    /// Steps are settled.
-    Lines {
-        /// The generation whose step leader says so.
-        generation: Generation,
-        /// Their lines, in order.
-        lines: Vec<MetricsLine>,
+    /// No process has these metrics lines any more.
+    LoseLines {
+        /// Of which history.
+        lineage: Lineage,
+        /// Of which steps.
+        gap: Gap,
     },
     /// Something of a run that the history has to tell.
     Note {
@@ -76,6 +78,8 @@ pub enum Command {
         outcome: Outcome,
         /// How it did, as the proposer knows it from lines and events.
         figures: RunFigures,
+        /// The newest step whose line the proposer has.
+        steps: Step,
     },
     /// An operator wishes something. However often this comes into the log, it is done once.
     Request {
@@ -83,6 +87,8 @@ pub enum Command {
         id: RequestId,
         /// What.
         wish: Wish,
+        /// The newest step of the run whose line the proposer has, in case this ends the run.
+        steps: Step,
     },
     /// The cluster begins: the first of all that is said of coordinators.
     Found {
@@ -146,9 +152,6 @@ pub struct Change {
     pub left: Vec<WorkerId>,
     /// A step was under way, and is done again.
     pub redone: bool,
-    /// Lines of steps up to the resume step, in order, after those that were written at the
-    /// proposal.
-    pub lines: Vec<MetricsLine>,
     /// Pairs of members, the lower id first, that cannot reach each other, and of which neither can
     /// be left out.
     pub unreachable: Vec<(WorkerId, WorkerId)>,

@@ -31,9 +31,8 @@ impl State {
         self.accounts_for_all(change)?;
         self.goes_forwards(change)?;
         if change.rollback.is_some() {
-            self.go_back(record.resume);
+            self.go_back(number, record.resume);
         }
-        self.take_lines(&change.lines);
         self.part_with(unix_ms, change);
         self.enrol(unix_ms, record);
         self.note_unreachable(unix_ms, change);

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{RequestId, RunId, Wish};
+use everstep_transport::protocol::{RequestId, RunId, Step, Wish};
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use super::{State, Verdict};
@@ -95,6 +95,7 @@ impl State {
         unix_ms: u64,
         id: RequestId,
         wish: &Wish,
+        steps: Step,
     ) -> Result<Verdict, String> {
         let before = self.outcomes.of(id, wish);
         #[cfg(feature = "planted")]
@@ -102,15 +103,15 @@ impl State {
         if let Some(outcome) = before {
             return outcome;
         }
-        let outcome = self.grant(unix_ms, wish);
+        let outcome = self.grant(unix_ms, wish, steps);
         self.outcomes.keep(self.applied, id, wish, &outcome);
         outcome
     }
 
-    fn grant(&mut self, unix_ms: u64, wish: &Wish) -> Result<Verdict, String> {
+    fn grant(&mut self, unix_ms: u64, wish: &Wish, steps: Step) -> Result<Verdict, String> {
         match wish {
             Wish::Submit(run) => self.submit(unix_ms, run),
-            Wish::Cancel(run) => self.cancel(unix_ms, *run),
+            Wish::Cancel(run) => self.cancel(unix_ms, *run, steps),
             Wish::Drain(worker) => {
                 self.must_run()?;
                 self.drain(unix_ms, *worker)

@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
-use everstep_transport::protocol::{Generation, MetricsLine, News, RunId, RunSpec, Step};
+use everstep_transport::protocol::{Generation, Lineage, News, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::probes::Probes;
-use super::{State, Verdict};
+use super::{LineHistory, State, Verdict};
 
 /// So many runs that are over are still told of: the newest.
 const REMEMBERED: usize = 100;
@@ -44,11 +44,6 @@ impl State {
     /// The newest runs that are over, in the order of their ends.
     pub fn past_runs(&self) -> &VecDeque<PastRun> {
         &self.past_runs
-    }
-
-    /// The newest settled step of the run; 0 for none.
-    pub fn written(&self) -> Step {
-        self.written
     }
 
     pub(super) fn must_run(&self) -> Result<(), String> {
@@ -85,14 +80,20 @@ impl State {
         self.nodes.clear();
         self.unreachable.clear();
         (self.record, self.waiting_since, self.goes_back) = (None, None, false);
-        (self.outcome, self.written) = (Outcome::Running, Step(0));
-        self.lacks_lines = false;
+        let lineage = Lineage { run: self.run_id, rollback: Generation(0) };
+        self.lines = LineHistory { lineage, ..LineHistory::default() };
+        self.outcome = Outcome::Running;
         self.news.push(News::Run(self.run_id));
         self.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
     }
 
-    /// Ends the run, and no other that was begun since.
-    pub(super) fn cancel(&mut self, unix_ms: u64, run: RunId) -> Result<Verdict, String> {
+    /// Ends the run, and no other that was begun since. So many of its steps are settled.
+    pub(super) fn cancel(
+        &mut self,
+        unix_ms: u64,
+        run: RunId,
+        settled: Step,
+    ) -> Result<Verdict, String> {
         self.must_run()?;
         if self.run.is_none() {
             return Err("there is no run to cancel".into());
@@ -100,12 +101,18 @@ impl State {
         self.must_be(run)?;
         let outcome = Outcome::Failed { name: None, reason: "it was cancelled".into() };
         let steps = self.run.as_ref().map_or(0, |run| run.steps);
-        self.end(unix_ms, outcome, RunFigures { steps, ..RunFigures::default() });
+        self.end(unix_ms, outcome, RunFigures { steps, ..RunFigures::default() }, settled);
         Ok(Verdict::Accepted)
     }
 
-    /// The run is over, with these figures, as far as the proposer knows them.
-    pub(super) fn end(&mut self, unix_ms: u64, outcome: Outcome, figures: RunFigures) {
+    /// The run is over, with these figures and settled steps, as far as the proposer knows them.
+    pub(super) fn end(
+        &mut self,
+        unix_ms: u64,
+        outcome: Outcome,
+        figures: RunFigures,
+        settled: Step,
+    ) {
         let run = self.run.as_ref();
         let (name, steps) = run.map_or((String::new(), 0), |run| (run.name.clone(), run.steps));
         let (failure, hash) = match &outcome {
@@ -120,7 +127,7 @@ impl State {
                 (Some(reason.clone()), None)
             }
         };
-        let (id, steps) = (self.run_id, self.written);
+        let (id, steps) = (self.run_id, settled.max(self.settled()));
         let divergence = self.divergence();
         let figures = RunFigures { ended_unix_ms: Some(unix_ms), ..figures };
         let past = PastRun { id, name, steps, failure, hash, divergence, figures };
@@ -129,53 +136,6 @@ impl State {
             self.past_runs.pop_front();
         }
         (self.outcome, self.goes_back) = (outcome, false);
-    }
-
-    /// Nothing that leaves the cluster is taken from outside the current generation: not even a
-    /// line that its step leader reported, and that came into the log only after the next record.
-    pub(super) fn settle(
-        &mut self,
-        generation: Generation,
-        lines: &[MetricsLine],
-    ) -> Result<Verdict, String> {
-        let current = self.generation();
-        let stale = generation != current;
-        #[cfg(feature = "planted")]
-        let stale = stale && self.plant != Some(crate::plant::Plant::TakeStaleLines);
-        if stale {
-            return Err(format!("these are lines of generation {generation}, not {current}"));
-        }
-        self.take_lines(lines);
-        Ok(Verdict::Accepted)
-    }
-
-    /// Takes the lines that follow the newest: each step once, in order (I13).
-    pub(super) fn take_lines(&mut self, lines: &[MetricsLine]) {
-        let steps = self.run.as_ref().map_or(0, |run| run.steps);
-        let mut taken = Vec::new();
-        for line in lines.iter().filter(|line| line.step.0 <= steps) {
-            if self.follows(line.step) {
-                (self.written, self.lacks_lines) = (line.step, false);
-                taken.push(line.clone());
-            }
-        }
-        if !taken.is_empty() {
-            self.news.push(News::Lines(taken));
-        }
-    }
-
-    fn follows(&self, step: Step) -> bool {
-        #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step == self.written {
-            return step > Step(0);
-        }
-        step == self.written.next() || self.lacks_lines && step > self.written
-    }
-
-    /// Whether the next lines need not follow the newest: some were lost with the log of other
-    /// coordinators.
-    pub fn lacks_lines(&self) -> bool {
-        self.lacks_lines
     }
 
     /// An operator wants the run to go back to this step: the next generation does.
@@ -195,12 +155,5 @@ impl State {
     /// Whether an operator wants the run to go back, and it has not done so yet.
     pub fn is_to_go_back(&self) -> bool {
         self.goes_back
-    }
-
-    /// The run goes back to this step.
-    pub(super) fn go_back(&mut self, step: Step) {
-        self.goes_back = false;
-        self.written = self.written.min(step);
-        self.news.push(News::Forget(step));
     }
 }

@@ -1,3 +1,5 @@
+mod lines;
+
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::{
@@ -7,7 +9,8 @@ use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
-    Commit, DataShard, Decision, Device, LossScale, MetricsLine, Rank, RequestId, Shard, Term, Wish,
+    Commit, DataShard, Decision, Device, LossScale, MetricsLine, Rank, RequestId, Shard, Step,
+    Term, Wish,
 };
 
 use super::workers::REMEMBERED;
@@ -42,7 +45,7 @@ fn register_for(
 }
 
 fn end(run: u64, outcome: Outcome) -> Entry {
-    entry(Command::End { run, outcome, figures: exemplars::figures() })
+    entry(Command::End { run, outcome, figures: exemplars::figures(), steps: Step(0) })
 }
 
 /// A generation that all of its predecessor survive.
@@ -73,7 +76,6 @@ fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> Ent
         lost: vec![],
         left: vec![],
         redone: false,
-        lines: vec![],
         unreachable: vec![],
         rollback: None,
     };
@@ -106,7 +108,11 @@ fn submitted() -> Entry {
 
 /// An operator, who asks for nothing else, wants this trained.
 fn submit(number: u64, run: RunSpec) -> Entry {
-    entry(Command::Request { id: RequestId { client: 2, number }, wish: Wish::Submit(run) })
+    entry(Command::Request {
+        id: RequestId { client: 2, number },
+        wish: Wish::Submit(run),
+        steps: Step(0),
+    })
 }
 
 fn refusal(entries: &[Entry]) -> String {
@@ -417,7 +423,7 @@ fn an_index_that_comes_twice_stops_the_process() {
 }
 
 fn wish(number: u64, wish: Wish) -> Entry {
-    entry(Command::Request { id: RequestId { client: 1, number }, wish })
+    entry(Command::Request { id: RequestId { client: 1, number }, wish, steps: Step(0) })
 }
 
 fn coordinator(node: &str, incarnation: u64, port: u16) -> Coordinator {
@@ -521,7 +527,7 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
     let others = 2..requests::CLIENTS as u64 + 2;
     entries.extend(others.map(|client| {
         let id = RequestId { client, number: 1 };
-        entry(Command::Request { id, wish: Wish::Cancel(1) })
+        entry(Command::Request { id, wish: Wish::Cancel(1), steps: Step(0) })
     }));
     entries.extend([made(1), spend("two"), spend("one")]);
     let (_, verdicts) = replay(&entries);
@@ -533,7 +539,7 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
 fn of_the_newest_clients_the_outcomes_are_kept() {
     let ask = |client| {
         let id = RequestId { client, number: 1 };
-        entry(Command::Request { id, wish: Wish::RevokeToken([0; 9]) })
+        entry(Command::Request { id, wish: Wish::RevokeToken([0; 9]), steps: Step(0) })
     };
     let clients = 0..requests::CLIENTS as u64 + 5;
     let entries: Vec<Entry> = clients.map(ask).collect();
@@ -587,36 +593,18 @@ fn the_numbers_of_generations_go_on_from_run_to_run() {
     let (state, verdicts) = replay(&entries);
     assert!(matches!(verdicts[7], Verdict::Refused(_)));
     assert_eq!((&verdicts[8], state.generation()), (&Verdict::Accepted, Generation(2)));
-    assert_eq!((state.written(), state.workers().len()), (Step(0), 1));
+    assert_eq!((state.settled(), state.workers().len()), (Step(0), 1));
 }
 
 /// I13: the history is what the entries bring, each once.
 #[test]
-fn an_entry_brings_its_lines_and_events_to_the_history() {
-    let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
-    let lines = |generation, steps: &[u64]| {
-        let lines = steps.iter().map(|step| line(*step)).collect();
-        entry(Command::Lines { generation: Generation(generation), lines })
-    };
+fn an_entry_brings_its_events_to_the_history() {
     let mut state = State::default();
-    let mut apply = |index, entry| {
-        state.apply(index, Term(1), &entry);
-        state.news().to_vec()
-    };
-    let [a, b, c, d] = two_members();
-    assert!(matches!(apply(1, a)[..], [News::Run(1), News::Event(_)]));
-    apply(2, b);
-    apply(3, c);
-    apply(4, d);
-    assert_eq!(apply(5, lines(1, &[1, 2, 4])), [News::Lines(vec![line(1), line(2)])]);
-    assert_eq!(apply(6, lines(1, &[2])), []);
-    assert_eq!(apply(7, lines(2, &[3])), []);
-    let back = altered(2, &[2, 3], |change| {
-        (change.record.cause, change.record.term) = (Cause::Rollback, Term(1));
-        change.rollback = Some((Step(2), "lost".into()));
-    });
-    assert_eq!(apply(8, back)[0], News::Forget(Step(0)));
-    assert_eq!(apply(9, lines(2, &[1])), [News::Lines(vec![line(1)])]);
+    let [a, b, ..] = two_members();
+    state.apply(1, Term(1), &a);
+    assert!(matches!(state.news(), [News::Run(1), News::Event(_)]));
+    state.apply(2, Term(1), &b);
+    assert!(matches!(state.news(), [News::Event(_)]));
 }
 
 #[test]
@@ -689,7 +677,10 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
 
 /// As of a moment, milliseconds of Unix time.
 fn wish_at(unix_ms: u64, number: u64, wish: Wish) -> Entry {
-    Entry { unix_ms, command: Command::Request { id: RequestId { client: 1, number }, wish } }
+    Entry {
+        unix_ms,
+        command: Command::Request { id: RequestId { client: 1, number }, wish, steps: Step(0) },
+    }
 }
 
 fn token(number: u8, uses: Option<u32>, expires_unix_s: Option<u64>) -> AcceptedToken {

@@ -485,9 +485,8 @@ impl Worker {
     fn promise(&self, term: Term, number: Generation) {
         let versions = [0, 1].map(|shard| (Shard(shard), Step(0), Generation(0))).to_vec();
         let (commit, under_way, prepared) = (None, None, Vec::new());
-        let (lines, unreachable) = (Vec::new(), Vec::new());
-        let status =
-            Status { term, number, commit, prepared, versions, under_way, lines, unreachable };
+        let unreachable = Vec::new();
+        let status = Status { term, number, commit, prepared, versions, under_way, unreachable };
         self.node.say(Message::Status(status));
     }
 

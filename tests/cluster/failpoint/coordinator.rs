@@ -58,7 +58,7 @@ const LIVES: &[(While, &[&str])] = &[
         &["heartbeat.receive", "appended.generation", "fetch_record.receive", "record"],
     ),
     (While::Beginning, &["applied.generation", "heartbeat_answer.send", "recorded"]),
-    (While::Beginning, &["propose.lines", "appended.lines", "applied.lines"]),
+    (While::Beginning, &["durable", "record", "durable"]),
     (While::Joining, &["feed.send", "ready.receive", "hold.send", "held.receive"]),
     (While::Joining, &["hold.send", SOME_PAUSED, "propose.generation", SOME_TOLD]),
     (While::Failing, &["unable.receive"]),

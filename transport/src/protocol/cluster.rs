@@ -8,10 +8,9 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::ids::{NodeName, Step, WorkerId};
+use super::ids::{Generation, NodeName, Step, WorkerId};
 use super::outcome::Event;
 use super::run::RunSpec;
-use super::step::MetricsLine;
 use crate::identity::{AcceptedToken, Identity, TokenId};
 
 /// A coordinator: 1 is the founder, every other has the log index of its registration. Never
@@ -83,14 +82,22 @@ pub struct Frame {
 /// What happened.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum News {
-    /// A run began, with this id: lines that follow are its own, from step 1.
+    /// A run began, with this id.
     Run(RunId),
     /// An event.
     Event(Event),
-    /// The lines of the steps that follow.
-    Lines(Vec<MetricsLine>),
-    /// Steps after this one are no longer part of the run's history.
-    Forget(Step),
+}
+
+/// Which history metrics lines are of: a rollback begins another one of the same run. Lines of the
+/// history before it count no more.
+#[derive(
+    Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord,
+)]
+pub struct Lineage {
+    /// The run; 0 before the first.
+    pub run: RunId,
+    /// The generation that the newest rollback began with; 0 if the run has never gone back.
+    pub rollback: Generation,
 }
 
 /// What makes a node a coordinator: whoever has it can certify nodes. Only coordinators are told,

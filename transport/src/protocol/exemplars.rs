@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::chunk::{Chunk, ChunkKind, Encoding};
-use super::cluster::{CoordinatorView, Frame, Keys, News, RequestId, Secret, Wish};
+use super::cluster::{CoordinatorView, Frame, Keys, Lineage, News, RequestId, Secret, Wish};
 use super::device::{Device, DeviceName, GpuId, Telemetry};
 use super::figures::{RunFigures, Trouble};
 use super::generation::{Cause, Member, Ownership, Record};
@@ -140,7 +140,6 @@ fn from_worker() -> Vec<Message> {
         prepared: vec![(Shard(1), GENERATION)],
         versions: vec![(Shard(1), STEP, GENERATION)],
         under_way: Some(STEP),
-        lines: vec![line()],
         unreachable: vec![WORKER],
     };
     let heartbeat = Heartbeat {
@@ -195,7 +194,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::Refused { reason: "another model".into() },
         Message::Evicted { worker: WORKER },
         Message::Announce(record()),
-        Message::HeartbeatAnswer { generation, written: STEP, retained: 3 },
+        Message::HeartbeatAnswer { generation, written: STEP, lacks_lines: true, retained: 3 },
         Message::Pause { term, number: generation },
         Message::Feed {
             term,
@@ -216,15 +215,8 @@ fn from_coordinator() -> Vec<Message> {
 fn of_coordinators() -> Vec<Message> {
     let (id, api) = (1, Some(address()));
     let view = CoordinatorView { id, name: name(), address: address(), api };
-    let frame = Frame {
-        index: 9,
-        news: vec![
-            News::Run(4),
-            News::Event(event()),
-            News::Lines(vec![line()]),
-            News::Forget(STEP),
-        ],
-    };
+    let lineage = Lineage { run: 4, rollback: GENERATION };
+    let frame = Frame { index: 9, news: vec![News::Run(4), News::Event(event())] };
     vec![
         Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
         Message::FetchKeys,
@@ -239,6 +231,8 @@ fn of_coordinators() -> Vec<Message> {
         Message::Joined { id },
         Message::FetchHistory { from: 9 },
         Message::History { frames: vec![frame] },
+        Message::FetchLines { lineage, after: STEP },
+        Message::Lines { lineage, reach: STEP, lines: vec![line()] },
     ]
 }
 
@@ -300,6 +294,8 @@ fn of_operators() -> Vec<Message> {
         Message::Watch { run: Some(4), step: STEP, event: 1 },
         Message::Update(Update {
             run: Some(4),
+            step: STEP,
+            event: 1,
             lines: vec![line()],
             events: vec![event()],
             workers: vec![view],

@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::cluster::{CoordinatorId, CoordinatorView, Frame, Keys, RequestId, RunId, Wish};
+use super::cluster::{
+    CoordinatorId, CoordinatorView, Frame, Keys, Lineage, RequestId, RunId, Wish,
+};
 use super::device::{Device, Telemetry};
 use super::generation::Record;
 use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
@@ -62,7 +64,8 @@ pub struct Heartbeat {
     pub promised: Generation,
     /// Its last commit.
     pub step: Step,
-    /// Lines of settled steps, from the step leader, until an answer says that they are written.
+    /// Lines of settled steps that the answer before did not call written: the step leader's, and
+    /// those of every member that was asked for them.
     pub lines: Vec<MetricsLine>,
     /// Peers whose connection was lost since it entered its generation, or that it could not reach.
     pub unreachable: Vec<WorkerId>,
@@ -166,8 +169,12 @@ pub enum Message {
     HeartbeatAnswer {
         /// The current generation.
         generation: Generation,
-        /// The newest step whose line is written.
+        /// The newest step whose line is written: the leader has it, and all before it, on its
+        /// disk.
         written: Step,
+        /// The leader lacks lines that the step leader may not have: every member is to tell those
+        /// that it has of settled steps after `written`.
+        lacks_lines: bool,
         /// The receiver is to leave, and holds the last copies of so many parameter shards among
         /// the workers that stay: it must not go before they are copied.
         retained: u32,
@@ -271,6 +278,23 @@ pub enum Message {
     History {
         /// What the entries brought.
         frames: Vec<Frame>,
+    },
+    /// The metrics lines of the steps after this one, please.
+    FetchLines {
+        /// Of which history.
+        lineage: Lineage,
+        /// The newest step whose line the sender has.
+        after: Step,
+    },
+    /// Metrics lines: the answer to FetchLines, and what the leader tells every other coordinator
+    /// when it takes them.
+    Lines {
+        /// Of which history.
+        lineage: Lineage,
+        /// The newest step whose line the sender has.
+        reach: Step,
+        /// Lines of consecutive steps, in order; none if the sender has none that were asked for.
+        lines: Vec<MetricsLine>,
     },
 
     // Worker to worker.
@@ -420,6 +444,8 @@ impl Message {
             Self::Removed => "removed",
             Self::FetchHistory { .. } => "fetch_history",
             Self::History { .. } => "history",
+            Self::FetchLines { .. } => "fetch_lines",
+            Self::Lines { .. } => "lines",
             Self::Prepared(_) => "prepared",
             Self::Commit(_) => "commit",
             Self::Go { .. } => "go",

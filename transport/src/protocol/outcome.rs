@@ -140,6 +140,13 @@ pub enum EventKind {
     },
     /// No worker of the run has a directory to write the model to.
     NoStore,
+    /// No process has the metrics lines of these steps any more: reports go on without them.
+    LinesLost {
+        /// The first of the steps.
+        from: Step,
+        /// The last of them.
+        to: Step,
+    },
     /// The run is complete.
     Complete {
         /// Its last step.
@@ -280,6 +287,10 @@ pub struct Update {
     /// The run that this tells of, once there is one. If it is not the one that the watcher named,
     /// there are no lines here: that one is over.
     pub run: Option<RunId>,
+    /// The newest step that the watcher named: lines follow it. Where one is missing, it is lost.
+    pub step: Step,
+    /// The newest event that the watcher named: events follow it.
+    pub event: u64,
     /// Lines of settled steps, in order.
     pub lines: Vec<MetricsLine>,
     /// Events, in order.

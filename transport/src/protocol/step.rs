@@ -158,8 +158,6 @@ pub struct Status {
     pub versions: Vec<(Shard, Step, Generation)>,
     /// The step after the last commit, if its computing has begun.
     pub under_way: Option<Step>,
-    /// Lines of recent commits that nobody has said to have written.
-    pub lines: Vec<MetricsLine>,
     /// Peers that it cannot reach.
     pub unreachable: Vec<WorkerId>,
 }

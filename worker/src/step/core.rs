@@ -95,6 +95,8 @@ pub struct Core {
     drains: bool,
     /// Of so many parameter shards no worker that stays has a copy, as far as it was told.
     retained: u32,
+    /// The leader lacks lines, and asks every member for those that it has.
+    lacks_lines: bool,
     heartbeat_at: Time,
     /// What the last heartbeat said of holding and being ready.
     told: (bool, bool),
@@ -124,6 +126,7 @@ impl Core {
             promised: (Term(0), Generation(0)),
             drains: false,
             retained: 0,
+            lacks_lines: false,
             heartbeat_at: Time(0),
             told: (false, false),
             unreachable: BTreeSet::new(),
@@ -286,7 +289,9 @@ impl Core {
         let (Some(worker), Some(_)) = (self.worker, self.leader.link()) else { return };
         self.heartbeat_at = now;
         self.told = self.standing();
-        let lines = self.member().into_iter().flat_map(|member| member.settled_lines().cloned());
+        let asked = self.lacks_lines;
+        let lines =
+            self.member().into_iter().flat_map(|member| member.settled_lines(asked).cloned());
         let step = match &self.phase {
             Phase::Learning(learner) => learner.committed(),
             Phase::Training(member) => member.committed(),
@@ -359,7 +364,7 @@ impl Core {
     /// Tells at once what somebody waits for: the last lines, that all is done here, or learned.
     fn press(&mut self, now: Time) {
         let last_lines =
-            |member: &Member| member.is_settled() && member.settled_lines().next().is_some();
+            |member: &Member| member.is_settled() && member.settled_lines(false).next().is_some();
         let (held, ready) = self.standing();
         let often = ready && !self.told.1 || self.member().is_some_and(last_lines);
         let due = now.since(self.heartbeat_at) >= PRESSING;

@@ -26,8 +26,9 @@ use super::version::Version;
 /// Most lines of recent commits that a worker keeps until they are written; with so many, a step
 /// leader commits nothing more (invariant I13: none is dropped).
 pub const MAX_LINES: usize = 65_536;
-/// Most lines in one status; the next step leader tells the others.
-const LINES_IN_STATUS: usize = 128;
+/// So many of the newest lines are kept though they are written: the coordinator that has them may
+/// be gone before another one has.
+const KEPT_LINES: usize = 16_384;
 
 /// All that outlives a generation.
 #[derive(Debug)]
@@ -46,8 +47,10 @@ pub struct Holdings {
     pub(super) prepared: BTreeMap<Shard, Reduced>,
     /// What was computed of that step.
     pub(super) gradients: Gradients,
-    /// Lines of commits that nobody has said to have written.
+    /// The newest lines of commits: all that are not written, and more.
     pub(super) lines: BTreeMap<Step, MetricsLine>,
+    /// The newest step whose line is written, as the leader has said last.
+    pub(super) written: Step,
     /// The last step that no failure can undo.
     pub(super) settled: Step,
     /// How far the device has followed.
@@ -104,6 +107,7 @@ impl Holdings {
             prepared: BTreeMap::new(),
             gradients: Gradients::default(),
             lines: BTreeMap::new(),
+            written: Step(0),
             settled: Step(0),
             device: Following::default(),
             progress: Progress::default(),
@@ -139,6 +143,10 @@ impl Holdings {
             self.begin_anew(record, owned);
             Origin::Seed
         } else {
+            if !follows {
+                // A record that was never seen here may have undone what was not settled.
+                self.lines.split_off(&self.settled.next());
+            }
             self.roll_forward(record, owned, &mut jobs);
             self.keep(record, owned);
             Origin::Held
@@ -259,10 +267,34 @@ impl Holdings {
     pub(super) fn commit(&mut self, now: Time, commit: Commit) {
         self.committed_at = Some(now);
         self.lines.insert(commit.step, commit.line.clone());
-        if self.lines.len() > MAX_LINES {
-            self.lines.pop_first(); // never a step leader's, which is the one that reports them
-        }
+        self.drop_lines();
         self.commit = Some(commit);
+    }
+
+    // Lines.
+
+    /// Every line up to `step` is written.
+    pub(super) fn written(&mut self, step: Step) {
+        self.written = step;
+        self.drop_lines();
+    }
+
+    /// Drops the oldest lines. A step leader that has many which are not written commits nothing
+    /// more, so that it never drops one of those.
+    fn drop_lines(&mut self) {
+        let is_written = |step: &Step| *step <= self.written;
+        while self.lines.len() > MAX_LINES
+            || self.lines.len() > KEPT_LINES && self.lines.keys().next().is_some_and(is_written)
+        {
+            self.lines.pop_first();
+        }
+    }
+
+    /// Lines of steps up to this one, which is settled, that are not written; oldest first.
+    pub(super) fn lines_up_to(&self, settled: Step) -> impl Iterator<Item = &MetricsLine> {
+        let first = self.written.next();
+        let last = settled.max(self.written);
+        self.lines.range(first..last.next()).map(|(_, line)| line)
     }
 
     /// Applies a commit to a held shard, by its reduced gradient.
@@ -316,7 +348,6 @@ impl Holdings {
             prepared: prepared.collect(),
             versions: versions.collect(),
             under_way: self.gradients.under_way(),
-            lines: self.lines.values().take(LINES_IN_STATUS).cloned().collect(),
             unreachable: unreachable.collect(),
         };
         #[cfg(feature = "planted")]

@@ -255,8 +255,8 @@ impl Learner {
 
     /// Every line up to `step` is written.
     pub fn written(&mut self, step: Step) {
-        self.written = self.written.max(step);
-        self.holdings.lines = self.holdings.lines.split_off(&step.next());
+        self.written = step;
+        self.holdings.written(step);
     }
 
     // What follows.

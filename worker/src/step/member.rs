@@ -164,7 +164,8 @@ impl Member {
     /// What the member has to report, once it is done: the step leader also waits until every line
     /// is recorded.
     pub fn result(&self) -> Option<&Summary> {
-        let told = !self.plan.leads() || self.is_settled() && self.holdings.lines.is_empty();
+        let is_told = self.is_settled() && self.holdings.written >= self.settled();
+        let told = !self.plan.leads() || is_told;
         self.finish.summary().filter(|_| told && !self.pace.is_promised())
     }
 
@@ -173,10 +174,16 @@ impl Member {
         self.finish.summary().is_some() && !self.pace.is_promised()
     }
 
-    /// Lines of settled steps that are not written yet, oldest first; the step leader's alone.
-    pub fn settled_lines(&self) -> impl Iterator<Item = &MetricsLine> {
-        let settled = if self.plan.leads() { self.settled() } else { Step(0) };
-        self.holdings.lines.range(..=settled).map(|(_, line)| line)
+    /// Lines of settled steps that are not written yet, oldest first; the step leader's, or if all
+    /// members are `asked` for theirs.
+    pub fn settled_lines(&self, asked: bool) -> impl Iterator<Item = &MetricsLine> {
+        let tells = asked || self.plan.leads();
+        self.holdings.lines_up_to(if tells { self.settled() } else { Step(0) })
+    }
+
+    /// The newest step whose line is written, as the leader has said last.
+    pub fn written_step(&self) -> Step {
+        self.holdings.written
     }
 
     /// Whether its last commit holds, and all that follows from it is done.
@@ -287,7 +294,7 @@ impl Member {
 
     /// Every line up to `step` is written.
     pub fn written(&mut self, now: Time, step: Step) {
-        self.holdings.lines = self.holdings.lines.split_off(&step.next());
+        self.holdings.written(step);
         self.advance(now);
     }
 

@@ -184,10 +184,6 @@ impl Cluster {
 
     /// Announces a record to everyone alive, sooner or later.
     pub fn begin(&mut self, record: Record) {
-        for status in self.statuses.clone().into_values() {
-            let lines = status.lines.iter().filter(|line| line.step <= record.resume);
-            lines.for_each(|line| self.write(line.step, line.loss.to_bits()));
-        }
         if record.cause == Cause::Rollback {
             self.written.retain(|(step, _)| *step <= record.resume);
         }
@@ -405,8 +401,12 @@ impl Cluster {
                     self.write(line.step, line.loss.to_bits());
                 }
                 let written = Step(self.written.len() as u64);
-                let answer =
-                    Message::HeartbeatAnswer { generation: self.number(), written, retained: 0 };
+                let answer = Message::HeartbeatAnswer {
+                    generation: self.number(),
+                    written,
+                    lacks_lines: self.record.as_ref().is_some_and(|it| written < it.resume),
+                    retained: 0,
+                };
                 self.inbox.entry(worker).or_default().push_back(answer);
                 self.heartbeats.insert(worker, heartbeat);
                 self.remind_writer();

@@ -135,8 +135,12 @@ fn a_stale_leader_is_not_obeyed() {
     let mut solo = among_three();
     solo.hear_on(SECOND, registered(LATER));
     solo.took();
-    let answer =
-        |generation| Message::HeartbeatAnswer { generation, written: Step(0), retained: 0 };
+    let answer = |generation| Message::HeartbeatAnswer {
+        generation,
+        written: Step(0),
+        lacks_lines: false,
+        retained: 0,
+    };
     for stale in [
         registered(TERM),
         Message::Welcome { run: run(10), term: TERM },

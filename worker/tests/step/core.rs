@@ -135,8 +135,12 @@ impl Lone {
                 }
             }
             let step = Step(written.last().copied().unwrap_or(0));
-            let answer =
-                Message::HeartbeatAnswer { generation: GENERATION, written: step, retained: 0 };
+            let answer = Message::HeartbeatAnswer {
+                generation: GENERATION,
+                written: step,
+                lacks_lines: false,
+                retained: 0,
+            };
             self.hear(answer);
         }
         written
@@ -154,8 +158,12 @@ impl Lone {
 fn a_worker_in_excess_fetches_the_record_once_and_waits() {
     let name = NodeName::parse("in-excess").expect("a valid name");
     let mut lone = Lone::registered(name, exemplars::run());
-    let answer =
-        Message::HeartbeatAnswer { generation: Generation(3), written: Step(0), retained: 0 };
+    let answer = Message::HeartbeatAnswer {
+        generation: Generation(3),
+        written: Step(0),
+        lacks_lines: false,
+        retained: 0,
+    };
     for _ in 0..3 {
         lone.hear(answer.clone());
         let fetches = lone.told.iter().filter(|told| matches!(told, Message::FetchRecord)).count();

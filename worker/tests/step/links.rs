@@ -145,7 +145,7 @@ fn a_drained_worker_stays_as_long_as_it_is_needed_unless_an_operator_insists() {
     let mut solo = Solo::member(1);
     solo.give(Input::Drain);
     let (generation, written) = (GENERATION, Step(0));
-    solo.hear(Message::HeartbeatAnswer { generation, written, retained: 12 });
+    solo.hear(Message::HeartbeatAnswer { generation, written, lacks_lines: false, retained: 12 });
     for _ in 0..600 {
         solo.now = solo.now + Duration::from_secs(1);
         solo.give(Input::Tick);

@@ -53,7 +53,7 @@ impl Core {
 
     pub(super) fn keep_holding(&mut self, now: Time) {
         let over = self.is_over();
-        let step = Duration::try_from_secs_f64(3.0 * self.past.pace()).unwrap_or_default();
+        let step = Duration::try_from_secs_f64(3.0 * self.lines.pace()).unwrap_or_default();
         let Phase::Holding(holding) = &mut self.phase else { return };
         let overdue = match holding.first {
             Some(first) => now.since(first) >= HOLD,

@@ -42,7 +42,7 @@ impl Core {
 
     /// Holds steps back for those whom they outrun, or gives their joining up.
     fn hold_back(&mut self, now: Time) {
-        let step = Duration::try_from_secs_f64(self.past.pace()).unwrap_or_default();
+        let step = Duration::try_from_secs_f64(self.lines.pace()).unwrap_or_default();
         let order = self.catch_up.look(now, &self.feeds.unready(), step);
         if order.hold {
             self.ask_to_hold();
@@ -83,7 +83,7 @@ impl Core {
         learners
     }
 
-    fn all_are_linked(&self) -> bool {
+    pub(in crate::core) fn all_are_linked(&self) -> bool {
         let mut members = self.state.record().into_iter().flat_map(|record| &record.members);
         members.all(|member| self.links.of_registered(member.worker).is_some())
     }

@@ -2,7 +2,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::{Commit, DataShard, Decision, Device, LossScale, NodeName};
+use everstep_transport::protocol::{
+    Commit, DataShard, Decision, Device, LossScale, MetricsLine, NodeName,
+};
 use proptest::prelude::*;
 
 use super::super::feeds::{Feeds, Learners};
@@ -171,7 +173,6 @@ fn status(commit: Option<Commit>) -> Status {
         prepared: vec![],
         versions: vec![],
         under_way: None,
-        lines: vec![],
         unreachable: vec![],
     }
 }

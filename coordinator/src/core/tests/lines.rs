@@ -1,69 +1,69 @@
 use super::*;
+use crate::state::Gap;
 
 fn steps(world: &mut World) -> Vec<u64> {
     world.watch(0, 0).lines.iter().map(|line| line.step.0).collect()
+}
+
+fn answer(written: u64) -> Message {
+    let (generation, written) = (Generation(1), Step(written));
+    Message::HeartbeatAnswer { generation, written, lacks_lines: false, retained: 0 }
+}
+
+/// What this coordinator has said of lines to another one: what it asks for, or the steps it tells.
+fn said_of_lines(world: &mut World, link: LinkId) -> Vec<(&'static str, Vec<u64>)> {
+    let said = world.hear(link).into_iter().filter_map(|message| match message {
+        Message::FetchLines { after, .. } => Some(("asks after", vec![after.0])),
+        Message::Lines { lines, .. } => {
+            Some(("tells", lines.iter().map(|line| line.step.0).collect()))
+        }
+        _ => None,
+    });
+    said.collect()
+}
+
+fn tell(world: &mut World, from: LinkId, reach: u64, steps: RangeInclusive<u64>) {
+    let (lineage, lines) = (world.lineage, lines(world.generation(), steps));
+    world.say(from, Message::Lines { lineage, reach: Step(reach), lines });
 }
 
 #[test]
 fn a_heartbeat_is_answered_with_generation_and_written_step() {
     let (mut world, links) = World::training(2);
     world.report_lines(links[0], 1..=3);
-    let answer =
-        |written| Message::HeartbeatAnswer { generation: Generation(1), written, retained: 0 };
-    assert_eq!(world.hear(links[0]), [answer(Step(0)), answer(Step(3))]);
+    assert_eq!(world.hear(links[0]), [answer(0), answer(3)]);
     world.beat(links[1]);
-    assert_eq!(world.hear(links[1]), [answer(Step(3))]);
+    assert_eq!(world.hear(links[1]), [answer(3)]);
 }
 
-/// Workers drop what they are told is written.
+/// I13: members need not tell again what they are told is written.
 #[test]
-fn lines_are_written_once_a_majority_has_them() {
+fn lines_are_written_once_they_are_on_the_leaders_disk() {
     let (mut world, links) = World::training(2);
-    world.holds_back = true;
+    world.disk_stalls = true;
     world.report_lines(links[0], 1..=2);
     world.report_lines(links[0], 1..=3);
-    assert_eq!(world.log.len(), 2, "what is on its way is not proposed again");
-    assert_eq!(world.journal, []);
-    world.hear(links[0]);
-    world.beat(links[0]);
-    let answer =
-        |written| Message::HeartbeatAnswer { generation: Generation(1), written, retained: 0 };
-    assert_eq!(world.hear(links[0]), [answer(Step(0))]);
-    world.catch_up();
-    assert_eq!(world.hear(links[0]), [answer(Step(2)), answer(Step(3))]);
-    assert_eq!(world.journal.len(), 3);
+    assert_eq!(world.journal.len(), 3, "each is appended once");
+    assert_eq!(world.hear(links[0]), [answer(0), answer(0)]);
+    assert_eq!(steps(&mut world), [1, 2, 3], "watchers need not wait for a disk");
+    world.disk_stalls = false;
+    world.sync_lines();
+    world.drain();
+    assert_eq!(world.hear(links[0]), [answer(3)]);
 }
 
-/// The log may lose what a leader proposed.
-#[test]
-fn lines_that_do_not_come_are_proposed_again() {
-    let (mut world, links) = World::training(2);
-    world.holds_back = true;
-    world.report_lines(links[0], 1..=2);
-    world.log.clear();
-    world.pass(500, &links);
-    world.report_lines(links[0], 1..=2);
-    assert!(world.log.is_empty());
-    world.pass(500, &links);
-    world.report_lines(links[0], 1..=2);
-    world.catch_up();
-    assert_eq!(world.journal, lines(Generation(1), 1..=2));
-}
-
-/// I7: they came into the log after the generation that is not theirs.
+/// I7: they come after the generation that is not theirs.
 #[test]
 fn lines_of_an_old_generation_are_not_written() {
     let (mut world, links) = World::training(3);
     world.commit(1..=2);
-    world.holds_back = true;
-    world.report_lines(links[0], 1..=9);
-    let late = world.log.pop_front().expect("the lines");
     world.kill(links[0]);
-    world.catch_up();
     assert_eq!(world.record().resume, Step(2));
-    world.log.push_back(late);
-    world.drain();
-    assert_eq!(steps(&mut world), [1, 2]);
+    world.beat_with(links[1], |heartbeat| {
+        heartbeat.generation = Generation(1);
+        heartbeat.lines = lines(Generation(1), 1..=9);
+    });
+    assert!(steps(&mut world).is_empty());
 }
 
 /// I13: whatever is repeated, out of order, beyond the end, or of another generation.
@@ -74,7 +74,7 @@ fn each_step_has_its_line_once_and_in_order() {
     world.report_lines(links[0], 2..=5);
     world.report_lines(links[0], 7..=9);
     world.report_lines(links[0], 5..=6);
-    world.report_lines(links[1], 7..=7); // not the one that reports them
+    world.report_lines(links[1], 7..=7); // not the one that knows what is settled
     world.beat_with(links[0], |heartbeat| {
         heartbeat.generation = Generation(9);
         heartbeat.lines = lines(Generation(9), 7..=7);
@@ -85,34 +85,126 @@ fn each_step_has_its_line_once_and_in_order() {
     assert_eq!(world.watch(0, 0).lines.len(), 20, "the run has twenty steps");
 }
 
-/// The step leader is dead, and with it the lines that it had not reported.
+/// The step leader is dead, and with it the lines that it had not reported; all members have them.
 #[test]
-fn a_change_brings_the_lines_up_to_its_resume_step() {
+fn after_a_change_every_member_is_asked_for_the_lines_before_it() {
     let (mut world, links) = World::training(3);
     world.commit(1..=2);
     world.report_lines(links[0], 1..=2);
     world.commit(3..=5);
     world.kill(links[0]);
     assert_eq!(world.record().resume, Step(5));
+    world.hear(links[1]);
+    world.beat(links[1]);
+    let asked = |message: &Message| {
+        matches!(message, Message::HeartbeatAnswer { lacks_lines: true, written: Step(2), .. })
+    };
+    assert!(world.hear(links[1]).iter().any(asked));
+    world.beat(links[2]);
+    world.beat(links[2]);
     assert_eq!(steps(&mut world), [1, 2, 3, 4, 5]);
-    assert_eq!(world.journal.len(), 5);
+    world.hear(links[1]);
+    world.beat(links[1]);
+    assert!(!world.hear(links[1]).iter().any(asked));
+}
+
+/// I13: what a member has committed behind the resume step is not of the history.
+#[test]
+fn of_lines_behind_the_resume_step_the_step_leaders_word_counts() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    world.kill(links[0]);
+    let (leader, other) = (world.record().step_leader(), Generation(2));
+    let is_leader = |world: &World, link| world.id(link) == leader;
+    let (first, second) = match is_leader(&world, links[1]) {
+        true => (links[1], links[2]),
+        false => (links[2], links[1]),
+    };
+    let both = || [lines(Generation(1), 1..=2), lines(other, 3..=3)].concat();
+    world.beat_with(second, |heartbeat| heartbeat.lines = both());
+    assert_eq!(steps(&mut world), [1, 2]);
+    world.beat_with(first, |heartbeat| heartbeat.lines = both());
+    assert_eq!(steps(&mut world), [1, 2, 3]);
 }
 
 #[test]
-fn a_change_brings_no_line_beyond_its_resume_step_nor_behind_a_gap() {
+fn a_leader_tells_the_other_coordinators_and_answers_them() {
+    let (mut world, links) = World::training(2);
+    let other = world.connect(Role::Coordinator, "coordinator-2");
+    world.report_lines(links[0], 1..=5);
+    assert_eq!(said_of_lines(&mut world, other), [("tells", vec![1, 2, 3, 4, 5])]);
+    let lineage = world.lineage;
+    world.say(other, Message::FetchLines { lineage, after: Step(3) });
+    assert_eq!(said_of_lines(&mut world, other), [("tells", vec![4, 5])]);
+    let undone = Lineage { rollback: Generation(9), ..lineage };
+    world.say(other, Message::FetchLines { lineage: undone, after: Step(3) });
+    assert_eq!(said_of_lines(&mut world, other), []);
+}
+
+/// Page after page, and what another history's coordinator tells is not taken.
+#[test]
+fn a_coordinator_that_lacks_lines_asks_the_others() {
+    let (mut world, links) = World::training(2);
+    world.restart();
+    let links: Vec<_> = links.iter().map(|link| world.relink(*link)).collect();
+    let other = world.connect(Role::Coordinator, "coordinator-2");
+    world.pass(1_500, &links);
+    let asked = said_of_lines(&mut world, other);
+    assert_eq!(asked.first(), Some(&("asks after", vec![0])), "nothing was heard for a while");
+    tell(&mut world, other, 9, 1..=4);
+    tell(&mut world, other, 9, 5..=8);
+    let asked = said_of_lines(&mut world, other);
+    assert_eq!(asked, [("asks after", vec![4]), ("asks after", vec![8])]);
+    let lineage = Lineage { rollback: Generation(1), ..world.lineage };
+    let line = lines(Generation(1), 9..=9);
+    world.say(other, Message::Lines { lineage, reach: Step(9), lines: line });
+    assert_eq!(world.journal.len(), 8);
+    tell(&mut world, other, 9, 9..=9);
+    assert_eq!((world.journal.len(), said_of_lines(&mut world, other)), (9, vec![]));
+}
+
+/// D5: watchers do not wait for ever for what nobody has.
+#[test]
+fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
     let (mut world, links) = World::training(3);
-    world.commit(1..=2);
-    world.actor(links[1]).lines = lines(Generation(1), 1..=4);
-    world.actor(links[2]).lines = Vec::new();
+    world.commit(1..=6);
+    world.report_lines(links[0], 1..=2);
     world.kill(links[0]);
+    assert_eq!(world.record().resume, Step(6));
+    let living = &links[1..];
+    living.iter().for_each(|link| world.actor(*link).lines.retain(|line| line.step > Step(4)));
+    world.pass(9_000, living);
+    assert_eq!(world.core.state().lines().gaps, [], "some member may yet tell them");
+    world.pass(2_000, living);
+    assert_eq!(world.core.state().lines().gaps, [Gap { from: Step(3), to: Step(4) }]);
     assert_eq!(steps(&mut world), [1, 2]);
-    let (mut world, links) = World::training(3);
-    world.commit(1..=4);
-    for link in &links {
-        world.actor(*link).lines.remove(1);
-    }
+    let update = world.watch(2, 0);
+    let told: Vec<u64> = update.lines.iter().map(|line| line.step.0).collect();
+    assert_eq!((update.step, told), (Step(2), vec![5, 6]), "watchers are told so");
+    let lost = EventKind::LinesLost { from: Step(3), to: Step(4) };
+    assert!(world.events().contains(&lost));
+}
+
+/// Another coordinator that is not linked may have them: it is waited for longer.
+#[test]
+fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
+    let (mut world, links) = World::training(2);
+    world.found(true);
+    let coordinator = super::reign::coordinator("coordinator-2", 2);
+    let command = Command::Coordinator { id: None, coordinator };
+    world.log.push_back(Entry { unix_ms: 1, command });
+    world.drain();
+    world.commit(1..=6);
     world.kill(links[0]);
-    assert_eq!(steps(&mut world), [1], "the line of step 2 is missing");
+    world.actor(links[1]).lines.clear();
+    world.pass(25_000, &links[1..]);
+    assert_eq!(world.core.state().lines().gaps, []);
+    let other = world.connect(Role::Coordinator, "coordinator-2");
+    world.pass(1_000, &links[1..]);
+    assert!(said_of_lines(&mut world, other).contains(&("asks after", vec![0])));
+    tell(&mut world, other, 6, 1..=6);
+    world.pass(60_000, &links[1..]);
+    assert_eq!((world.journal.len(), world.core.state().lines().gaps.len()), (6, 0));
 }
 
 #[test]
@@ -135,6 +227,20 @@ fn a_watcher_gets_pages_and_the_outcome_with_the_last() {
     assert_eq!((pages, step, event), (vec![200, 200, 50], 450, 6));
     let beyond = world.watch(u64::MAX, u64::MAX);
     assert_eq!((beyond.lines, beyond.events), (vec![], vec![]));
+}
+
+/// I13: a run is not complete before its last line is on a disk.
+#[test]
+fn a_run_ends_with_its_last_line_on_the_disk() {
+    let (mut world, links) = World::training(2);
+    world.disk_stalls = true;
+    world.report_lines(links[0], 1..=20);
+    links.iter().for_each(|link| super::results::finish(&mut world, *link, [1; 32]));
+    assert!(world.running());
+    world.disk_stalls = false;
+    world.sync_lines();
+    world.drain();
+    assert!(!world.running());
 }
 
 #[test]

@@ -44,20 +44,30 @@ fn an_id_that_is_given_again_is_found() {
     });
 }
 
-/// I7.
+/// I13.
 #[test]
-fn lines_of_an_old_generation_that_count_are_found() {
-    find(Plant::TakeStaleLines, |plant| {
+fn lines_that_a_rollback_has_undone_and_that_stay_are_found() {
+    find(Plant::KeepUndoneLines, |plant| {
         let (mut world, links) = training(plant);
-        world.commit(1..=2);
-        world.holds_back = true;
-        world.report_lines(links[0], 1..=9);
-        let late = world.log.pop_front().expect("the lines");
-        world.kill(links[0]);
-        world.catch_up();
-        world.log.push_back(late);
-        world.drain();
-        world.journal.len() == 2
+        world.commit(1..=3);
+        world.report_lines(links[0], 1..=3);
+        links.iter().for_each(|link| world.kill(*link));
+        world.worker("worker-9");
+        assert_eq!(world.cause(), Cause::Rollback);
+        world.watch(0, 0).lines.is_empty()
+    });
+}
+
+/// I13: the line may be lost with the leader, and members drop it in the end.
+#[test]
+fn a_line_that_is_called_written_and_is_on_no_disk_is_found() {
+    find(Plant::AcknowledgeEarly, |plant| {
+        let (mut world, links) = training(plant);
+        world.disk_stalls = true;
+        world.report_lines(links[0], 1..=3);
+        world.beat(links[0]);
+        let early = |message: &Message| matches!(message, Message::HeartbeatAnswer { written, .. } if *written > Step(0));
+        !world.hear(links[0]).iter().any(early)
     });
 }
 
@@ -88,6 +98,7 @@ fn a_request_that_is_done_twice_is_found() {
             run: world.core.state().run_id(),
             outcome,
             figures: exemplars::figures(),
+            steps: Step(0),
         };
         world.log.push_back(Entry { unix_ms: 1, command: other });
         world.drain();

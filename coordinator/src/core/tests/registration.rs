@@ -227,7 +227,7 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
             (worker, &of_workers[..]),
             (world.operator, &of_operators),
             (stranger, &["hello"]),
-            (coordinator, &["join"]),
+            (coordinator, &["join", "fetch_lines", "lines"]),
             (nobody, &[]),
         ] {
             if !permitted.contains(&message.name()) {

@@ -16,12 +16,13 @@ fn a_coordinator_that_is_not_elected_says_and_proposes_nothing() {
     say(&mut core, worker, Message::Hello { schema: schema(), worker: None });
     let submits = |number| {
         let id = RequestId { client: CLIENT, number };
-        Command::Request { id, wish: Wish::Submit(run_of(2)) }
+        Command::Request { id, wish: Wish::Submit(run_of(2)), steps: Step(0) }
     };
     let entry = Entry { unix_ms: 5, command: submits(1) };
     core.handle(Time(0), Input::Applied { index: 1, term: Term(1), entry });
     core.handle(Time(0), Input::Tick);
     assert!(matches!(core.poll_effect(), Some(Effect::History(_))));
+    assert!(matches!(core.poll_effect(), Some(Effect::OpenLines(_))));
     assert_eq!(core.poll_effect(), None);
     core.handle(Time(0), Input::Elected { term: Term(2) });
     let Some(Effect::Propose(entry)) = core.poll_effect() else { panic!("not proposed") };

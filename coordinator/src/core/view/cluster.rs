@@ -79,7 +79,7 @@ impl Core {
             generation: self.state.generation(),
             world_size: self.state.record().map_or(0, |record| record.world_size()),
             changing: !matches!(self.phase, Phase::Steady),
-            line: self.past.newest_line().cloned(),
+            line: self.lines.recent().next_back().cloned(),
             workers: self.views(),
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
@@ -106,7 +106,7 @@ impl Core {
         let mut runs: Vec<RunView> = self.state.past_runs().iter().map(past).collect();
         if let Some(run) = self.state.run().filter(|_| self.running()) {
             let (state, status) = standing(&self.cluster_view(now));
-            let (id, name, step) = (self.state.run_id(), run.name.clone(), self.state.written());
+            let (id, name, step) = (self.state.run_id(), run.name.clone(), self.newest_step());
             let (state, divergence) = (state.into(), self.state.divergence());
             let (hash, figures) = (None, self.figures());
             runs.push(RunView { id, name, state, status, step, hash, divergence, figures });
@@ -114,14 +114,9 @@ impl Core {
         runs
     }
 
-    /// The newest step whose line the log has, whether or not its line is here.
+    /// The newest step whose line is here.
     pub fn newest_step(&self) -> Step {
-        self.past.newest_line().map_or(self.state.written(), |line| line.step)
-    }
-
-    /// The lines of the settled steps after this one, in order.
-    pub fn lines_after(&self, step: Step) -> &[MetricsLine] {
-        self.past.lines_after(step)
+        self.lines.reach()
     }
 }
 

@@ -15,6 +15,7 @@ use crate::daemon::CoordinatorError;
 #[cfg(feature = "failpoints")]
 use crate::daemon::failpoint;
 use crate::daemon::files::reach;
+use crate::lines::PAGE;
 use crate::raft::Batch;
 use crate::seat::Effect;
 
@@ -66,6 +67,14 @@ impl Coordinator {
             Effect::Broadcast { to, message } => self.broadcast(&to, &message),
             Effect::Close { to, reason } => self.close(to, &reason),
             Effect::History(frame) => self.record(frame)?,
+            Effect::OpenLines(history) => self.open_lines(&history)?,
+            Effect::AppendLines(records) => self.append_lines(&records)?,
+            Effect::SkipLines(to) => self.skip_lines(to)?,
+            Effect::TellLines { to, lineage, reach, after } => {
+                let lines = self.lines.page(after, PAGE)?;
+                self.send(to, protocol::Message::Lines { lineage, reach, lines });
+            }
+            Effect::Update { to, after, update } => self.update(to, after, *update)?,
             Effect::Admitted { token, node, refusal } => {
                 let waiting = self.admissions.remove(&(token, node)).unwrap_or_default();
                 for answer in waiting {
@@ -114,9 +123,7 @@ impl Coordinator {
                         told::log(self.seat.core().state(), event);
                         self.history.event(event);
                     }
-                    News::Lines(lines) => self.history.recorded(lines),
                     News::Run(_) => self.history.begin(),
-                    News::Forget(_) => {}
                 }
             }
         }

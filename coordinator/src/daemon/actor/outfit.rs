@@ -13,6 +13,7 @@ use crate::daemon::files::{Cluster, OperatorFolder, Past};
 use crate::daemon::gate::Admission;
 use crate::daemon::journal::Journal;
 use crate::history::History;
+use crate::line_file::LineFiles;
 use crate::log::{Beside, Log};
 use crate::raft::{self, ReplicaId};
 use crate::seat::{self, Seat};
@@ -32,6 +33,7 @@ pub(in crate::daemon) struct Outfit {
     pub(super) start: Instant,
     pub(super) log: Log,
     pub(super) journal: Journal,
+    pub(super) lines: LineFiles,
     /// The journal's file, for the log's thread.
     pub(super) sync: Beside,
     pub(super) history: History,
@@ -51,7 +53,7 @@ impl Outfit {
         past: Past,
         applicants: mpsc::Receiver<Admission>,
     ) -> Result<Self, CoordinatorError> {
-        let Past { log, kept, journal, frames } = past;
+        let Past { log, kept, journal, frames, lines } = past;
         let (id, content) = (cluster.id().unwrap_or_default(), cluster.book.content());
         tracing::info!(id, entries = kept.entries.len(), frames = frames.len(), "it goes on");
         let start = Instant::now();
@@ -92,6 +94,7 @@ impl Outfit {
             start,
             log,
             journal,
+            lines,
             sync,
             history,
             told,
@@ -110,9 +113,7 @@ pub(super) fn recalled(frames: &[Frame]) -> History {
     for news in frames.iter().flat_map(|frame| &frame.news) {
         match news {
             News::Event(event) => history.event(event),
-            News::Lines(lines) => history.lines(lines),
             News::Run(_) => history.begin(),
-            News::Forget(_) => {}
         }
     }
     history

@@ -1,4 +1,4 @@
-use everstep_transport::protocol::{News, Step};
+use everstep_transport::protocol::News;
 use proptest::prelude::*;
 use std::error::Error;
 
@@ -32,7 +32,7 @@ impl Room {
 }
 
 fn frame(index: u64) -> Frame {
-    Frame { index, news: vec![News::Forget(Step(index))] }
+    Frame { index, news: vec![News::Run(index)] }
 }
 
 fn indices(frames: &[Frame]) -> Vec<u64> {

@@ -10,13 +10,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinn::Connection;
 use tokio::io::Interest;
-use tokio::net::UdpSocket;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
 
@@ -32,6 +32,9 @@ const BATCH: usize = 64;
 /// tried.
 const TRIES: usize = 4;
 
+/// What the port waits for.
+const ARRIVALS: Interest = Interest::ERROR.add(Interest::READABLE);
+
 /// An endpoint's port for probes. Dropped, it closes.
 pub(in crate::quic) struct Probes {
     port: Arc<ProbePort>,
@@ -40,7 +43,8 @@ pub(in crate::quic) struct Probes {
 }
 
 struct ProbePort {
-    socket: UdpSocket,
+    /// Nobody waits until it can be written: each datagram that has gone out would wake the process.
+    socket: AsyncFd<UdpSocket>,
     watchers: Mutex<HashMap<Peer, Vec<Arc<Notify>>>>,
 }
 
@@ -68,7 +72,9 @@ impl Probes {
             return Ok(None);
         }
         socket.set_nonblocking(true)?;
-        let socket = UdpSocket::from_std(socket)?;
+        // Deprecated for types whose descriptor may change: that of a std socket never does.
+        #[allow(deprecated)]
+        let socket = AsyncFd::with_interest(socket, ARRIVALS)?;
         let port = Arc::new(ProbePort { socket, watchers: Mutex::default() });
         let listener = tokio::spawn(listen(port.clone())).abort_handle();
         Ok(Some(Self { port, signs, listener }))
@@ -98,7 +104,7 @@ impl Watcher {
     /// Sends the peer a probe, if the socket's buffer has room.
     pub(super) fn probe(&self) {
         for _ in 0..TRIES {
-            match self.port.socket.try_send_to(self.tag.bytes(), self.peer) {
+            match self.port.socket.get_ref().send_to(self.tag.bytes(), self.peer) {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => {}
                 _ => return,
             }
@@ -137,21 +143,25 @@ fn key(peer: SocketAddr) -> Peer {
 
 /// Tells the watchers what comes, until the runtime ends.
 async fn listen(port: Arc<ProbePort>) {
-    while port.socket.ready(Interest::ERROR | Interest::READABLE).await.is_ok() {
-        for _ in 0..BATCH {
-            match port.socket.try_io(Interest::ERROR, || queue::next_refusal(&port.socket)) {
-                Ok(Some(peer)) => port.refused(peer),
-                Ok(None) => {}
-                Err(_) => break,
-            }
-        }
-        for _ in 0..BATCH {
-            if port.socket.try_recv_from(&mut [0]).is_err() {
-                break;
-            }
+    while let Ok(mut arrivals) = port.socket.ready(ARRIVALS).await {
+        let socket = port.socket.get_ref();
+        let refusals = read(|| {
+            let refusal = queue::next_refusal(socket)?;
+            refusal.into_iter().for_each(|peer| port.refused(peer));
+            Ok(())
+        });
+        let datagrams = read(|| socket.recv_from(&mut [0]).map(drop));
+        if refusals && datagrams {
+            arrivals.clear_ready();
         }
         yield_now().await;
     }
+}
+
+/// Reads one thing after the other, at most a batch; returns whether nothing is left.
+fn read(mut next: impl FnMut() -> io::Result<()>) -> bool {
+    let ended = (0..BATCH).find_map(|_| next().err());
+    ended.is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 impl ProbePort {
@@ -220,7 +230,7 @@ mod tests {
         let dead = std::net::UdpSocket::bind((own, 0)).and_then(|socket| socket.local_addr());
         let dead = dead.expect("bound, and closed again");
         let probes = open(own);
-        let port = probes.port.socket.local_addr().expect("bound");
+        let port = probes.port.socket.get_ref().local_addr().expect("bound");
         let stranger = std::net::UdpSocket::bind((own, 0)).expect("bound");
         (0..2000).for_each(|_| drop(stranger.send_to(&[7; 1200], port)));
         assert!(is_refused(&probes.watch_at(dead, tag()), Duration::from_secs(2)).await);

@@ -33,8 +33,8 @@ impl Core {
             Message::Announce(_) | Message::HeartbeatAnswer { .. }
                 if self.leader.link() != Some(link) => {}
             Message::Announce(record) => self.announced(now, record),
-            Message::HeartbeatAnswer { generation, written, retained } => {
-                self.retained = retained;
+            Message::HeartbeatAnswer { generation, written, lacks_lines, retained } => {
+                (self.retained, self.lacks_lines) = (retained, lacks_lines);
                 self.answered(now, generation, written);
             }
             Message::Pause { term, number } => self.pause(link, term, number),
@@ -167,7 +167,7 @@ impl Core {
         self.finished = None;
         self.model = Model::default();
         self.told = (false, false);
-        self.retained = 0;
+        (self.retained, self.lacks_lines) = (0, false);
         Some(run)
     }
 
@@ -179,11 +179,11 @@ impl Core {
         match &mut self.phase {
             Phase::Learning(learner) => learner.written(written),
             Phase::Training(member) => {
-                let before = member.settled_lines().count();
+                let before = member.written_step();
                 member.written(now, written);
-                let left = member.settled_lines().count();
+                let is_more = member.settled_lines(self.lacks_lines).next().is_some();
                 // A long tail goes out page by page, each with the answer to the one before.
-                if (1..before).contains(&left) {
+                if before < written && is_more {
                     self.heartbeat(now);
                 }
             }
@@ -304,7 +304,6 @@ fn blank((term, number): (Term, Generation), unreachable: Vec<WorkerId>) -> Stat
         prepared: Vec::new(),
         versions: Vec::new(),
         under_way: None,
-        lines: Vec::new(),
         unreachable,
     }
 }

@@ -26,11 +26,8 @@ impl Holdings {
         }
     }
 
-    /// What is told of the last commits: in truth their lines, and the generation that made it.
+    /// What is told of the last commit: in truth the generation that made it.
     pub(super) fn misstate(&self, mut status: Status) -> Status {
-        if self.has_plant(Plant::ForgetLine) {
-            status.lines.clear();
-        }
         if let Some(commit) =
             status.commit.as_mut().filter(|_| self.has_plant(Plant::OldRecordCommit))
         {

@@ -1,0 +1,268 @@
+//! A coordinator's files of metrics lines, record by record, as the daemon keeps them.
+//!
+//! What is appended becomes durable after a while, all that is there by then at once. A crash takes
+//! any number of the newest records that are not durable.
+
+use std::collections::BTreeMap;
+
+use everstep_coordinator::core::LinkId;
+use everstep_coordinator::lines::{LineRecord, LinesFound, PAGE, RECENT};
+use everstep_coordinator::seat::{Effect, Input};
+use everstep_coordinator::state::LineHistory;
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{Lineage, Message, MetricsLine, RunId, Step};
+
+use super::World;
+use super::types::Happening;
+use crate::check::{Invariant, Violation};
+use crate::random::Random;
+
+/// The files.
+#[derive(Debug, Default)]
+pub struct LineFiles {
+    files: BTreeMap<RunId, LineFile>,
+    /// Of which history the file is that is open.
+    open: Lineage,
+    /// It is being made durable.
+    is_busy: bool,
+}
+
+/// The file of a run.
+#[derive(Debug, Default)]
+struct LineFile {
+    /// One record a step; none where the line is lost.
+    records: Vec<Option<LineRecord>>,
+    /// So many of them are durable.
+    durable: usize,
+}
+
+impl LineFiles {
+    /// See [`everstep_coordinator::line_file::LineFiles::open`].
+    fn open(&mut self, history: &LineHistory) -> LinesFound {
+        self.open = history.lineage;
+        let records = &mut self.files.entry(history.lineage.run).or_default().records;
+        let undone = |record: &Option<LineRecord>| {
+            record
+                .as_ref()
+                .is_some_and(|LineRecord { line, .. }| !history.admits(line.step, line.generation))
+        };
+        if let Some(first) = records.iter().position(undone) {
+            records.truncate(first);
+        }
+        let begin = records.len().saturating_sub(RECENT);
+        let found = LinesFound {
+            reach: Step(records.len() as u64),
+            first_loss: records.first().and_then(|it| Some(it.as_ref()?.line.loss)),
+            recent: records[begin..].iter().flatten().cloned().collect(),
+        };
+        self.sync();
+        found
+    }
+
+    fn current(&self) -> Option<&LineFile> {
+        self.files.get(&self.open.run)
+    }
+
+    fn current_mut(&mut self) -> &mut LineFile {
+        self.files.entry(self.open.run).or_default()
+    }
+
+    /// The lines that follow each other after a step.
+    fn page(&self, after: Step) -> Vec<MetricsLine> {
+        let records = self.current().map_or(&[][..], |file| &file.records);
+        let rest = records.iter().skip(after.0 as usize).take(PAGE);
+        rest.map_while(|record| Some(record.as_ref()?.line.clone())).collect()
+    }
+
+    /// Up to this step every line of the history is durable.
+    fn durable(&self) -> Step {
+        self.current().map_or(Step(0), |file| Step(file.durable as u64))
+    }
+
+    /// What is there is durable.
+    pub fn sync(&mut self) {
+        let file = self.current_mut();
+        file.durable = file.records.len();
+    }
+
+    /// The process is gone, and what was not durable may be, from its end on.
+    pub fn crash(&mut self, random: &mut Random) {
+        self.is_busy = false;
+        for file in self.files.values_mut() {
+            let cached = file.records.len() - file.durable.min(file.records.len());
+            let kept = random.below(cached as u64 + 1) as usize;
+            file.records.truncate(file.durable + kept);
+            file.durable = file.records.len();
+        }
+    }
+}
+
+impl World {
+    /// Does what a coordinator wants done about lines.
+    pub(super) fn bring_lines_about(
+        &mut self,
+        place: usize,
+        effect: Effect,
+    ) -> Result<(), Violation> {
+        match effect {
+            Effect::OpenLines(history) => self.open_lines(place, &history),
+            Effect::AppendLines(records) => self.append_lines(place, records),
+            Effect::SkipLines(to) => {
+                self.skip_lines(place, to);
+                Ok(())
+            }
+            Effect::TellLines { to, lineage, reach, after } => {
+                self.tell_lines(place, to, (lineage, reach, after))
+            }
+            Effect::Update { to, after, update } => self.update(place, to, (after, *update)),
+            other => panic!("{other:?} is not about lines"),
+        }
+    }
+
+    /// A coordinator opens the file of a run's lines.
+    fn open_lines(&mut self, place: usize, history: &LineHistory) -> Result<(), Violation> {
+        let found = self.coordinators[place].disk_mut().lines_mut().open(history);
+        self.coordinate(place, Input::LinesOpened { lineage: history.lineage, found })
+    }
+
+    /// A coordinator writes lines behind those that are there.
+    ///
+    /// # Errors
+    /// I13.
+    fn append_lines(&mut self, place: usize, records: Vec<LineRecord>) -> Result<(), Violation> {
+        let file = self.coordinators[place].disk_mut().lines_mut().current_mut();
+        for record in records {
+            let (step, next) = (record.line.step, Step(file.records.len() as u64 + 1));
+            if step != next {
+                let seen = format!("coordinator {place} writes step {step} in the place of {next}");
+                return Err(Violation { invariant: Invariant::I13, at: self.now, seen });
+            }
+            file.records.push(Some(record));
+        }
+        self.sync_lines(place);
+        Ok(())
+    }
+
+    /// Lines up to this step are lost.
+    fn skip_lines(&mut self, place: usize, to: Step) {
+        let file = self.coordinators[place].disk_mut().lines_mut().current_mut();
+        file.records.resize(file.records.len().max(to.0 as usize), None);
+        self.sync_lines(place);
+    }
+
+    /// Makes durable what is there now, unless that is being done: then what has come since, after
+    /// that.
+    fn sync_lines(&mut self, place: usize) {
+        let lines = self.coordinators[place].disk_mut().lines_mut();
+        let (lineage, durable) = (lines.open, lines.durable());
+        let reach = Step(lines.current_mut().records.len() as u64);
+        if reach > durable && !std::mem::replace(&mut lines.is_busy, true) {
+            self.later(Happening::LinesDurable(place, lineage, reach));
+        }
+    }
+
+    /// Lines should be durable by now.
+    pub(super) fn lines_endured(
+        &mut self,
+        place: usize,
+        (lineage, reach): (Lineage, Step),
+    ) -> Result<(), Violation> {
+        let now = self.now;
+        let disk = self.coordinators[place].disk_mut();
+        if let Some(until) = disk.stalled(now) {
+            self.queue.put(until, Happening::LinesDurable(place, lineage, reach));
+            return Ok(());
+        }
+        let lines = disk.lines_mut();
+        lines.is_busy = false;
+        if lines.open == lineage {
+            let file = lines.current_mut();
+            file.durable = file.durable.max(reach.0 as usize);
+        }
+        self.sync_lines(place);
+        self.coordinate(place, Input::LinesDurable { lineage, reach })
+    }
+
+    /// Another coordinator is told lines.
+    fn tell_lines(
+        &mut self,
+        place: usize,
+        to: LinkId,
+        (lineage, reach, after): (Lineage, Step, Step),
+    ) -> Result<(), Violation> {
+        let lines = self.coordinators[place].disk().lines().page(after);
+        self.course.tally.line_pages += u64::from(!lines.is_empty());
+        self.tell(place, to, Message::Lines { lineage, reach, lines })
+    }
+
+    /// A watcher is told what is new.
+    fn update(
+        &mut self,
+        place: usize,
+        to: LinkId,
+        (after, update): (Option<Step>, Update),
+    ) -> Result<(), Violation> {
+        let disk = self.coordinators[place].disk();
+        let lines = after.map_or(Vec::new(), |after| disk.lines().page(after));
+        self.tell(place, to, Message::Update(Update { lines, ..update }))
+    }
+
+    /// A coordinator calls lines written: they must be on its disk.
+    ///
+    /// # Errors
+    /// I13.
+    pub(super) fn judge_written(&self, place: usize, written: Step) -> Result<(), Violation> {
+        let durable = self.coordinators[place].disk().lines().durable();
+        if written <= durable {
+            return Ok(());
+        }
+        let seen = format!(
+            "coordinator {place} calls lines up to step {written} written, and has those up to \
+             {durable} on its disk"
+        );
+        Err(Violation { invariant: Invariant::I13, at: self.now, seen })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::Generation;
+
+    use super::*;
+
+    fn record(step: u64, generation: u64) -> Option<LineRecord> {
+        let (step, generation) = (Step(step), Generation(generation));
+        let line = MetricsLine { step, generation, ..MetricsLine::default() };
+        Some(LineRecord { line, ..LineRecord::default() })
+    }
+
+    fn history(rollback: u64) -> LineHistory {
+        let lineage = Lineage { run: 4, rollback: Generation(rollback) };
+        LineHistory { lineage, back_to: Step(2), gaps: Vec::new() }
+    }
+
+    #[test]
+    fn a_crash_takes_only_the_newest_lines_that_are_not_durable() {
+        let mut found = std::collections::BTreeSet::new();
+        for seed in 0..50 {
+            let mut files = LineFiles::default();
+            files.open(&history(0));
+            files.current_mut().records = (1..=3).map(|step| record(step, 1)).collect();
+            files.sync();
+            files.current_mut().records.extend([record(4, 1), record(5, 1)]);
+            files.crash(&mut Random::new(seed));
+            found.insert(files.open(&history(0)).reach.0);
+        }
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [3, 4, 5]);
+    }
+
+    #[test]
+    fn i13_a_rollback_cuts_the_lines_that_it_undoes() {
+        let mut files = LineFiles::default();
+        files.open(&history(0));
+        files.current_mut().records = (1..=3).map(|step| record(step, 1)).collect();
+        assert_eq!(files.open(&history(2)).reach, Step(2));
+        files.current_mut().records.push(record(3, 2));
+        assert_eq!((files.open(&history(0)).reach, files.open(&history(2)).reach.0), (Step(3), 3));
+    }
+}

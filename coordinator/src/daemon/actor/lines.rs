@@ -1,0 +1,94 @@
+//! Metrics lines, as the seat wants them written and read.
+
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{self, Lineage, Step};
+
+use tokio::task::spawn_blocking;
+
+use super::{Coordinator, LinesKept};
+use crate::core::LinkId;
+use crate::daemon::CoordinatorError;
+use crate::lines::{LineRecord, PAGE};
+use crate::seat::Input;
+use crate::state::LineHistory;
+
+/// What the thread that makes lines durable is about.
+#[derive(Debug, Default)]
+pub(super) struct LineSync {
+    /// It is under way.
+    is_busy: bool,
+    /// Up to here the file was durable when it was last.
+    durable: Option<(Lineage, Step)>,
+}
+
+impl Coordinator {
+    /// Opens the file of a run's lines; the seat is told what is there at once.
+    pub(super) fn open_lines(&mut self, history: &LineHistory) -> Result<(), CoordinatorError> {
+        let found = self.lines.open(history)?;
+        let state = self.seat.core().state();
+        let mut runs: Vec<_> = state.past_runs().iter().map(|past| past.id).collect();
+        runs.extend([state.run_id(), history.lineage.run]);
+        self.lines.keep_only(&runs)?;
+        let (lineage, now) = (history.lineage, self.now());
+        self.line_sync.durable = Some((lineage, found.reach));
+        let recent: Vec<_> = found.recent.iter().map(|record| record.line.clone()).collect();
+        self.history.lines(&recent);
+        self.seat.handle(now, Input::LinesOpened { lineage, found })?;
+        Ok(())
+    }
+
+    pub(super) fn append_lines(&mut self, records: &[LineRecord]) -> Result<(), CoordinatorError> {
+        self.lines.append(records)?;
+        let lines: Vec<_> = records.iter().map(|record| record.line.clone()).collect();
+        self.history.recorded(&lines);
+        self.sync_lines()
+    }
+
+    pub(super) fn skip_lines(&mut self, to: Step) -> Result<(), CoordinatorError> {
+        self.lines.skip(to)?;
+        self.sync_lines()
+    }
+
+    /// What is written is made durable, on a thread that may wait: all that is there by then, one
+    /// time after the other.
+    fn sync_lines(&mut self) -> Result<(), CoordinatorError> {
+        if self.line_sync.is_busy {
+            return Ok(());
+        }
+        let Some((file, lineage, reach)) = self.lines.file()? else { return Ok(()) };
+        if self.line_sync.durable == Some((lineage, reach)) {
+            return Ok(());
+        }
+        self.line_sync.is_busy = true;
+        let own = self.own.clone();
+        spawn_blocking(move || {
+            let done = file.make_durable().map_err(CoordinatorError::from);
+            own.do_send(LinesKept(done.map(|()| (lineage, reach))));
+        });
+        Ok(())
+    }
+
+    /// The file is durable as far as it went; the rest follows.
+    pub(super) fn lines_kept(
+        &mut self,
+        done: Result<(Lineage, Step), CoordinatorError>,
+    ) -> Result<Input, CoordinatorError> {
+        self.line_sync.is_busy = false;
+        let (lineage, reach) = done?;
+        self.line_sync.durable = Some((lineage, reach));
+        self.sync_lines()?;
+        Ok(Input::LinesDurable { lineage, reach })
+    }
+
+    /// A watcher is told what is new, with a page of lines.
+    pub(super) fn update(
+        &mut self,
+        to: LinkId,
+        after: Option<Step>,
+        update: Update,
+    ) -> Result<(), CoordinatorError> {
+        let lines = after.map_or(Ok(Vec::new()), |after| self.lines.page(after, PAGE))?;
+        self.send(to, protocol::Message::Update(Update { lines, ..update }));
+        Ok(())
+    }
+}

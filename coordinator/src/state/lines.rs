@@ -1,0 +1,103 @@
+//! What the log says of metrics lines: which history they are of, and which of them are lost.
+//!
+//! The lines themselves are not in the log: every coordinator keeps them in a file of its own.
+
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{Generation, Lineage, Step};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::{State, Verdict};
+
+/// So many gaps are told apart: of more, the oldest two count as one.
+const GAPS: usize = 64;
+
+/// Steps whose lines no process has any more.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// The first of them.
+    pub from: Step,
+    /// The last of them.
+    pub to: Step,
+}
+
+impl Gap {
+    /// Whether the line of this step is one of the lost.
+    pub fn contains(&self, step: Step) -> bool {
+        self.from <= step && step <= self.to
+    }
+}
+
+/// Which lines a file of this run holds, if it holds all that there are.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct LineHistory {
+    /// Which history it is.
+    pub lineage: Lineage,
+    /// The step to which the newest rollback went back: later lines are of its generation or a
+    /// later one.
+    pub back_to: Step,
+    /// Lost lines, in the order of their steps.
+    pub gaps: Vec<Gap>,
+}
+
+impl LineHistory {
+    /// Whether a line of this step and generation can be of this history.
+    pub fn admits(&self, step: Step, generation: Generation) -> bool {
+        step <= self.back_to || generation >= self.lineage.rollback
+    }
+
+    /// The gap that the line of this step is lost in.
+    pub fn gap_at(&self, step: Step) -> Option<Gap> {
+        self.gaps.iter().copied().find(|gap| gap.contains(step))
+    }
+}
+
+impl State {
+    /// The history that metrics lines are of.
+    pub fn lines(&self) -> &LineHistory {
+        &self.lines
+    }
+
+    /// The steps that the log shows to be settled: each has had its line.
+    pub fn settled(&self) -> Step {
+        let newest = self.past_runs.back().filter(|past| past.id == self.run_id);
+        let resumed = self.record.as_ref().map_or(Step(0), |record| record.resume);
+        newest.map_or(resumed, |past| past.steps)
+    }
+
+    /// The run goes back to this step, with this generation.
+    pub(super) fn go_back(&mut self, generation: Generation, step: Step) {
+        self.goes_back = false;
+        self.lines.lineage.rollback = generation;
+        self.lines.back_to = step;
+        self.lines.gaps.retain_mut(|gap| {
+            gap.to = gap.to.min(step);
+            gap.from <= gap.to
+        });
+    }
+
+    /// No process has these lines any more.
+    pub(super) fn lose_lines(
+        &mut self,
+        unix_ms: u64,
+        lineage: Lineage,
+        gap: Gap,
+    ) -> Result<Verdict, String> {
+        if lineage != self.lines.lineage {
+            return Err("these are lines of a history that is over".into());
+        }
+        if gap.from > gap.to || gap.to > self.settled() {
+            return Err(format!("steps {} to {} are not all settled", gap.from, gap.to));
+        }
+        if self.lines.gap_at(gap.from).is_some() {
+            return Err(format!("the line of step {} is known to be lost", gap.from));
+        }
+        self.lines.gaps.push(gap);
+        self.lines.gaps.sort_by_key(|gap| gap.from);
+        if self.lines.gaps.len() > GAPS {
+            let oldest = self.lines.gaps.remove(0);
+            self.lines.gaps[0].from = oldest.from;
+        }
+        self.note(unix_ms, EventKind::LinesLost { from: gap.from, to: gap.to });
+        Ok(Verdict::Accepted)
+    }
+}

@@ -1,0 +1,51 @@
+//! What the log says of metrics lines.
+
+use everstep_transport::protocol::Lineage;
+
+use super::*;
+
+/// I13: which lines are of the run's history, and which are lost, the log says.
+#[test]
+fn a_rollback_and_a_run_begin_another_history_of_lines() {
+    let mut state = State::default();
+    for (entry, index) in two_members().iter().zip(1..) {
+        state.apply(index, Term(1), entry);
+    }
+    let lineage = |run, rollback| Lineage { run, rollback: Generation(rollback) };
+    assert_eq!(state.lines().lineage, lineage(1, 0));
+    let back = altered(2, &[2, 3], |change| {
+        (change.record.cause, change.record.term) = (Cause::Rollback, Term(1));
+        change.rollback = Some((Step(2), "lost".into()));
+    });
+    assert_eq!(state.apply(5, Term(1), &back), Verdict::Accepted);
+    assert_eq!((state.lines().lineage, state.lines().back_to), (lineage(1, 2), Step(0)));
+    assert!(
+        !state.lines().admits(Step(1), Generation(1))
+            && state.lines().admits(Step(1), Generation(2))
+    );
+}
+
+#[test]
+fn lines_are_lost_only_of_settled_steps_and_of_the_same_history() {
+    let mut state = State::default();
+    for (entry, index) in two_members().iter().zip(1..) {
+        state.apply(index, Term(1), entry);
+    }
+    let resumed = altered(2, &[2, 3], |change| {
+        (change.record.resume, change.record.commit) = (Step(6), committed(6));
+    });
+    assert_eq!(state.apply(5, Term(1), &resumed), Verdict::Accepted);
+    let mut lose = |index, run, (from, to)| {
+        let lineage = Lineage { run, ..Lineage::default() };
+        let gap = Gap { from: Step(from), to: Step(to) };
+        state.apply(index, Term(1), &entry(Command::LoseLines { lineage, gap }))
+            == Verdict::Accepted
+    };
+    assert!(!lose(6, 1, (3, 7)) && !lose(7, 2, (3, 5)) && !lose(8, 1, (5, 3)));
+    assert!(lose(9, 1, (3, 5)) && !lose(10, 1, (4, 5)) && lose(11, 1, (2, 2)));
+    let gaps: Vec<_> = state.lines().gaps.iter().map(|gap| (gap.from.0, gap.to.0)).collect();
+    assert_eq!(gaps, [(2, 2), (3, 5)]);
+    assert!(
+        matches!(state.news(), [News::Event(event)] if matches!(event.kind, EventKind::LinesLost { .. }))
+    );
+}
