@@ -45,7 +45,7 @@ fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
 }
 
 #[test]
-fn a_run_whose_model_nobody_can_write_is_complete_and_fails_all_the_same() {
+fn a_run_whose_model_nobody_can_write_waits_for_a_worker_with_a_directory() {
     let world = World::new().with("run.steps", 400).with("run.start_workers", 2);
     let run = world.launch(&["--workers", "1"]);
     let address = run.until_workers(1, "waiting").addresses();
@@ -56,14 +56,17 @@ fn a_run_whose_model_nobody_can_write_is_complete_and_fails_all_the_same() {
     let cluster = run.until_step(3);
     let original = cluster.workers.iter().find(|worker| worker.pid.is_some());
     original.expect("the launcher's own").signal(Signal::TERM);
-    let ended = run.program.end();
-    assert_eq!((ended.code, guest.end().code), (Some(1), Some(0)), "{ended:?}");
-    let complete = Run::read(run.dir, &run.report, ended.stdout.clone());
-    complete.assert_survived(400);
-    assert_eq!(complete.hash(), world.undisturbed());
-    for words in ["error: the run is complete, but its model is not", complete.hash(), "--dir"] {
-        assert!(ended.block().contains(words), "no \"{words}\" in {ended:?}");
-    }
+    run.until("it says what it waits for", || {
+        let view = fs::read_to_string(run.dir.join("cluster.json")).unwrap_or_default();
+        view.contains("\"model_awaited\": {").then_some(())
+    });
+    assert!(run.program.said().contains("no worker has a directory"), "{}", run.program.said());
+    let writer = world.join(&run);
+    let run = run.complete();
+    run.assert_survived(400);
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!((guest.end().code, writer.end().code), (Some(0), Some(0)));
+    assert!(run.dir.join("model.safetensors").is_file(), "the worker with a directory wrote it");
 }
 
 #[test]

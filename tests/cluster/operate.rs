@@ -113,7 +113,7 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
     let id = id.expect("the token")["id"].as_str().expect("an id").to_string();
     assert!(token.contains(&id) && !listed.to_string().contains(token.trim()), "{listed}");
     let addresses = cluster.addresses();
-    let join = ["worker", "--coordinators", &addresses, "--join", token.trim()];
+    let join = ["worker", "--coordinators", &addresses, "--join", token.trim(), "--dir", "models"];
     let workers = [(); 2].map(|()| listening(cluster.world.start(&join)).0);
 
     // A run that is cancelled, while the leadership goes from one to another.
