@@ -36,7 +36,9 @@ impl Places {
         let mut arguments = vec!["worker", "--coordinators", &addresses, "--device", "cpu"];
         arguments.extend(["--join", text.trim()]);
         arguments.extend(dir.iter().flat_map(|dir| ["--dir", show(dir)]));
-        self.workers.push(self.world.start(&arguments));
+        let mut worker = self.world.start(&arguments);
+        assert!(worker.line().is_some(), "it listens: {}", worker.said());
+        self.workers.push(worker);
     }
 
     fn submit(&self) {
