@@ -198,7 +198,8 @@ impl Tally {
              again, {rollbacks} rollbacks\n  \
              members     {joined} coordinators joined, {removed} ended since they were removed, \
              {stopped} stopped, {full} ended with a full disk, {replaced} with a damaged log were \
-             replaced; {installed} snapshots, {pages} pages of history and {line_pages} of lines sent\n  \
+             replaced; {installed} snapshots, {pages} pages of history and {line_pages} of \
+             lines sent\n  \
              steps       {steps} committed, {events} events\n  \
              longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
              from the last fault to the end\n  \

@@ -2,9 +2,9 @@
 //!
 //! A file is a head and records of one size. The record of a step stands where the step says, so a
 //! page is read with one call, and memory does not grow with the file. Records of lost lines are
-//! zero. A file that is opened is verified at its end only, as far back as records may not have been
-//! durable when the process before ended: what is not as it was written is cut away there, and other
-//! processes tell it again.
+//! zero. A file that is opened is verified at its end only, as far back as records may not have
+//! been durable when the process before ended: what is not as it was written is cut away there, and
+//! other processes tell it again.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -255,8 +255,8 @@ fn verified(file: &File, history: &LineHistory) -> io::Result<Step> {
     }
 }
 
-/// Where the lines end that are of this history: behind its rollback's step, lines are all of it, or
-/// all of the one before.
+/// Where the lines end that are of this history: behind its rollback's step, lines are all of it,
+/// or all of the one before.
 fn cut(file: &File, history: &LineHistory, reach: Step) -> io::Result<Step> {
     let mut next = history.back_to.min(reach);
     while let Some(gap) = history.gap_at(next.next()) {

@@ -387,9 +387,11 @@ impl Seat {
         self.core.restore_history(frames);
     }
 
-    /// For so long it need not be given an [`Input::Tick`], if nothing else happens.
+    /// For so long it need not be given an [`Input::Tick`], if nothing else happens. A founder has to
+    /// found its cluster before anybody asks for anything.
     pub fn quiet(&self) -> Duration {
-        if self.put_off.is_empty() { self.replica.quiet() } else { TICK }
+        let is_settled = self.put_off.is_empty() && self.core.state().knows(&self.own);
+        if is_settled { self.replica.quiet() } else { TICK }
     }
 
     /// What it knows of the cluster.

@@ -3,9 +3,9 @@
 //! Lines are in no log. A step leader repeats its newest lines until the leader says that they are
 //! written: that they, and all before them, are on the leader's disk. The leader tells every other
 //! coordinator what it takes; a coordinator that lacks lines asks the others, each in its turn. All
-//! members keep their newest lines when they are written, too: a new leader that lacks some asks for
-//! them. What nobody has told for a while, though everybody was asked, is lost: an entry of the log
-//! says so, and every file goes on behind it.
+//! members keep their newest lines when they are written, too: a new leader that lacks some asks
+//! for them. What nobody has told for a while, though everybody was asked, is lost: an entry of the
+//! log says so, and every file goes on behind it.
 //!
 //! A rollback begins another history. What is told names its history, and counts for no other, so
 //! that a late line of steps that were undone is never written.

@@ -125,7 +125,11 @@ fn files_of_forgotten_runs_are_removed() {
 
 proptest! {
     #[test]
-    fn a_record_that_differs_in_a_bit_is_none(step in 1u64..1 << 40, place in 0..RECORD, bit in 0..8u8) {
+    fn a_record_that_differs_in_a_bit_is_none(
+        step in 1u64..1 << 40,
+        place in 0..RECORD,
+        bit in 0..8u8,
+    ) {
         let mut bytes = encode(&record(step, 3));
         prop_assert_eq!(decode(&bytes, Step(step)), Some(record(step, 3)));
         prop_assert_eq!(decode(&bytes, Step(step + 1)), None);

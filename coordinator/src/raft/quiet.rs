@@ -6,9 +6,8 @@ use super::Replica;
 use super::settings::HEARTBEAT;
 
 impl Replica {
-    /// For so long nothing becomes due here: no heartbeat, no check that a majority is heard, no end
-    /// of a follower's patience. At most the time between two heartbeats, so that a tick that comes
-    /// then is not late.
+    /// For so long nothing becomes due here: no heartbeat, and no end of a follower's patience. At
+    /// most the time between two heartbeats, so that a tick that comes then is not late.
     pub fn quiet(&self) -> Duration {
         let raft = &self.node.raft;
         let election = raft.randomized_election_timeout().saturating_sub(raft.election_elapsed);

@@ -53,6 +53,9 @@ pub struct Holdings {
     pub(super) written: Step,
     /// The last step that no failure can undo.
     pub(super) settled: Step,
+    /// It was a member of the generation that it was last judged by: what it had committed then, it
+    /// has shown at every Pause since, so later records resume there or behind.
+    pub(super) was_member: bool,
     /// How far the device has followed.
     pub(super) device: Following,
     /// How long it takes.
@@ -109,6 +112,7 @@ impl Holdings {
             lines: BTreeMap::new(),
             written: Step(0),
             settled: Step(0),
+            was_member: false,
             device: Following::default(),
             progress: Progress::default(),
             #[cfg(feature = "planted")]
@@ -143,7 +147,7 @@ impl Holdings {
             self.begin_anew(record, owned);
             Origin::Seed
         } else {
-            if !follows {
+            if !follows && !self.was_member {
                 // A record that was never seen here may have undone what was not settled.
                 self.lines.split_off(&self.settled.next());
             }

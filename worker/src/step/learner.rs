@@ -59,6 +59,7 @@ impl Learner {
         mut holdings: Holdings,
     ) -> Self {
         let jobs = holdings.enter(roster.record(), &BTreeMap::new());
+        holdings.was_member = false;
         Self {
             learning: Learning::default(),
             stage: Stage::Idle,

@@ -66,7 +66,10 @@ fn a_line_that_is_called_written_and_is_on_no_disk_is_found() {
         world.disk_stalls = true;
         world.report_lines(links[0], 1..=3);
         world.beat(links[0]);
-        let early = |message: &Message| matches!(message, Message::HeartbeatAnswer { written, .. } if *written > Step(0));
+        let early = |message: &Message| match message {
+            Message::HeartbeatAnswer { written, .. } => *written > Step(0),
+            _ => false,
+        };
         !world.hear(links[0]).iter().any(early)
     });
 }

@@ -43,7 +43,7 @@ pub(in crate::quic) struct Probes {
 }
 
 struct ProbePort {
-    /// Nobody waits until it can be written: each datagram that has gone out would wake the process.
+    /// Nobody waits until it can be written: each datagram that went out would wake the process.
     socket: AsyncFd<UdpSocket>,
     watchers: Mutex<HashMap<Peer, Vec<Arc<Notify>>>>,
 }

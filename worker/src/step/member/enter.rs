@@ -25,6 +25,7 @@ impl Member {
     pub fn enter(now: Time, setup: Arc<Setup>, plan: Plan, mut holdings: Holdings) -> Self {
         let mut out = VecDeque::from([Effect::Enter(plan.record().clone())]);
         out.extend(holdings.enter(plan.record(), plan.owned()).into_iter().map(Effect::Device));
+        holdings.was_member = true;
         holdings.committed_at.get_or_insert(now);
         let first = holdings.committed().next();
         let over = first.0 > setup.run.steps;
