@@ -387,8 +387,8 @@ impl Seat {
         self.core.restore_history(frames);
     }
 
-    /// For so long it need not be given an [`Input::Tick`], if nothing else happens. A founder has to
-    /// found its cluster before anybody asks for anything.
+    /// For so long it need not be given an [`Input::Tick`], if nothing else happens. A founder has
+    /// to found its cluster before anybody asks for anything.
     pub fn quiet(&self) -> Duration {
         let is_settled = self.put_off.is_empty() && self.core.state().knows(&self.own);
         if is_settled { self.replica.quiet() } else { TICK }

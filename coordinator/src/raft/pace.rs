@@ -4,9 +4,11 @@
 //! hear a majority within its lease, and two candidates whose time-outs end within half a round
 //! trip of each other split the vote. So a tick is at least an eighth of the longest round trip to
 //! a voter: the lease is two and a half round trips, the shortest time-out three, and time-outs
-//! differ by up to two. Round trips below 40 ms change nothing. Every request between replicas carries its sender's time, every answer carries it
-//! back; a candidate that is answered too late to be elected knows the round trip for its next
-//! attempt. Leaders and candidates tell their tick, so that nobody loses patience earlier than they
+//! differ by up to two. Round trips below 40 ms change nothing.
+//!
+//! Every request between replicas carries its sender's time, every answer carries it back; a
+//! candidate that is answered too late to be elected knows the round trip for its next attempt.
+//! Leaders and candidates tell their tick, so that no follower loses patience earlier than they
 //! expect.
 //!
 //! A leader that was given up and is heard again was slow, not gone: then ticks double for a while,

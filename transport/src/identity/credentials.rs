@@ -75,11 +75,11 @@ impl Credentials {
         UnixTime::since_unix_epoch(Duration::from_secs(self.life.1))
     }
 
-    /// Whether less than a third of the certificate's life is left: time to renew it, and time
+    /// Whether no more than a third of the certificate's life is left: time to renew it, and time
     /// enough to try again until that works.
     pub fn are_due(&self, now: UnixTime) -> bool {
         let (issued, expires) = self.life;
-        expires.saturating_sub(now.as_secs()) < expires.saturating_sub(issued) / 3
+        expires.saturating_sub(now.as_secs()) <= expires.saturating_sub(issued) / 3
     }
 
     /// Writes `authority.pem`, `node.pem` and, with mode 0600, `node.key`.
