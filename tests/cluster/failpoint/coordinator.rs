@@ -69,7 +69,6 @@ const LIVES: &[(While, &[&str])] = &[
     (While::Losing, &[SOME_PAUSED_LATER, "propose.generation", SOME_TOLD]),
     (While::Losing, &[STATUS_LATER, "appended.generation"]),
     (While::Breaking, &["unreachable.receive", "applied.generation"]),
-    (While::Breaking, &["failed.receive"]),
     (While::Evicting, &["evicted.send"]),
     (While::Leaving, &["leave.receive", "propose.drain", "appended.drain", "applied.drain"]),
     (While::Leaving, &["drain.send", "dismiss.send"]),

@@ -233,7 +233,7 @@ mod tests {
 
     /// What a worker neither says nor hears, or only where there are several coordinators or runs;
     /// what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 30] = [
+    const WITHOUT_A_POINT: [&str; 32] = [
         "heartbeat",
         "failed",
         "unable",
@@ -250,6 +250,8 @@ mod tests {
         "joined",
         "fetch_history",
         "history",
+        "fetch_lines",
+        "lines",
         "watch",
         "update",
         "exited",
