@@ -207,7 +207,14 @@ impl Storm {
                 self.world.learn(link);
             }
             self.fetch_record(link);
-            self.world.beat_with(link, |heartbeat| heartbeat.held = held);
+            let leader = self.world.core.state().record().map(|record| record.step_leader());
+            let actor = self.world.actor(link).clone();
+            self.world.beat_with(link, |heartbeat| {
+                heartbeat.held = held;
+                if leader == Some(actor.id) {
+                    heartbeat.lines = actor.lines; // it repeats them until they are written
+                }
+            });
         }
     }
 
