@@ -1,5 +1,5 @@
 //! Models: GPT and MLP, written once over the backend, and [`OnBackend`], which makes any of them a
-//! [`Compute`](crate::compute::Compute).
+//! [`Compute`].
 //!
 //! A model plans its memory once, then runs forward and backward over whatever part of it a batch
 //! fills. It says which parameters it is about to read and which gradients are final; what that
