@@ -187,8 +187,13 @@ fn a_dry_run_says_what_a_gpu_is_asked_for_whether_there_is_one_or_not() {
 
         let without = machine.without_driver();
         assert_eq!(said(&without, &["--device", "cuda"]), table);
-        let cpu = said(&without, &["--device", "cpu"]);
-        assert_eq!(cpu.contains("on its GPU"), precision == "bf16", "{cpu}");
+        let on_cpu = ["--device", "cpu"];
+        if precision == "f32" {
+            assert!(!said(&without, &on_cpu).contains("on its GPU"));
+        } else {
+            let refused = self::refused(&without.run(&[&dry[..], &on_cpu].concat()), 2);
+            assert!(refused.contains("the CPU computes in f32, not in bf16"), "{refused}");
+        }
     }
 }
 
