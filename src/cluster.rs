@@ -27,8 +27,9 @@ use std::time::{Duration, Instant};
 
 pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
 use everstep_kernels::device::DeviceChoice;
-use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, WorkerState};
+use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
+use serde_json::json;
 
 pub(crate) use conclusion::{add_bigram, ended};
 pub use directory::Directory;
@@ -96,8 +97,6 @@ pub struct Cluster {
     coordinators: Coordinators,
     workers: Workers,
     progress: Progress,
-    /// `cluster.json` as it was last written.
-    view: String,
     began: Instant,
     wait: Duration,
     submitted: Option<RunSpec>,
@@ -167,14 +166,14 @@ impl Cluster {
         directory.copy_token(coordinators.home())?;
         let addresses = coordinators.addresses();
         let join = join::command(&daemons.program, &directory, &addresses);
+        let api = coordinators.api();
         let workers = Workers::start(&directory, addresses, daemons, options).await?;
         let mut cluster = Self {
             directory,
             files: Files::default(),
             coordinators,
             workers,
-            progress: Progress { join, ..Progress::default() },
-            view: String::new(),
+            progress: Progress { join, api, ..Progress::default() },
             began,
             wait: options.wait,
             submitted: None,
@@ -182,7 +181,7 @@ impl Cluster {
             reminded_at: None,
             is_concluded: false,
         };
-        cluster.write_view()?;
+        cluster.write_files();
         Ok(cluster)
     }
 
@@ -233,7 +232,7 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
     pub async fn submit(&mut self, run: &RunSpec) -> Result<(), ClusterError> {
-        self.directory.write_run(run)?;
+        self.files.write(&self.directory, directory::RUN, directory::text_of_run(run));
         self.submitted = Some(run.clone());
         self.waits_since = Some(Instant::now());
         self.coordinators.submit(&self.directory, run).await
@@ -318,14 +317,18 @@ impl Cluster {
         self.is_concluded = true;
         let report = self.report(&run);
         let text = conclusion::text(&self.directory, &run, &self.progress, &report, ending);
-        let told: Vec<_> = ending.event(&self.progress).into_iter().collect();
+        let events = self.progress.events.iter().map(|event| json!(event));
+        let events: Vec<_> = events.chain(ending.event(&self.progress)).collect();
         let Self { coordinators, workers, progress, directory, files, .. } = self;
         let view = view::of_ended(coordinators, workers, progress, ending.state());
-        let written = files.settle(directory);
-        let written = written.and(files.append(directory, "events.jsonl", &told));
-        let written = written.and(files.write(directory, "cluster.json", view));
-        if let Err(error) = written.and(directory.write(conclusion::REPORT, text.as_bytes())) {
-            tracing::warn!(%error, "the end of the run is not on record");
+        files.insist();
+        files.append(directory, "metrics.jsonl", &progress.lines);
+        files.append(directory, "events.jsonl", &events);
+        files.write(directory, "cluster.json", view);
+        files.write(directory, conclusion::REPORT, text);
+        files.settle(directory);
+        if !files.is_settled() {
+            tracing::warn!("the end of the run is not on record");
         }
     }
 
@@ -348,19 +351,18 @@ impl Cluster {
             let update = self.coordinators.watch(&self.directory, step, event).await?;
             let (lines, events) = (update.lines.len(), update.events.len());
             let outcome = update.outcome.clone();
-            self.take(update)?;
+            self.take(update);
             // A long page is followed by more; the outcome counts once nothing is missing.
             if lines == 0 && events == 0 {
                 self.remind();
-                self.write_view()?;
+                self.write_files();
                 return Ok(outcome);
             }
         }
     }
 
     /// Takes an update, and writes it down.
-    fn take(&mut self, update: Update) -> Result<(), ClusterError> {
-        self.files.append(&self.directory, "events.jsonl", &update.events)?;
+    fn take(&mut self, update: Update) {
         for event in &update.events {
             if let EventKind::Registered { worker, name, number } = &event.kind {
                 self.workers.registered(name, *worker);
@@ -370,17 +372,10 @@ impl Cluster {
             }
         }
         let wanted = self.submitted.as_ref().map_or(1, |run| run.min_workers);
-        match self.progress.take(update, wanted) {
-            Lines::Came(count) => {
-                let lines = &self.progress.lines;
-                let new = &lines[lines.len() - count..];
-                self.files.append(&self.directory, "metrics.jsonl", new)
-            }
-            Lines::TakenBack => {
-                let Self { files, directory, progress, .. } = self;
-                files.rewrite(directory, "metrics.jsonl", &progress.lines)
-            }
+        if self.progress.take(update, wanted) == Lines::TakenBack {
+            self.files.rewrite("metrics.jsonl");
         }
+        self.write_files();
     }
 
     /// Tells the leader again which processes have ended, as long as it has not recorded that: it
@@ -402,18 +397,24 @@ impl Cluster {
         }
     }
 
-    fn write_view(&mut self) -> Result<(), ClusterError> {
-        let view = view::text(&self.coordinators, &self.workers, &self.progress);
-        if view != self.view {
-            self.files.write(&self.directory, "cluster.json", view.clone())?;
-            self.view = view;
-        }
-        self.files.settle(&self.directory)
+    /// Writes what is new, as far as the disk takes it.
+    fn write_files(&mut self) {
+        let Self { coordinators, workers, progress, directory, files, .. } = self;
+        files.append(directory, "events.jsonl", &progress.events);
+        files.append(directory, "metrics.jsonl", &progress.lines);
+        files.write(directory, "cluster.json", view::text(coordinators, workers, progress));
+        files.settle(directory);
     }
 
     /// Gives up a run whose workers do not come, or do not come back.
     fn check_wait(&mut self) -> Result<(), ClusterError> {
-        let (registered, waiting) = (self.progress.registered(), self.progress.waiting);
+        // More workers live here than take part: the others may be silent, and answer yet, but for
+        // those that have said that they cannot compute.
+        let unable = |name: &NodeName| self.progress.unable.iter().any(|(its, _)| its == name);
+        let living = self.workers.living().iter().filter(|it| !unable(&it.naming().name)).count();
+        let takes_part = |waiting: &Waiting| waiting.members as usize >= living;
+        let waiting = self.progress.waiting.filter(takes_part);
+        let registered = self.progress.registered();
         if self.submitted.is_none() || registered.is_none() && waiting.is_none() {
             self.waits_since = None;
             return Ok(());

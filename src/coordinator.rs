@@ -62,16 +62,20 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
             let (exit, next) = advice(&error);
             let next = disk_advice(&error).filter(|_| is_of_a_file(&error)).unwrap_or(next);
             let next = shortage_advice(&error).unwrap_or(next);
+            let has_begun = served.get().is_some();
+            let next = if has_begun && room::is_gone(&error) { room::GONE } else { next };
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
     }
 }
 
-/// Runs the coordinator to its end, where a full disk is no end for as long as is waited for room.
+/// Runs the coordinator to its end, where a directory that cannot be used is no end for as long as
+/// it is waited for.
 /// Once it listens, `served` has its addresses.
 fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, CoordinatorError> {
     let (mut options, mut deadline) = (first.clone(), None);
+    let log = Cell::new(None);
     loop {
         let began = Instant::now();
         let ended = daemon::run(options, |addresses| {
@@ -80,15 +84,16 @@ fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, Coor
             tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
             // Whoever started it was told the first time, and it listens where it did.
             if served.replace(Some(addresses)).is_none() {
+                log.set(room::log_inode(&first.dir));
                 announce(&serde_json::json!({ "address": links, "api": api }));
             }
         });
         let (Err(error), Some(addresses)) = (&ended, served.get()) else { return ended };
         if began.elapsed() >= room::LONGEST {
-            deadline = None; // It had room for long.
+            deadline = None; // Its directory was well for long.
         }
         let by = *deadline.get_or_insert_with(|| Instant::now() + room::LONGEST);
-        if !room::await_room(&first.dir, error, by) {
+        if !room::await_room((&first.dir, log.get()), error, by) {
             return ended;
         }
         let http = first.http.clone();

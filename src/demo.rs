@@ -18,14 +18,14 @@ use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
 use crate::cli::{DemoFlags, Overrides, TrainFlags};
-use crate::cluster::{self, Cluster, Directory, Options, Report};
+use crate::cluster::{self, Cluster, ClusterError, Directory, Options, Report};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{logging, output, progress, scratch, train};
 
 pub(crate) use chaos::Chaos;
-use show::Show;
+use show::{End, Show};
 
 /// Worker processes where no flag says how many.
 const WORKERS: u32 = 4;
@@ -44,18 +44,25 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         ..flags.overrides.clone()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
-    train::idle(&resolved).into_iter().for_each(|note| output::say(format_args!("note: {note}")));
+    let shards = resolved.run.batch.data_shards;
+    train::idle(resolved.workers, shards)
+        .into_iter()
+        .for_each(|note| output::say(format_args!("note: {note}")));
     let text = RunText::find(&resolved)?;
     train::beforehand(&resolved, &text, |resolved| train::check(resolved, registry))?;
     if let Some(duration) = flags.duration {
-        resolved.run.steps = steps_within(duration, &resolved, &text)?;
+        // The other half is for the undisturbed run.
+        resolved.run.steps = steps_within(duration / 2, &resolved, &text)?;
     }
     let train = TrainFlags { dir: flags.dir.clone(), ..TrainFlags::default() };
     let (directory, _) = train::prepare(&train, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let steps = resolved.run.steps;
-    let mut report = perform(flags, &resolved, directory)
-        .map_err(|failure| train::interrupted(failure, &home, steps))?;
+    let end = perform(flags, &resolved, directory);
+    let mut report = match end.map_err(|failure| train::interrupted(failure, &home, steps))? {
+        End::Complete(report) => report,
+        End::Quit(report) => return Err(quit(&resolved.run, &report, &home)),
+    };
     report.loss.bigram = text.bigram(&resolved.run)?;
     cluster::add_bigram(&home, report.loss.bigram);
     output::print(progress::summary(&resolved.run, &report, &home))?;
@@ -89,11 +96,7 @@ pub(crate) fn steps_within(
     Ok(steps)
 }
 
-fn perform(
-    flags: &DemoFlags,
-    resolved: &Resolved,
-    directory: Directory,
-) -> Result<Report, Failure> {
+fn perform(flags: &DemoFlags, resolved: &Resolved, directory: Directory) -> Result<End, Failure> {
     let Resolved { run, workers, .. } = resolved;
     let wait = Duration::from_secs(flags.wait.into());
     let respawn = flags.respawn || flags.chaos.is_some();
@@ -103,6 +106,15 @@ fn perform(
         let cluster = Cluster::start(directory, &options).await?;
         Show::begin(run, cluster, *workers, chaos).await?.perform().await
     })
+}
+
+/// The end of a run that its user has left: what it came to, and that there is nothing to compare.
+fn quit(run: &RunSpec, report: &Report, home: &Path) -> Failure {
+    if report.steps > 0 {
+        let _ = output::print(progress::summary(run, report, home)); // the end is told all the same
+    }
+    output::say("the undisturbed run is left out: only a run that is complete can be compared");
+    train::interrupted(ClusterError::Interrupted.into(), home, run.steps)
 }
 
 /// Trains the run again, and nothing goes wrong.

@@ -34,8 +34,8 @@ pub(crate) fn run(
     let memory =
         Memory::of_worker(run, &model, resolved.workers).map_err(|error| failed(&error))?;
     let mut lines = vec![
-        format!("run             {}", run.name),
-        format!("model           {} ({tensors} tensors)", run.model.kind),
+        format!("run             {}", output::plain(&run.name)),
+        format!("model           {} ({tensors} tensors)", output::plain(&run.model.kind)),
         format!("parameters      {parameters}"),
         format!(
             "shards          {} of {} parameters, {} owners each",
@@ -58,6 +58,8 @@ pub(crate) fn run(
     let parts = memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0);
     lines.extend(parts.map(|(what, bytes)| megabytes(what, bytes)));
     lines.push(megabytes("together, about", memory.total()));
+    lines.push("memory          on top of that, for a while and at most:".into());
+    lines.extend(memory.passing().map(|(what, bytes)| megabytes(what, bytes)));
     if !on_gpu.is_empty() {
         lines.push(format!("on its GPU      in {precision}, without what CUDA itself takes:"));
         lines.extend(on_gpu.iter().map(|(what, bytes)| megabytes(what, *bytes as u64)));

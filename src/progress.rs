@@ -9,7 +9,7 @@ use everstep_transport::protocol::{Cause, RunSpec};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cluster::{Progress, Report};
-use crate::output::say;
+use crate::output::{plain, say};
 
 mod story;
 mod waiting;
@@ -37,17 +37,7 @@ const RECENT: usize = 20;
 impl Display {
     /// Announces the run.
     pub(crate) fn new(run: &RunSpec, workers: u32, dir: &Path) -> Self {
-        let model = &run.model;
-        say(format_args!(
-            "training \"{}\": {} with {} layers of width {}, {} steps of {} samples, {} workers",
-            run.name,
-            model.kind,
-            model.layers,
-            model.width,
-            run.steps,
-            run.batch.samples(),
-            workers
-        ));
+        say(opening(run, workers));
         say(format_args!("files: {}", dir.display()));
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(run.steps), ProgressDrawTarget::stderr());
@@ -64,6 +54,9 @@ impl Display {
     pub(crate) fn show(&mut self, progress: &Progress) {
         if !std::mem::replace(&mut self.told_join, true) {
             self.tell(&format!("another worker joins with: {}", progress.join));
+            if let Some(api) = &progress.api {
+                self.tell(&format!("HTTP API: {api} (see {api}/api/v1/status)"));
+            }
         }
         for event in &progress.events[self.events..] {
             tracing::debug!(?event, "event");
@@ -132,6 +125,21 @@ impl Display {
     }
 }
 
+/// What is about to be trained.
+fn opening(run: &RunSpec, workers: u32) -> String {
+    let model = &run.model;
+    format!(
+        "training \"{}\": {} with {} layers of width {}, {} steps of {} samples, {} workers",
+        plain(&run.name),
+        plain(&model.kind),
+        model.layers,
+        model.width,
+        run.steps,
+        run.batch.samples(),
+        workers
+    )
+}
+
 /// What came out, for the user.
 pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     let loss = &report.loss;
@@ -147,8 +155,12 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     lines.extend(report.metric.map(|metric| format!("  metric      {metric:.4}")));
     lines.push(format!("  throughput  {:.0} tokens/s{}", report.tokens_per_second, used(report)));
     lines.extend(faults(report).map(|faults| format!("  survived    {faults}")));
-    lines.push(format!("  state hash  {}", report.state_hash));
     lines.extend(warnings(run, report));
+    // Without a hash the run is not complete, and there is no model.
+    if report.state_hash.is_empty() {
+        return lines.join("\n") + "\n";
+    }
+    lines.push(format!("  state hash  {}", report.state_hash));
     lines.extend(model_lines(&run.model.kind, &dir.join("model.safetensors")));
     lines.join("\n") + "\n"
 }
@@ -252,7 +264,16 @@ pub(crate) fn clock(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::exemplars;
+
     use super::*;
+
+    #[test]
+    fn a_name_that_would_steer_a_terminal_is_said_escaped() {
+        let run = RunSpec { name: "a\u{1b}]0;x\u{7}".into(), ..exemplars::run() };
+        let said = opening(&run, 2);
+        assert!(said.starts_with(r#"training "a\u{1b}]0;x\u{7}": gpt with"#), "{said}");
+    }
 
     #[test]
     fn losses_are_short_whatever_they_are() {

@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use everstep_transport::identity::{Credentials, Identity, Role};
+use everstep_transport::protocol::outcome::WorkerView;
 use everstep_transport::protocol::question::RevokedView;
 use everstep_transport::protocol::{NodeName, Step, Wish};
 use serde_json::json;
 
 use crate::cli::{AskFlags, OperatorTask, RevokeOperatorFlags, RevokeWorkerFlags};
 use crate::failure::{Exit, Failure};
-use crate::operator::{NEWEST, Operator, OperatorError, Place};
+use crate::operator::{NEWEST, Place};
+use crate::worker::{meant, unknown};
 use crate::{logging, output};
 
 /// What an operator does with operators.
@@ -24,26 +26,26 @@ pub(crate) fn run(task: &OperatorTask) -> Result<(), Failure> {
 pub(crate) fn worker(flags: &RevokeWorkerFlags) -> Result<(), Failure> {
     logging::start("warn")?;
     let place = Place::find(&flags.ask.cluster)?;
-    let unknown = || {
-        Failure::new(Exit::Usage, format!("there is no worker {}", flags.worker))
-            .next("look at `everstep worker ls`; a name is that of a worker that is gone, too")
-    };
+    let word = flags.worker.as_str();
     let revoked = place.ask(async |operator| {
-        let Some(name) = name_of(operator, &flags.worker).await? else { return Ok(None) };
+        let workers = operator.watch(Step(NEWEST), NEWEST).await?.workers;
+        let Some(name) = name_of(word, &place.dir, &workers) else { return Ok(Err(workers)) };
         let identity = Identity { role: Role::Worker, name };
         operator.wish(Wish::Revoke(identity.clone())).await?;
-        Ok(Some(identity))
+        Ok(Ok(identity))
     })?;
-    tell(&revoked.ok_or_else(unknown)?, flags.ask.json)
+    let revoked = revoked.map_err(|workers| {
+        unknown(word, &place.dir, &workers)
+            .because("a worker that is gone, and remembered no more, is known by its name alone")
+    })?;
+    tell(&revoked, flags.ask.json)
 }
 
-/// The name of the worker that has this id, or this name.
-async fn name_of(operator: &mut Operator, worker: &str) -> Result<Option<NodeName>, OperatorError> {
-    let update = operator.watch(Step(NEWEST), NEWEST).await?;
-    let is = update.workers.iter().find(|view| view.worker.to_string() == worker);
-    let is_number = worker.bytes().all(|byte| byte.is_ascii_digit());
-    let named = || NodeName::parse(worker).filter(|_| !is_number);
-    Ok(is.map(|view| view.name.clone()).or_else(named))
+/// The name of the worker that is meant; that of a worker that is gone, too.
+fn name_of(word: &str, dir: &Path, workers: &[WorkerView]) -> Option<NodeName> {
+    let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
+    let named = || NodeName::parse(word).filter(|_| !is_number);
+    meant(word, dir, workers).map(|view| view.name.clone()).or_else(named)
 }
 
 fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {

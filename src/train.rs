@@ -25,7 +25,10 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
     }
-    idle(&resolved).into_iter().for_each(|note| output::say(format_args!("note: {note}")));
+    let shards = resolved.run.batch.data_shards;
+    idle(resolved.workers, shards)
+        .into_iter()
+        .for_each(|note| output::say(format_args!("note: {note}")));
     if !flags.dry_run {
         check_device(flags.device, &resolved)?;
     }
@@ -66,8 +69,7 @@ fn check_coordinators(count: u32) -> Result<(), Failure> {
 }
 
 /// Workers that have nothing to compute.
-pub(crate) fn idle(resolved: &Resolved) -> Option<String> {
-    let (workers, data_shards) = (resolved.workers, resolved.run.batch.data_shards);
+pub(crate) fn idle(workers: u32, data_shards: u32) -> Option<String> {
     let idle = workers.checked_sub(data_shards).filter(|idle| *idle > 0)?;
     let plural = if data_shards == 1 { "" } else { "s" };
     Some(format!(
@@ -264,6 +266,13 @@ mod tests {
 
     use super::*;
     use crate::cli::Overrides;
+
+    #[test]
+    fn workers_that_would_compute_nothing_are_told_of() {
+        assert_eq!(idle(4, 4), None);
+        let told = idle(5, 4).expect("one is idle");
+        assert!(told.starts_with("1 of 5 workers compute nothing: every batch has 4 data shards"));
+    }
 
     #[test]
     fn a_data_set_of_the_program_gets_the_path_that_the_user_stated() {

@@ -6,6 +6,7 @@
 mod add;
 mod directory;
 mod list;
+mod meant;
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -25,6 +26,7 @@ use crate::failure::{Exit, Failure};
 use crate::{announce, logging, supervision};
 pub(crate) use add::run as add;
 pub(crate) use list::run as list;
+pub(crate) use meant::{meant, unknown};
 
 pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
     let _trace = logging::start_traced("info", flags.daemon.log_format, flags.trace.as_deref())?;

@@ -114,6 +114,20 @@ fn failovers_have_their_figures_and_nobody_notices() {
     assert!(together["stall_ms"]["longest"].as_f64().is_some_and(f64::is_finite), "{together}");
 }
 
+/// In memory, the lines of the longer history would take 40 MiB.
+#[test]
+fn a_history_has_its_figures_and_takes_no_memory() {
+    let folder = TempDir::new().unwrap();
+    let histories = ["1000", "300000"].map(|steps| bench(&folder, &["history", "--steps", steps]));
+    for result in &histories {
+        for figure in ["file_bytes", "restart_ms", "last_page_ms"] {
+            assert_positive(result, figure);
+        }
+    }
+    let [short, long] = histories.map(|result| result["peak_rss_mib"].as_f64().unwrap());
+    assert!(short > 0.0 && long < short + 8.0, "{short} MiB, {long} MiB");
+}
+
 /// Runs the benchmark in the folder, where it must leave nothing that it did not find there.
 fn bench(folder: &TempDir, flags: &[&str]) -> Value {
     let scratch = TempDir::new().unwrap();

@@ -280,7 +280,7 @@ impl Crowd {
     // Events.
 
     fn begin(&mut self) {
-        let elected = Input::Elected { term: TERM };
+        let elected = Input::Elected { term: TERM, id: 1 };
         self.put(self.now, Happening::Arrive(elected));
         self.put(self.now, Happening::Tick);
         self.connect_operator();

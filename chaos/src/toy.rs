@@ -25,6 +25,8 @@ pub const SAMPLES: u64 = 100;
 pub const MODEL: &str = "line";
 /// So many good steps in a row double the loss scale of fp16.
 pub const GROWTH: u32 = 3;
+/// Kept sums are added up shard by shard, as those of a large model are in portions.
+pub const MERGE_BYTES: usize = 1;
 /// The greatest number of fp16.
 const GREATEST: f32 = 65_504.0;
 

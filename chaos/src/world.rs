@@ -93,6 +93,10 @@ pub struct World {
     paused: BTreeMap<Node, Pause>,
     /// How fast each machine's clock runs, thousandths.
     drifts: BTreeMap<Node, u32>,
+    /// The machines whose workers state another machine's address, and that other machine.
+    misstated: BTreeMap<Node, Node>,
+    /// Until when a firewall refuses machines to the coordinators.
+    refused_until: BTreeMap<Node, Time>,
     /// Until when the stores of workers' machines are full, by slot.
     full_stores: BTreeMap<usize, Time>,
     armed: Armed,
@@ -144,6 +148,8 @@ impl World {
             seeking: BTreeMap::new(),
             paused: BTreeMap::new(),
             drifts: BTreeMap::new(),
+            misstated: BTreeMap::new(),
+            refused_until: BTreeMap::new(),
             full_stores: BTreeMap::new(),
             armed: Armed::default(),
             calm: Time(u64::MAX),

@@ -66,8 +66,10 @@ use self::partition::Partition;
 use self::past::Past;
 pub(crate) use self::past::TELLING;
 use self::progress::Progress;
+pub use self::progress::Standstill;
 use self::reign::{Guide, Reign};
 use self::silence::{Doubt, Silence};
+pub use self::unable::Reason;
 use self::unable::Unable;
 use self::view::Watchers;
 pub use self::view::{ClusterView, End};
@@ -172,7 +174,7 @@ impl Core {
                 self.disconnected(now, link, end, &reason);
             }
             Input::Message { from, message } => self.message(now, from, message),
-            Input::Elected { term } => self.elected(now, term),
+            Input::Elected { term, id } => self.elected(now, term, id),
             Input::Deposed => self.deposed(now),
             Input::Leader { term, leader } => self.led_by(now, term, leader),
             Input::Confirmed { ticket } => self.confirmed(now, ticket),
@@ -243,7 +245,7 @@ impl Core {
         if self.state.revision() != revision {
             self.tell_all();
         }
-        if matches!(entry.command, Command::Lead) && self.reign == Reign::Elected(term) {
+        if matches!(entry.command, Command::Lead { .. }) && self.reign == Reign::Elected(term) {
             self.lead(now, term);
         } else if self.leader().is_some() {
             self.follow_up(now, entry.command, verdict);
@@ -282,7 +284,9 @@ impl Core {
                 }
             }
             Command::SpendToken { token, node } => self.spent(token, node, verdict),
-            Command::Lead
+            Command::Lead { .. }
+            | Command::Died(_)
+            | Command::AwaitOwners { .. }
             | Command::Note { .. }
             | Command::LoseLines { .. }
             | Command::End { .. }

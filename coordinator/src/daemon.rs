@@ -46,7 +46,7 @@ use self::book::Book;
 pub use self::book::BookError;
 use self::desk::Desk;
 pub use self::error::CoordinatorError;
-use self::files::{BOOK_FILE, Cluster};
+use self::files::{BOOK_FILE, Cluster, LOG_FILE};
 use self::gate::Admission;
 pub use self::journal::JournalError;
 pub(crate) use self::looks::Look;
@@ -56,7 +56,7 @@ use crate::seat::TICK;
 use crate::state;
 
 /// How often the actor is asked whether it has stopped.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(500);
 /// How long a coordinator that stops waits for another one to lead.
 const HANDING_OVER: Duration = Duration::from_secs(1);
 
@@ -123,6 +123,11 @@ pub fn addresses(dir: &Path) -> Result<Vec<SocketAddr>, BookError> {
     Ok(book.content().members.iter().map(|view| view.address).collect())
 }
 
+/// The file of the log in a coordinator's directory. What the coordinator has agreed to is there.
+pub fn log_file(dir: &Path) -> PathBuf {
+    dir.join(LOG_FILE)
+}
+
 /// Runs a coordinator until SIGTERM or SIGINT, until it is removed, or until its disk fails;
 /// blocks. `ready` is told where it listens once workers can join.
 ///
@@ -155,6 +160,7 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
                 (cluster, coordinators, Some(taken), Some(lock))
             }
         };
+        files::warn_of_onlookers(&cluster.dir);
         if cluster.id().is_none() && doors.is_empty() {
             return Err(CoordinatorError::NotJoined(cluster.dir));
         }

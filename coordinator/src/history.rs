@@ -15,7 +15,7 @@ use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{Generation, MetricsLine, Step};
 use everstep_transport::time::Time;
 
-pub use self::generations::{GenerationReport, Generations};
+pub use self::generations::{GenerationReport, Generations, WINDOW};
 pub use self::histogram::Histogram;
 pub use self::protection::{Lapse, Protection};
 pub use self::tally::Tally;
@@ -66,6 +66,17 @@ impl History {
     pub fn recorded(&mut self, lines: &[MetricsLine]) {
         self.tally.written += lines.len() as u64;
         self.lines(lines);
+    }
+
+    /// The last steps before generations whose stalls are not known: at most `most`, the newest.
+    pub fn unmeasured(&self, most: usize) -> Vec<Step> {
+        self.generations.unmeasured(most)
+    }
+
+    /// Takes lines of before this process, for the stalls of generations alone: the newest
+    /// [`WINDOW`], at most, up to the first of a generation.
+    pub fn recall(&mut self, lines: &[MetricsLine]) {
+        self.generations.recall(lines);
     }
 
     /// An entry is on its way into the log.

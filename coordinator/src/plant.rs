@@ -42,6 +42,12 @@ pub enum Plant {
     FinishUnwritten,
     /// A coordinator is shut out when the log does without it as far as one other knows.
     ShutOutEarly,
+    /// A worker that states the address of another, whose link is lost, proves that one's death.
+    AddressIsProof,
+    /// A refused port counts as death.
+    RefusalIsProof,
+    /// A worker that shall leave may take the last copy of a shard with it.
+    LastCopiesLeave,
     /// A coordinator is shut out though it may be the only one that can tell the leader of history
     /// that this lacks.
     ShutOutTellers,

@@ -51,8 +51,8 @@ pub use self::message::{Garbled, Message};
 use self::mirror::Mirror;
 use self::pace::Pace;
 use self::reads::Reads;
-use self::settings::{HEARTBEAT, LEASE, MAX_UNCOMMITTED};
 pub use self::settings::{LAN_TICK, MAX_ENTRY_BYTES};
+use self::settings::{LEASE, MAX_UNCOMMITTED};
 use self::writes::Writes;
 
 /// Who a replica is, and how it behaves.
@@ -181,6 +181,8 @@ pub struct Replica {
     told: Option<(Option<ReplicaId>, Term)>,
     effects: VecDeque<Effect>,
     refused: u64,
+    /// The cluster is at rest.
+    rests: bool,
     /// It was asked to lead while a write was under way.
     summons: Option<::raft::eraftpb::Message>,
     #[cfg(feature = "planted")]
@@ -214,6 +216,7 @@ impl Replica {
             told: None,
             effects: VecDeque::new(),
             refused: 0,
+            rests: false,
             summons: None,
             #[cfg(feature = "planted")]
             plant: options.plant,
@@ -237,7 +240,7 @@ impl Replica {
         let tick = self.pace.tick(self.is_elected());
         let due = now.since(self.ticked).as_nanos() / tick.as_nanos();
         let due = due as usize; // a span of time has fewer ticks than that
-        let late = due > HEARTBEAT;
+        let late = due > self.heartbeat();
         self.ticked = if late { now } else { self.ticked + tick * due as u32 };
         let leader_before = self.leader_of_term();
         for _ in 0..due.min(LEASE) {

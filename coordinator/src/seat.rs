@@ -10,6 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod error;
+mod hearing;
 mod log;
 mod membership;
 mod peers;
@@ -29,6 +30,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 pub use self::error::SeatError;
+use self::hearing::Hearing;
 pub(crate) use self::log::{decode, encode};
 use self::peers::Peers;
 use self::put_off::PutOff;
@@ -224,6 +226,7 @@ pub struct Seat {
     writes: Writes,
     peers: Peers,
     heard: Heard,
+    hearing: Hearing,
     /// The transfer of leadership that an operator waits for.
     transfer: Option<Transfer>,
     /// If it is to end: how often each of the others was asked to lead instead.
@@ -320,6 +323,7 @@ impl Seat {
             snapshot_entries,
             since_snapshot: (0, 0),
             heard: Heard::default(),
+            hearing: Hearing::default(),
             transfer: None,
             asked_to_lead: None,
             core_ticked: now,
@@ -394,6 +398,11 @@ impl Seat {
         if is_settled { self.replica.quiet() } else { TICK }
     }
 
+    /// Whether the cluster has no run to train: nothing depends on a death that is noticed at once.
+    pub fn rests(&self) -> bool {
+        !self.core.state().is_training()
+    }
+
     /// What it knows of the cluster.
     pub fn core(&self) -> &Core {
         &self.core
@@ -441,6 +450,7 @@ impl Seat {
             Message::Request { id, wish: Wish::Remove(gone) } if self.core.is_operator(from) => {
                 self.asked_to_remove(now, from, id, gone);
             }
+            Message::Hears { workers } if coordinator => self.told_hearing(now, from, workers),
             message => self.core.handle(now, core::Input::Message { from, message }),
         }
     }
@@ -466,6 +476,7 @@ impl Seat {
 // Time.
 impl Seat {
     fn tick(&mut self, now: Time) {
+        self.replica.rest(self.rests());
         self.replica.tick(now);
         if now.since(self.core_ticked) >= core::TICK {
             self.core_ticked = now;
@@ -478,6 +489,7 @@ impl Seat {
             self.yield_to_faster(now);
             self.seek_heir(now);
         }
+        self.compare_hearing(now);
         self.settle_in(now);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::Step;
-use everstep_transport::protocol::outcome::WorkerState;
+use everstep_transport::protocol::outcome::{Inability, WorkerState};
+use everstep_transport::protocol::{Step, WorkerId};
 
-use crate::core::{ClusterView, End};
+use crate::core::{ClusterView, End, Reason};
 
 /// A word for scripts, and a sentence for people.
 pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
@@ -19,15 +19,16 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
     if let Some(end) = &view.end {
         return ended(end, Step(run.steps));
     }
-    if let Some(waiting) = view.waiting {
-        let (members, wanted) = (waiting.members, waiting.wanted);
-        let words = format!("waiting: {members} of at least {}", workers(wanted));
-        return ("waiting", words);
-    }
     if let Some(awaited) = &view.owners_awaited {
         let waited = view.now_unix_ms.saturating_sub(awaited.since_unix_ms);
         let waited = seconds(Duration::from_millis(waited));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
+    if let Some(waiting) = view.waiting {
+        let (members, wanted) = (waiting.members, waiting.wanted);
+        let unable = unable(view);
+        let words = format!("waiting: {members} of at least {}{unable}", workers(wanted));
+        return ("waiting", words);
     }
     if let Some(awaited) = &view.model_awaited {
         let waited = view.now_unix_ms.saturating_sub(awaited.since_unix_ms);
@@ -43,20 +44,28 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         );
         return ("cut_off", words);
     }
+    if let Some(standstill) = &view.standstill {
+        let waited = view.now_unix_ms.saturating_sub(standstill.since_unix_ms);
+        let waited = seconds(Duration::from_millis(waited));
+        let words = format!(
+            "waiting for {waited}: no device gets on; step {step} of {steps} was the last; {}",
+            standstill.reason
+        );
+        return ("waiting", words);
+    }
     // The numbers of generations go on from run to run: a run without members has not begun.
     if view.world_size == 0 {
         let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
         let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
         let wanted = workers(run.start_workers);
-        let unable = view.unable.first();
-        let unable = unable.map(|(name, why)| format!("; {name} cannot compute the run: {why}"));
-        let unable = unable.unwrap_or_default();
+        let unable = unable(view);
         return ("starting", format!("starting: {there} of {wanted} registered{unable}"));
     }
     if let Some((one, other)) = view.unreachable.first() {
+        let (one, other) = (called(view, *one), called(view, *other));
         let words = format!(
-            "cut off: workers {one} and {other} cannot reach each other, and neither can be left \
-             out; step {step} of {steps} was the last"
+            "cut off: {one} and {other} cannot reach each other, and neither can be left out; step \
+             {step} of {steps} was the last"
         );
         return ("cut_off", words);
     }
@@ -65,8 +74,19 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         let words = format!("changing: generation {next} begins after step {step} of {steps}");
         return ("changing", words);
     }
-    let with = workers(view.world_size);
-    ("training", format!("training: step {step} of {steps} with {with}"))
+    let (with, unable) = (workers(view.world_size), unable(view));
+    ("training", format!("training: step {step} of {steps} with {with}{unable}"))
+}
+
+/// Why a worker cannot compute the run, as the end of a sentence; nothing where all can.
+fn unable(view: &ClusterView) -> String {
+    let Some((name, Reason { inability, words })) = view.unable.first() else {
+        return String::new();
+    };
+    match inability {
+        Inability::Run => format!("; {name} cannot compute the run: {words}"),
+        Inability::Place => format!("; {name} cannot compute yet: {words}"),
+    }
 }
 
 /// The same for a run that is over, and whose last step this was.
@@ -78,6 +98,11 @@ pub(crate) fn ended(end: &End, Step(last): Step) -> (&'static str, String) {
         }
         End::Failed(reason) => ("failed", format!("failed: {reason}")),
     }
+}
+
+fn called(view: &ClusterView, id: WorkerId) -> String {
+    let known = view.workers.iter().find(|known| known.worker == id);
+    known.map_or_else(|| format!("the worker with id {id}"), |known| known.label().to_string())
 }
 
 fn seconds(span: Duration) -> String {
@@ -105,10 +130,11 @@ fn grouped(number: u64) -> String {
 mod tests {
     use everstep_transport::protocol::outcome::{OwnersAwaited, Waiting};
     use everstep_transport::protocol::{
-        MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerId, WriteFailure,
+        HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
     };
 
     use super::*;
+    use crate::core::Standstill;
     use crate::http::tests::view;
 
     fn place() -> ModelPlace {
@@ -128,10 +154,16 @@ mod tests {
         let started = ClusterView { world_size: 0, ..view() };
         assert_eq!(standing(&started).1, "starting: 2 of 3 workers registered");
         let name = NodeName::parse("worker-c").expect("a valid name");
-        let unable = ClusterView { unable: vec![(name, "no such file".into())], ..started };
+        let why = Reason { inability: Inability::Run, words: "no such file".into() };
+        let unable = ClusterView { unable: vec![(name.clone(), why)], ..started };
         let words = "starting: 2 of 3 workers registered; worker-c cannot compute the run: no such \
                      file";
         assert_eq!(standing(&unable).1, words);
+        let why = Reason { inability: Inability::Place, words: "no memory".into() };
+        let one_waits = ClusterView { unable: vec![(name, why)], ..view() };
+        let words = "training: step 812 of 1,000 with 2 workers; worker-c cannot compute yet: no \
+                     memory";
+        assert_eq!(standing(&one_waits).1, words);
         assert_eq!(standing(&view()).1, "training: step 812 of 1,000 with 2 workers");
         let alone = ClusterView { world_size: 1, line: at_step(1_000), ..view() };
         assert_eq!(standing(&alone).1, "training: step 1,000 of 1,000 with 1 worker");
@@ -141,26 +173,29 @@ mod tests {
         let waiting = Waiting { members: 1, wanted: 2, since_unix_ms: 0 };
         let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
         assert_eq!(standing(&waiting).1, "waiting: 1 of at least 2 workers");
-        let awaited = OwnersAwaited { shards: 3, owners: vec![WorkerId(4)], since_unix_ms: 78_000 };
+        let label = WorkerLabel { number: 2, worker: WorkerId(4), host: HostName::of("b") };
+        let (owners, workers) = (vec![WorkerId(4)], vec![label]);
+        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms: 78_000, workers };
         let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
-        let words = "waiting for 12 s: worker 4 is silent, and no other worker holds 3 parameter \
-                     shards; if it has ended for good, `everstep run rollback --step 0` gives up \
-                     what it held";
+        let words = "waiting for 12 s: worker 2 (id 4, on b) is silent, and no other worker holds \
+                     3 parameter shards; if it has ended for good, `everstep run rollback --step \
+                     0` gives up what it held";
         assert_eq!(standing(&owners), ("waiting", words.into()));
         let silent = ClusterView { outage: Some((2, Duration::from_millis(14_900))), ..view() };
         let words = "cut off: 2 of 2 workers have been silent for 14 s; they may train on, and \
                      the coordinator waits to hear of them";
         assert_eq!(standing(&silent), ("cut_off", words.into()));
-        let cut_off = ClusterView { unreachable: vec![(WorkerId(3), WorkerId(5))], ..view() };
-        let words = "cut off: workers 3 and 5 cannot reach each other, and neither can be left \
-                     out; step 812 of 1,000 was the last";
+        let cut_off = ClusterView { unreachable: vec![(WorkerId(3), WorkerId(9))], ..view() };
+        let words = "cut off: the worker with id 3 and worker 2 (id 9) cannot reach each other, \
+                     and neither can be left out; step 812 of 1,000 was the last";
         assert_eq!(standing(&cut_off).1, words);
-        let failed = WriteFailure { worker: WorkerId(4), place: place(), reason: "full".into() };
+        let (worker, number, reason) = (WorkerId(4), 2, "full".into());
+        let failed = WriteFailure { worker, number, place: place(), reason };
         let full = ModelAwaited { failed: Some(failed), since_unix_ms: 78_000 };
         let unwritten = ClusterView { model_awaited: Some(full), ..view() };
         let words = "waiting for 12 s: all steps are trained, and the model cannot be written: \
-                     worker 4, node-7:/runs/model.safetensors: full; make room there, or start a \
-                     worker with another --dir";
+                     worker 2 (id 4), node-7:/runs/model.safetensors: full; make room there, or \
+                     start a worker with another --dir";
         assert_eq!(standing(&unwritten), ("waiting", words.into()));
         let nowhere = ModelAwaited { failed: None, since_unix_ms: 78_000 };
         let nowhere = ClusterView { model_awaited: Some(nowhere), ..view() };
@@ -168,6 +203,12 @@ mod tests {
                      write the model to; start a worker with --dir (`everstep worker add` prints \
                      the command)";
         assert_eq!(standing(&nowhere), ("waiting", words.into()));
+        let reason = "worker 2 (id 5, on b): its device hangs".into();
+        let standstill = Some(Standstill { since_unix_ms: 78_000, reason });
+        let still = ClusterView { standstill, ..view() };
+        let words = "waiting for 12 s: no device gets on; step 812 of 1,000 was the last; worker 2 \
+                     (id 5, on b): its device hangs";
+        assert_eq!(standing(&still), ("waiting", words.into()));
         let complete = ClusterView { end: Some(End::Complete(Some(place()))), ..waiting };
         let words = "complete: all 1,000 steps; the model is node-7:/runs/model.safetensors";
         assert_eq!(standing(&complete).1, words);

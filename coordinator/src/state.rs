@@ -10,6 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod access;
+mod awaited;
 mod coordinators;
 mod entry;
 mod fingerprint;
@@ -31,6 +32,7 @@ use everstep_transport::protocol::{
 use rkyv::{Archive, Deserialize, Serialize};
 
 use self::access::Revocations;
+pub use self::awaited::{AwaitedOwner, AwaitedOwners};
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedEntry, Change, Command, Coordinator, Entry, Loss};
@@ -101,6 +103,10 @@ pub struct State {
     unreachable: BTreeSet<(WorkerId, WorkerId)>,
     /// Since when the generations are such that start no step, milliseconds of Unix time.
     waiting_since: Option<u64>,
+    /// Members of whose loss an event has told already.
+    mourned: BTreeSet<WorkerId>,
+    /// The owners that a change of generation waits for.
+    awaited: AwaitedOwners,
     /// An operator wants the run to go back to its initial state.
     goes_back: bool,
     lines: LineHistory,
@@ -144,6 +150,8 @@ impl Default for State {
             record: None,
             unreachable: BTreeSet::new(),
             waiting_since: None,
+            mourned: BTreeSet::new(),
+            awaited: AwaitedOwners::default(),
             goes_back: false,
             lines: LineHistory::default(),
             outcome: Outcome::Running,
@@ -167,8 +175,8 @@ impl State {
         self.news.clear();
         let unix_ms = entry.unix_ms;
         let applied = match &entry.command {
-            Command::Lead => {
-                self.note(unix_ms, EventKind::Leading { term });
+            Command::Lead { coordinator } => {
+                self.note(unix_ms, EventKind::Leading { term, coordinator: *coordinator });
                 Ok(Verdict::Accepted)
             }
             Command::Request { id, wish, steps } => self.once(unix_ms, *id, wish, *steps),
@@ -195,6 +203,10 @@ impl State {
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
+            Command::Died(loss) => self.mourn(unix_ms, loss),
+            Command::AwaitOwners { generation, owners } => {
+                self.await_owners(unix_ms, *generation, owners)
+            }
             Command::Note { run, kind } => {
                 self.must_be(*run)?;
                 self.note(unix_ms, kind.clone());
@@ -224,6 +236,11 @@ impl State {
         self.run.as_ref()
     }
 
+    /// Whether there is a run that has not ended.
+    pub fn is_training(&self) -> bool {
+        self.run.is_some() && self.outcome == Outcome::Running
+    }
+
     /// The current generation's record, once there is one.
     pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
@@ -247,6 +264,16 @@ impl State {
     /// Since when the generations start no step, milliseconds of Unix time; none if they do.
     pub fn waiting_since(&self) -> Option<u64> {
         self.waiting_since
+    }
+
+    /// The owners that a change of generation waits for, if it does.
+    pub fn awaited(&self) -> &AwaitedOwners {
+        &self.awaited
+    }
+
+    /// Whether an event has told of the loss of this member, which no generation is without yet.
+    pub fn is_mourned(&self, worker: WorkerId) -> bool {
+        self.mourned.contains(&worker)
     }
 
     /// The registered workers, by id, and the newest of those that are gone.

@@ -1,9 +1,9 @@
 //! What happens to a cluster, in sentences for operators.
 //!
-//! A worker is called by the number that people know it by, as long as the state remembers the
-//! worker, and by its id later.
+//! A worker is called by number, id and host as long as the state remembers the worker, and by its
+//! id later.
 
-use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::outcome::{EventKind, Inability};
 use everstep_transport::protocol::{WorkerId, WriteFailure};
 
 use crate::state::State;
@@ -22,19 +22,22 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
             | EventKind::NoStore
             | EventKind::Recovered { .. }
             | EventKind::LinesLost { .. }
+            | EventKind::Standstill { .. }
     )
 }
 
 /// What has happened.
 pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
-    let called = |worker: &WorkerId| called(state, *worker);
+    let called = |worker: &WorkerId| state.called(*worker);
     match kind {
         EventKind::Submitted { run } => format!("run \"{run}\" was submitted"),
         EventKind::Registered { worker, name, .. } => {
             format!("{} registered: it is {name}", called(worker))
         }
         EventKind::Refused { name, reason } => format!("{name} was refused: {reason}"),
-        EventKind::Leading { term } => format!("this cluster has a new leader, in term {term}"),
+        EventKind::Leading { term, coordinator } => {
+            format!("coordinator {coordinator} leads this cluster, in term {term}")
+        }
         EventKind::Generation { generation, workers, at_step, redone, .. } => {
             let count = workers.len();
             let plural = if count == 1 { "" } else { "s" };
@@ -59,8 +62,13 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
         ),
-        EventKind::Unable { name, reason } => format!("{name} cannot compute the run: {reason}"),
-        EventKind::Unwritten { failure: WriteFailure { worker, place, reason } } => {
+        EventKind::Unable { name, reason, inability: Inability::Run } => {
+            format!("{name} cannot compute the run: {reason}")
+        }
+        EventKind::Unable { name, reason, inability: Inability::Place } => {
+            format!("{name} cannot compute the run yet, and tries again: {reason}")
+        }
+        EventKind::Unwritten { failure: WriteFailure { worker, place, reason, .. } } => {
             format!("{} cannot write the model to {place}: {reason}", called(worker))
         }
         EventKind::NoStore => "no worker has a directory to write the model to".into(),
@@ -74,12 +82,6 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             format!("no process has the metrics of steps {from} to {to} any more")
         }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
-    }
-}
-
-fn called(state: &State, worker: WorkerId) -> String {
-    match state.workers().get(&worker) {
-        Some(known) => format!("worker {} (id {worker})", known.number),
-        None => format!("the worker with id {worker}"),
+        EventKind::Standstill { reason } => format!("no device of the run gets on: {reason}"),
     }
 }

@@ -20,7 +20,8 @@ pub struct DemoFlags {
     /// Kill a random worker about this often, as in mtbf=20s, and start a new one for each
     #[arg(long, value_name = "mtbf=TIME", env = "EVERSTEP_CHAOS", value_parser = Chances::parse)]
     pub chaos: Option<Chances>,
-    /// Train about this long, as in 3m, instead of a number of steps: some are measured first
+    /// Take about this long, as in 3m, instead of a number of steps: half of it with faults, half
+    /// undisturbed; some steps are measured first
     #[arg(long = "for", value_name = "TIME", env = "EVERSTEP_FOR", value_parser = duration,
         conflicts_with = "steps")]
     pub duration: Option<Duration>,

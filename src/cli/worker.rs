@@ -112,8 +112,8 @@ pub struct WorkerAddFlags {
 /// The flags of `everstep worker revoke`.
 #[derive(Args, Clone, Debug)]
 pub struct RevokeWorkerFlags {
-    /// The worker's id or name, as `everstep worker ls` tells them
-    #[arg(value_name = "ID|NAME")]
+    /// The worker's number, its id as `id:9`, or its name, as `everstep worker ls` tells them
+    #[arg(value_name = "NUMBER|id:ID|NAME")]
     pub worker: String,
     /// Whom to ask.
     #[command(flatten)]
@@ -123,9 +123,9 @@ pub struct RevokeWorkerFlags {
 /// The flags of `everstep worker drain`.
 #[derive(Args, Clone, Debug)]
 pub struct DrainFlags {
-    /// The worker's id or name, as `everstep worker ls` tells them; of a run's directory also the
-    /// label that its log is named after, worker-2 say
-    #[arg(value_name = "ID|NAME")]
+    /// The worker's number, its id as `id:9`, or its name, as `everstep worker ls` tells them; of a
+    /// run's directory also the label that its log is named after, worker-2 say
+    #[arg(value_name = "NUMBER|id:ID|NAME")]
     pub worker: String,
     /// Where the cluster is.
     #[command(flatten)]

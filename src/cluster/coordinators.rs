@@ -74,6 +74,11 @@ impl Coordinators {
         self.seats[0].home()
     }
 
+    /// Where the HTTP API of the first is, if it has one.
+    pub(super) fn api(&self) -> Option<String> {
+        self.seats[0].api().map(str::to_string)
+    }
+
     /// Where they listen, all their lives.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.seats.iter().map(Seat::address).collect()

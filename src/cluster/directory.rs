@@ -16,7 +16,7 @@ pub struct Directory {
 }
 
 /// The file by which a directory is known to hold a run.
-const RUN: &str = "run.json";
+pub(super) const RUN: &str = "run.json";
 /// The trained model. A directory that holds one is not taken: the model would have to make way.
 const MODEL: &str = "model.safetensors";
 
@@ -36,7 +36,7 @@ impl Directory {
             Err(source) => return Err(unusable(&marker, source)),
         }
         let directory = Self { path };
-        directory.write_run(run)?;
+        directory.write(RUN, text_of_run(run).as_bytes())?;
         Ok(directory)
     }
 
@@ -94,12 +94,6 @@ impl Directory {
         Ok(traces.join(format!("worker-{worker}.json")))
     }
 
-    /// Writes `run.json`.
-    pub(super) fn write_run(&self, run: &RunSpec) -> Result<(), ClusterError> {
-        let text = serde_json::to_string_pretty(run).expect("a specification is plain data");
-        self.write(RUN, format!("{text}\n").as_bytes())
-    }
-
     /// Writes a whole file, atomically.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ClusterError> {
         let (path, partial) = (self.path.join(name), self.path.join(format!("{name}.partial")));
@@ -110,15 +104,24 @@ impl Directory {
         written.map_err(|source| at(&path, source))
     }
 
-    /// Appends a text: all of it, or nothing.
-    pub(super) fn append_text(&self, name: &str, text: &str) -> Result<(), ClusterError> {
+    /// Appends a text to a file of this length: all of it, or nothing. `false` if the file has
+    /// another length.
+    pub(super) fn append_text(
+        &self,
+        name: &str,
+        text: &str,
+        length: u64,
+    ) -> Result<bool, ClusterError> {
         let path = self.path.join(name);
         let append = || {
             let mut file = File::options().create(true).append(true).open(&path)?;
-            let length = file.metadata()?.len();
-            file.write_all(text.as_bytes()).inspect_err(|_| {
+            if file.metadata()?.len() != length {
+                return Ok(false);
+            }
+            let written = file.write_all(text.as_bytes()).inspect_err(|_| {
                 let _ = file.set_len(length); // half a line is worse than none
-            })
+            });
+            written.map(|()| true)
         };
         append().map_err(|source| at(&path, source))
     }
@@ -128,6 +131,11 @@ impl Directory {
         let (from, to) = (home.join("join.token"), self.path.join("join.token"));
         fs::copy(&from, &to).map(drop).map_err(|source| at(&to, source)) // keeps the mode, 0600
     }
+}
+
+/// The text of `run.json`.
+pub(super) fn text_of_run(run: &RunSpec) -> String {
+    serde_json::to_string_pretty(run).expect("a specification is plain data") + "\n"
 }
 
 /// Lines of JSON.

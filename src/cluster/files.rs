@@ -1,10 +1,12 @@
-//! The files of a run as the launcher keeps them: what a full disk does not take is owed.
+//! The files of a run as the launcher keeps them: what a disk does not take is owed.
 //!
-//! In: lines and whole files, in order. Out: the same on the disk, sooner or later. A disk that is
-//! full ends no run: what it did not take is kept in memory and written when there is room, and
-//! the user is told when that begins and when it ends. Every other error is the caller's.
+//! In: whole texts, and lists of lines that grow at their end. Out: the same on the disk, sooner or
+//! later. An error of the place (a full disk, a read-only file system, a folder that is gone) ends
+//! no run. The caller states the lines again, so nothing is kept twice in memory. The user is told
+//! when the trouble begins and when it ends. A folder or a file that is gone is made again, whole.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -14,174 +16,308 @@ use super::Directory;
 use super::directory::text_of;
 use super::error::ClusterError;
 
-/// How often it is tried again.
+/// How often a troubled disk is tried again.
 const AGAIN: Duration = Duration::from_millis(250);
+/// How often the launcher looks whether all files are still there.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    owed: BTreeMap<&'static str, Owed>,
+    wholes: BTreeMap<&'static str, Whole>,
+    lines: BTreeMap<&'static str, Written>,
+    /// The kinds of error that the user was told of, while files lack something.
+    trouble: Vec<io::ErrorKind>,
     tried_at: Option<Instant>,
+    looked_at: Option<Instant>,
 }
 
-/// What a file lacks.
+/// A file that is replaced as a whole.
 #[derive(Debug)]
-enum Owed {
-    /// At its end.
-    Lines(String),
-    /// All of it.
-    Whole(String),
+struct Whole {
+    text: String,
+    is_written: bool,
+}
+
+/// What a file of lines has.
+#[derive(Debug, Default)]
+struct Written {
+    lines: usize,
+    bytes: u64,
+    /// It is not a beginning of what it should be.
+    is_stale: bool,
+    /// Lines that were stated are not in it.
+    is_owed: bool,
+}
+
+impl Written {
+    /// Appends what the file lacks of `all`, or writes it as a whole if it is not the file that was
+    /// left here. Returns how many bytes it has then.
+    fn bring<T: Serialize>(
+        &self,
+        directory: &Directory,
+        name: &str,
+        all: &[T],
+    ) -> Result<u64, ClusterError> {
+        if let Some(new) = all.get(self.lines..).filter(|_| !self.is_stale) {
+            let new = text_of(new);
+            if directory.append_text(name, &new, self.bytes)? {
+                return Ok(self.bytes + new.len() as u64);
+            }
+        }
+        let whole = text_of(all);
+        directory.write(name, whole.as_bytes()).map(|()| whole.len() as u64)
+    }
 }
 
 impl Files {
-    /// Appends whole lines of JSON.
+    /// Brings a file of lines of JSON up to date: `all` are those of the last call, and more.
     pub(super) fn append<T: Serialize>(
         &mut self,
         directory: &Directory,
         name: &'static str,
-        lines: &[T],
-    ) -> Result<(), ClusterError> {
-        if lines.is_empty() {
-            return Ok(());
+        all: &[T],
+    ) {
+        let rests = self.rests();
+        let written = self.lines.entry(name).or_default();
+        written.is_owed = written.lines != all.len() || written.is_stale;
+        if !written.is_owed || rests {
+            return;
         }
-        let text = text_of(lines);
-        match self.owed.get_mut(name) {
-            Some(Owed::Lines(owed) | Owed::Whole(owed)) => owed.push_str(&text),
-            None => {
-                let written = directory.append_text(name, &text);
-                return self.note(directory, name, Owed::Lines(text), written);
-            }
+        match written.bring(directory, name, all) {
+            Ok(bytes) => *written = Written { lines: all.len(), bytes, ..Written::default() },
+            Err(error) => self.note(directory, &error),
         }
-        Ok(())
+    }
+
+    /// The lines of this file are others from now on: it is written as a whole next time.
+    pub(super) fn rewrite(&mut self, name: &'static str) {
+        self.lines.entry(name).or_default().is_stale = true;
     }
 
     /// Writes a whole file, atomically.
-    pub(super) fn write(
-        &mut self,
-        directory: &Directory,
-        name: &'static str,
-        text: String,
-    ) -> Result<(), ClusterError> {
-        self.owed.remove(name);
-        let written = directory.write(name, text.as_bytes());
-        self.note(directory, name, Owed::Whole(text), written)
-    }
-
-    /// Writes a whole file of lines of JSON.
-    pub(super) fn rewrite<T: Serialize>(
-        &mut self,
-        directory: &Directory,
-        name: &'static str,
-        lines: &[T],
-    ) -> Result<(), ClusterError> {
-        self.write(directory, name, text_of(lines))
-    }
-
-    /// Writes what is owed, if there is room by now.
-    pub(super) fn settle(&mut self, directory: &Directory) -> Result<(), ClusterError> {
-        if self.owed.is_empty() || self.tried_at.is_some_and(|at| at.elapsed() < AGAIN) {
-            return Ok(());
+    pub(super) fn write(&mut self, directory: &Directory, name: &'static str, text: String) {
+        let known = self.wholes.get(name).filter(|whole| whole.text == text);
+        if known.is_some_and(|whole| whole.is_written) {
+            return;
         }
-        self.tried_at = Some(Instant::now());
-        while let Some((name, owed)) = self.owed.first_key_value() {
-            let written = match owed {
-                Owed::Lines(text) => directory.append_text(name, text),
-                Owed::Whole(text) => directory.write(name, text.as_bytes()),
+        self.wholes.insert(name, Whole { text, is_written: false });
+        if !self.rests() {
+            self.write_wholes(directory);
+        }
+    }
+
+    /// Looks whether all files are there, and writes what is owed where a disk takes it by now. To
+    /// be called when the caller has stated all lines.
+    pub(super) fn settle(&mut self, directory: &Directory) {
+        if self.rests() {
+            return;
+        }
+        self.look(directory);
+        self.write_wholes(directory);
+        let owes_lines = self.lines.values().any(|written| written.is_owed);
+        let owes = owes_lines || self.wholes.values().any(|whole| !whole.is_written);
+        if !owes && !self.trouble.is_empty() {
+            self.trouble.clear();
+            let directory = directory.path().display();
+            tracing::warn!(%directory, "the disk takes the run's files again: they lack nothing");
+        }
+    }
+
+    /// Tries at once, whatever was tried lately.
+    pub(super) fn insist(&mut self) {
+        self.tried_at = None;
+    }
+
+    /// Whether all that was stated is written.
+    pub(super) fn is_settled(&self) -> bool {
+        self.trouble.is_empty()
+    }
+
+    fn write_wholes(&mut self, directory: &Directory) {
+        for name in self.wholes.keys().copied().collect::<Vec<_>>() {
+            let Some(whole) = self.wholes.get_mut(name).filter(|whole| !whole.is_written) else {
+                continue;
             };
-            match written {
-                Ok(()) => drop(self.owed.pop_first()),
-                Err(error) if is_full(&error) => return Ok(()),
-                Err(error) => return Err(error),
+            match directory.write(name, whole.text.as_bytes()) {
+                Ok(()) => whole.is_written = true,
+                Err(error) => return self.note(directory, &error),
             }
         }
-        let directory = directory.path().display();
-        tracing::warn!(%directory, "there is room again: the run's files lack nothing");
-        Ok(())
     }
 
-    fn note(
-        &mut self,
-        directory: &Directory,
-        name: &'static str,
-        owed: Owed,
-        written: Result<(), ClusterError>,
-    ) -> Result<(), ClusterError> {
-        match written {
-            Err(error) if is_full(&error) => {
-                if self.owed.is_empty() {
-                    let directory = directory.path().display();
-                    tracing::warn!(
-                        %directory, %error,
-                        "the disk is full: the run goes on, and its files are written when there \
-                         is room"
-                    );
-                }
-                self.owed.insert(name, owed);
-                Ok(())
-            }
-            other => other,
+    /// A file that somebody has removed, moved away or replaced is owed as a whole.
+    fn look(&mut self, directory: &Directory) {
+        if self.looked_at.is_some_and(|at| at.elapsed() < LOOK) {
+            return;
+        }
+        self.looked_at = Some(Instant::now());
+        let length = |name: &str| {
+            let found = fs::metadata(directory.path().join(name));
+            found.map_or(0, |found| found.len())
+        };
+        for (name, whole) in &mut self.wholes {
+            whole.is_written &= length(name) == whole.text.len() as u64;
+        }
+        for (name, written) in &mut self.lines {
+            written.is_stale |= length(name) != written.bytes;
+            written.is_owed |= written.is_stale;
+        }
+    }
+
+    /// A disk that has taken nothing is left alone for a moment.
+    fn rests(&self) -> bool {
+        !self.trouble.is_empty() && self.tried_at.is_some_and(|at| at.elapsed() < AGAIN)
+    }
+
+    fn note(&mut self, directory: &Directory, error: &ClusterError) {
+        self.tried_at = Some(Instant::now());
+        let kind = kind(error);
+        let path = directory.path();
+        if kind == io::ErrorKind::NotFound {
+            let _ = fs::create_dir_all(path.join("logs")); // if not, the next try says why
+            self.looked_at = None;
+        }
+        if !self.trouble.contains(&kind) {
+            self.trouble.push(kind);
+            let directory = path.display();
+            tracing::warn!(
+                %directory, %error,
+                "the run's files cannot be written: the run goes on, and they are written as soon \
+                 as the disk takes them"
+            );
         }
     }
 }
 
-/// Whether a file could not be written, or a process not run, for want of room on a disk.
-pub(super) fn is_full(error: &ClusterError) -> bool {
-    use io::ErrorKind::{QuotaExceeded, StorageFull};
+fn kind(error: &ClusterError) -> io::ErrorKind {
     match error {
-        ClusterError::File { source, .. } | ClusterError::Unusable { source, .. } => {
-            matches!(source.kind(), StorageFull | QuotaExceeded)
-        }
-        ClusterError::Process { why: Some(why), .. } => {
-            why.contains("No space left on device") || why.contains("quota exceeded")
-        }
+        ClusterError::File { source, .. } | ClusterError::Unusable { source, .. } => source.kind(),
+        _ => io::ErrorKind::Other,
+    }
+}
+
+/// Whether it is an error of a place, which may pass, and not of the process: a full or read-only
+/// disk, a directory that is gone, or a file that this process cannot write. An input/output error
+/// of a coordinator is none: nothing tells what of its log that disk has.
+pub(super) fn is_of_a_place(error: &ClusterError) -> bool {
+    const SIGNS: [&str; 5] = [
+        "No space left on device",
+        "quota exceeded",
+        "Read-only file system",
+        MISSING,
+        "nothing to start from in",
+    ];
+    match error {
+        ClusterError::File { .. } | ClusterError::Unusable { .. } => true,
+        ClusterError::Process { why: Some(why), .. } => SIGNS.iter().any(|sign| why.contains(sign)),
         _ => false,
     }
 }
 
+/// Whether a process has ended since a file or directory was missing.
+pub(super) fn is_of_missing_file(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Process { why: Some(why), .. } if why.contains(MISSING))
+}
+
+/// What the system says of a missing file.
+const MISSING: &str = "No such file or directory";
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     use everstep_transport::protocol::exemplars;
 
     use super::*;
 
-    fn full() -> Result<(), ClusterError> {
-        let source = io::Error::from(io::ErrorKind::StorageFull);
-        Err(ClusterError::File { path: PathBuf::from("metrics.jsonl"), source })
+    fn directory(path: &Path) -> Directory {
+        Directory::claim(path, &exemplars::run()).expect("a directory")
+    }
+
+    fn text(path: &Path, name: &str) -> String {
+        fs::read_to_string(path.join(name)).expect("a file")
     }
 
     #[test]
-    fn what_a_full_disk_did_not_take_is_written_in_order_when_there_is_room() {
+    fn what_a_disk_did_not_take_is_written_in_order_when_it_takes_it_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run");
-        let directory = Directory::claim(&path, &exemplars::run()).expect("a directory");
-        let mut files = Files::default();
-        files.append(&directory, "metrics.jsonl", &[1]).expect("written");
-        let owed = Owed::Lines("2\n".into());
-        files.note(&directory, "metrics.jsonl", owed, full()).expect("it is owed");
-        files.append(&directory, "metrics.jsonl", &[3, 4]).expect("it waits behind that");
-        let whole = Owed::Whole("old".into());
-        files.note(&directory, "cluster.json", whole, full()).expect("it is owed");
-        let text = |name: &str| fs::read_to_string(path.join(name)).expect("read");
-        assert_eq!(text("metrics.jsonl"), "1\n");
-        files.write(&directory, "cluster.json", "new".into()).expect("the newest counts");
-        files.settle(&directory).expect("there is room");
-        assert_eq!(
-            (text("metrics.jsonl"), text("cluster.json")),
-            ("1\n2\n3\n4\n".into(), "new".into())
-        );
-        assert!(files.owed.is_empty());
+        let (directory, mut files) = (directory(&path), Files::default());
+        files.append(&directory, "metrics.jsonl", &[1]);
+        assert_eq!(text(&path, "metrics.jsonl"), "1\n");
+        // A folder in the place of a file: as good an error of the place as any.
+        for name in ["metrics.jsonl", "cluster.json"] {
+            let _ = fs::remove_file(path.join(name));
+            fs::create_dir(path.join(name)).expect("made");
+        }
+        files.append(&directory, "metrics.jsonl", &[1, 2]);
+        assert!(!files.is_settled(), "it is owed");
+        files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);
+        files.write(&directory, "cluster.json", "old".into());
+        files.write(&directory, "cluster.json", "new".into());
+        files.insist();
+        files.settle(&directory);
+        assert!(!files.is_settled(), "nothing has changed");
+        for name in ["metrics.jsonl", "cluster.json"] {
+            fs::remove_dir(path.join(name)).expect("removed");
+        }
+        files.insist();
+        files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);
+        files.settle(&directory);
+        let both = ["metrics.jsonl", "cluster.json"].map(|name| text(&path, name));
+        assert_eq!((both, files.is_settled()), (["1\n2\n3\n4\n".into(), "new".into()], true));
     }
 
     #[test]
-    fn other_errors_than_a_full_disk_are_the_callers() {
-        let gone = io::Error::from(io::ErrorKind::NotFound);
-        let error = ClusterError::File { path: PathBuf::from("metrics.jsonl"), source: gone };
-        assert!(!is_full(&error));
-        let why = Some("coordinator-1/log.redb: No space left on device (os error 28)".into());
-        let (process, how, log) = ("coordinator".into(), "exited with 1".into(), PathBuf::new());
-        assert!(is_full(&ClusterError::Process { process, how, why, log }));
+    fn a_folder_that_is_moved_away_is_made_again_with_all_that_it_had() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, away) = (folder.path().join("run"), folder.path().join("away"));
+        let (directory, mut files) = (directory(&path), Files::default());
+        files.append(&directory, "metrics.jsonl", &[1, 2]);
+        files.write(&directory, "cluster.json", "view".into());
+        fs::rename(&path, &away).expect("moved away");
+        for _ in 0..3 {
+            files.append(&directory, "metrics.jsonl", &[1, 2, 3]);
+            files.settle(&directory);
+            files.insist();
+        }
+        assert_eq!((text(&path, "metrics.jsonl"), files.is_settled()), ("1\n2\n3\n".into(), true));
+        assert_eq!(text(&path, "cluster.json"), "view");
+        assert!(path.join("logs").is_dir());
+        // What was moved away comes back: it lacks what was written meanwhile.
+        fs::remove_dir_all(&path).expect("removed");
+        fs::rename(&away, &path).expect("moved back");
+        files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);
+        assert_eq!(text(&path, "metrics.jsonl"), "1\n2\n3\n4\n");
+    }
+
+    #[test]
+    fn lines_that_a_rollback_has_replaced_are_written_as_a_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (directory, mut files) = (directory(folder.path()), Files::default());
+        files.append(&directory, "metrics.jsonl", &[1, 2, 3]);
+        files.rewrite("metrics.jsonl");
+        files.append(&directory, "metrics.jsonl", &[1, 7, 8, 9]);
+        assert_eq!(text(folder.path(), "metrics.jsonl"), "1\n7\n8\n9\n");
+    }
+
+    #[test]
+    fn an_error_of_a_place_is_told_from_one_of_a_process() {
+        for kind in [io::ErrorKind::NotFound, io::ErrorKind::ReadOnlyFilesystem] {
+            let (path, source) = (PathBuf::from("logs/worker-1.log"), io::Error::from(kind));
+            assert!(is_of_a_place(&ClusterError::File { path, source }));
+        }
+        for (why, of_a_place) in [
+            ("coordinator-1/log.redb: No space left on device (os error 28)", true),
+            ("coordinator-1/coordinators: Read-only file system (os error 30)", true),
+            ("nothing to start from in coordinator-1; use --bootstrap to found a cluster", true),
+            ("the actor met a broken invariant", false),
+            ("coordinator-1/log.redb: Input/output error (os error 5)", false),
+        ] {
+            let (process, how, log) = ("coordinator".into(), "ended".into(), PathBuf::new());
+            let error = ClusterError::Process { process, how, why: Some(why.into()), log };
+            assert_eq!(is_of_a_place(&error), of_a_place, "{why}");
+        }
     }
 }

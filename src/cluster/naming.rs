@@ -36,18 +36,26 @@ impl Naming {
     pub fn reword(&self, words: &str) -> String {
         let (ours, name) = (self.to_string(), self.name.as_str());
         let Some(id) = self.id else { return words.replace(name, &ours) };
-        let words = words.replace(&format!("{name} (worker {id})"), &ours).replace(name, &ours);
-        let theirs = format!("worker {id}");
-        let mut parts = words.split(&theirs);
-        let mut said = parts.next().unwrap_or_default().to_string();
-        for part in parts {
-            // "worker 2" is not the beginning of "worker 21".
-            let whole = !part.starts_with(|next: char| next.is_ascii_digit());
-            said.push_str(if whole { &ours } else { &theirs });
-            said.push_str(part);
+        let words = words.replace(name, &ours);
+        // "(id 2" is not the beginning of "(id 21".
+        let theirs = [format!("(id {id})"), format!("(id {id},")];
+        let mut rest = words.as_str();
+        let mut said = String::new();
+        while let Some(at) = theirs.iter().filter_map(|id| rest.find(id)).min() {
+            let end = rest[at..].find(')').map_or(rest.len(), |length| at + length + 1);
+            let begin = rest[..at].rfind("worker ").filter(|begin| is_label(&rest[*begin..at]));
+            said += &rest[..begin.unwrap_or(end)];
+            said += begin.map_or("", |_| &ours);
+            rest = &rest[end..];
         }
-        said
+        said + rest
     }
+}
+
+/// Whether this is a worker's number, as labels begin: "worker 7 ".
+fn is_label(words: &str) -> bool {
+    let number = words.strip_prefix("worker ").and_then(|rest| rest.strip_suffix(' '));
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -63,10 +71,14 @@ mod tests {
     fn a_worker_is_called_by_one_name_whatever_the_coordinator_calls_it() {
         let ours = "worker-1 (id 2, pid 4711)";
         for (words, said) in [
-            ("worker-00ff (worker 2) was lost: silent", format!("{ours} was lost: silent")),
+            ("worker 7 (id 2) was lost: silent", format!("{ours} was lost: silent")),
+            ("it and worker 7 (id 2, on b) are", format!("it and {ours} are")),
             ("worker-00ff reported no digest", format!("{ours} reported no digest")),
-            ("lost worker 2: closed; worker 21", format!("lost {ours}: closed; worker 21")),
-            ("worker-00fe (worker 3) was lost", "worker-00fe (worker 3) was lost".into()),
+            (
+                "worker 2 (id 7): closed; worker 7 (id 2); worker 1 (id 21)",
+                format!("worker 2 (id 7): closed; {ours}; worker 1 (id 21)"),
+            ),
+            ("coordinator (id 2) of worker 2", "coordinator (id 2) of worker 2".into()),
         ] {
             assert_eq!(naming(Some(2)).reword(words), said);
         }

@@ -1,7 +1,7 @@
 //! One daemon of the local cluster, as a child process.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -325,6 +325,9 @@ fn start(
     label: &str,
 ) -> Result<Starting, ClusterError> {
     let log = directory.log(label);
+    // The folder may have been moved away with all that is in it.
+    let folder = log.parent().map_or(Ok(()), fs::create_dir_all);
+    folder.map_err(|source| ClusterError::File { path: log.clone(), source })?;
     // One that is started again goes on with its log.
     let file = File::options().create(true).append(true).open(&log);
     let file = file.map_err(|source| ClusterError::File { path: log.clone(), source })?;

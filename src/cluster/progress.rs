@@ -52,6 +52,8 @@ pub struct Progress {
     pub results: Option<Vec<WorkerResult>>,
     /// The command with which another worker joins.
     pub join: String,
+    /// Where the first coordinator's HTTP API is, if it has one.
+    pub api: Option<String>,
 }
 
 /// What an update did to the lines.
@@ -83,7 +85,7 @@ impl Progress {
     /// What the user calls a worker: by the label of its process, where that was started here,
     /// else by its number.
     pub fn called(&self, worker: WorkerId) -> String {
-        self.names.get(&worker).cloned().unwrap_or_else(|| format!("worker {worker}"))
+        self.names.get(&worker).cloned().unwrap_or_else(|| format!("the worker with id {worker}"))
     }
 
     /// The last settled step.

@@ -176,10 +176,11 @@ impl Report {
     }
 }
 
-/// How many of the run's steps have no line.
+/// How many of the steps that were trained have no line: all steps of a complete run.
 fn steps_lost(run: &RunSpec, progress: &Progress) -> u64 {
     let told: BTreeSet<_> = progress.lines.iter().map(|line| line.step.0).collect();
-    run.steps - told.range(1..=run.steps).count() as u64
+    let trained = progress.results.as_ref().map_or(progress.step().0, |_| run.steps);
+    trained - told.range(1..=trained).count() as u64
 }
 
 fn rollback(event: &Event) -> Option<RollbackReport> {

@@ -1,39 +1,64 @@
-//! A coordinator whose disk is full waits for room, and goes on from its files.
+//! A coordinator whose disk is full or read-only, or whose directory is gone, waits and goes on
+//! from its files.
 //!
 //! The log takes nothing after an error of its disk, so the coordinator ends and is begun again
 //! from what is durable, in the same process and at the same addresses. Others lead meanwhile, if
-//! there are others; the workers train on.
+//! there are others; the workers train on. A directory counts as back only if it has the very file
+//! of the log that the coordinator wrote: from an older copy, or from nothing, it would break its
+//! word. An input/output error is not waited out: the system may show what that disk never took.
 
 use std::error::Error;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::CoordinatorError;
+use everstep_coordinator::daemon::{self, CoordinatorError};
 
-/// How long room is waited for, at most.
+/// How long the directory is waited for, at most.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
-/// How often it is looked for.
+/// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(500);
 /// So much room is enough to go on.
 const ENOUGH: usize = 1 << 20;
 
-/// Returns when the disk of the coordinator's directory has room; `false` if it was no full disk
-/// that ended it, or if there is none by the `deadline`.
-pub(super) fn await_room(dir: &Path, error: &CoordinatorError, deadline: Instant) -> bool {
-    if !is_full(error) {
+/// Which file the log is; `None` where there is none.
+pub(super) fn log_inode(dir: &Path) -> Option<u64> {
+    std::fs::metadata(daemon::log_file(dir)).ok().map(|file| file.ino())
+}
+
+/// Returns when the coordinator's directory, with this log, takes files again; `false` if it was no
+/// trouble of its directory that ended the coordinator, or if that lasts beyond the `deadline`.
+pub(super) fn await_room(
+    (dir, log): (&Path, Option<u64>),
+    error: &CoordinatorError,
+    deadline: Instant,
+) -> bool {
+    if !is_of_a_place(error) {
         return false;
     }
-    tracing::warn!(%error, within = ?LONGEST, "its disk is full: it goes on when there is room");
+    let within = LONGEST;
+    tracing::warn!(%error, ?within, "its directory cannot be used: it goes on when that is over");
     while Instant::now() < deadline {
-        if has_room(dir) {
-            tracing::warn!("its disk has room again: it goes on");
+        thread::sleep(LOOK);
+        if has_room(dir) && log_inode(dir) == log {
+            tracing::warn!("its directory can be used again: it goes on");
             return true;
         }
-        thread::sleep(LOOK);
     }
     false
+}
+
+/// What to do about a directory that vanished under a coordinator that had begun.
+pub(super) const GONE: &str = "put the directory back as it was, and start it again with the same \
+                               --dir and --listen: what it has agreed to is there and nowhere \
+                               else; if it is lost for good and most of the coordinators live, \
+                               remove this one and let another join, else found a new cluster";
+
+/// Whether the directory, or what should be in it, is gone.
+pub(super) fn is_gone(error: &(dyn Error + 'static)) -> bool {
+    cause(error) == Some(io::ErrorKind::NotFound)
 }
 
 fn has_room(dir: &Path) -> bool {
@@ -43,31 +68,65 @@ fn has_room(dir: &Path) -> bool {
     written.is_ok()
 }
 
-fn is_full(error: &(dyn Error + 'static)) -> bool {
+fn is_of_a_place(error: &(dyn Error + 'static)) -> bool {
+    use io::ErrorKind::{NotFound, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let kinds = [StorageFull, QuotaExceeded, ReadOnlyFilesystem, NotFound];
+    cause(error).is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// The kind of the error of a file at the bottom of an error.
+fn cause(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
     match error.downcast_ref::<io::Error>() {
-        Some(cause) => {
-            matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        }
-        None => error.source().is_some_and(is_full),
+        Some(cause) => Some(cause.kind()),
+        None => cause(error.source()?),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn error(kind: io::ErrorKind) -> CoordinatorError {
-        CoordinatorError::File { path: "log.redb".into(), source: kind.into() }
+        CoordinatorError::File { path: "coordinators".into(), source: kind.into() }
     }
 
     #[test]
-    fn only_a_full_disk_is_waited_for_and_not_for_ever() {
+    fn a_directory_that_takes_nothing_is_waited_for_and_not_for_ever() {
         let dir = tempfile::tempdir().expect("a directory");
+        let log = daemon::log_file(dir.path());
+        fs::write(&log, "entries").expect("written");
+        let place = (dir.path(), log_inode(dir.path()));
         let soon = Instant::now() + Duration::from_secs(20);
-        assert!(await_room(dir.path(), &error(io::ErrorKind::StorageFull), soon));
-        assert!(!await_room(dir.path(), &error(io::ErrorKind::ReadOnlyFilesystem), soon));
-        let over = Instant::now();
-        assert!(!await_room(dir.path(), &error(io::ErrorKind::QuotaExceeded), over));
-        assert_eq!(dir.path().read_dir().expect("read").count(), 0, "nothing is left");
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::ReadOnlyFilesystem] {
+            assert!(await_room(place, &error(kind), soon), "{kind}");
+        }
+        assert!(!await_room(place, &error(io::ErrorKind::PermissionDenied), soon));
+        let broken = io::Error::from_raw_os_error(5);
+        let broken = CoordinatorError::File { path: log, source: broken };
+        assert!(!await_room(place, &broken, soon), "an input/output error");
+        assert!(!await_room(place, &error(io::ErrorKind::QuotaExceeded), Instant::now()));
+        assert_eq!(dir.path().read_dir().expect("read").count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn a_directory_that_was_gone_counts_only_with_the_log_that_the_coordinator_wrote() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [dir, away] = ["coordinator", "away"].map(|name| folder.path().join(name));
+        fs::create_dir(&dir).expect("made");
+        fs::write(daemon::log_file(&dir), "entries").expect("written");
+        let log = log_inode(&dir);
+        fs::rename(&dir, &away).expect("moved away");
+        let gone = error(io::ErrorKind::NotFound);
+        let at_once = || Instant::now() + Duration::from_millis(100);
+        assert!(!await_room((&dir, log), &gone, at_once()), "it is gone");
+        fs::create_dir(&dir).expect("made");
+        assert!(!await_room((&dir, log), &gone, at_once()), "it is empty");
+        fs::copy(daemon::log_file(&away), daemon::log_file(&dir)).expect("copied");
+        assert!(!await_room((&dir, log), &gone, at_once()), "it has a copy, perhaps an old one");
+        fs::remove_dir_all(&dir).expect("removed");
+        fs::rename(&away, &dir).expect("moved back");
+        assert!(await_room((&dir, log), &gone, at_once()));
     }
 }

@@ -5,16 +5,13 @@ use serde_json::json;
 
 use crate::cli::TransferFlags;
 use crate::failure::Failure;
-use crate::operator::{OperatorError, Place, Standing};
+use crate::operator::{Operator, OperatorError, Place, Standing};
 use crate::output;
 
 pub(super) fn run(flags: &TransferFlags) -> Result<(), Failure> {
-    let leader = Place::find(&flags.ask.cluster)?.ask(async |operator| {
-        let to = match flags.to {
-            Some(to) => to,
-            None => successor(&operator.standing().await?)?,
-        };
-        operator.transfer(to).await.map(|()| to)
+    let leader = Place::find(&flags.ask.cluster)?.ask(async |operator| match flags.to {
+        Some(to) => operator.transfer(to).await.map(|()| to),
+        None => to_any_other(operator).await,
     })?;
     if flags.ask.json {
         return output::print(json!({ "leader": leader }));
@@ -22,7 +19,22 @@ pub(super) fn run(flags: &TransferFlags) -> Result<(), Failure> {
     output::print(format_args!("coordinator {leader} leads"))
 }
 
-/// The one that has most of the log, of those that may lead and do not.
+/// Asks the leader to hand over to the coordinator with most of the log. Returns the new leader: in
+/// an election another coordinator may win, which serves the operator as well.
+async fn to_any_other(operator: &mut Operator) -> Result<CoordinatorId, OperatorError> {
+    let before = operator.standing().await?;
+    let to = successor(&before)?;
+    let Err(error) = operator.transfer(to).await else { return Ok(to) };
+    let after = operator.standing().await?;
+    leader(&after).filter(|now| Some(*now) != leader(&before)).ok_or(error)
+}
+
+fn leader(standing: &Standing) -> Option<CoordinatorId> {
+    let mut coordinators = standing.coordinators.iter();
+    coordinators.find(|coordinator| coordinator.leads).map(|coordinator| coordinator.view.id)
+}
+
+/// The coordinator that has most of the log, of those that may lead and do not.
 fn successor(standing: &Standing) -> Result<CoordinatorId, OperatorError> {
     let others = standing.coordinators.iter().filter(|coordinator| {
         coordinator.votes && !coordinator.leads && coordinator.silent_since_unix_ms.is_none()

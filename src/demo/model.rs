@@ -183,6 +183,7 @@ mod tests {
             state,
             retained: 0,
             waits_for: None,
+            host: None,
         }
     }
 

@@ -10,9 +10,17 @@ use super::chaos::Chaos;
 use super::keys::Action;
 use super::model::{Lane, Model};
 use super::screen::Screen;
-use crate::cluster::{Cluster, ClusterError, Report};
+use crate::cluster::{Cluster, Report};
 use crate::failure::Failure;
 use crate::progress::{Waiting, sentence};
+
+/// How the demo ended.
+pub(super) enum End {
+    /// With the run's last step.
+    Complete(Report),
+    /// The user has left; so far the run came to this.
+    Quit(Report),
+}
 
 /// The demo under way.
 pub(super) struct Show<'a> {
@@ -58,17 +66,20 @@ impl<'a> Show<'a> {
         })
     }
 
-    /// Goes on until the run is complete.
+    /// Goes on until the run is complete, or the user has enough of it.
     ///
     /// # Errors
-    /// When the run cannot go on, or the user has enough of it.
-    pub(super) async fn perform(mut self) -> Result<Report, Failure> {
+    /// When the run cannot go on.
+    pub(super) async fn perform(mut self) -> Result<End, Failure> {
         while !self.cluster.advance().await? {
             self.tell_news();
             let model = self.show()?;
             self.strike(&model);
             for action in self.screen.actions()? {
-                self.act(action).await?;
+                if action == Action::Quit {
+                    return Ok(End::Quit(self.cluster.report(self.run)));
+                }
+                self.act(action).await;
             }
         }
         self.tell_news();
@@ -77,7 +88,7 @@ impl<'a> Show<'a> {
         // A stopped process could not hear that it may go.
         self.paused.iter().for_each(|pid| send(*pid, Signal::CONT));
         self.cluster.finish().await;
-        Ok(report)
+        Ok(End::Complete(report))
     }
 
     fn show(&mut self) -> Result<Model, Failure> {
@@ -130,20 +141,23 @@ impl<'a> Show<'a> {
         lane.pid.is_some_and(|pid| self.paused.contains(&pid))
     }
 
-    async fn act(&mut self, action: Action) -> Result<(), Failure> {
+    async fn act(&mut self, action: Action) {
         let model = self.model();
         let choose = |at: usize| model.lanes.get(at).map(|lane| lane.name.clone());
         match action {
-            Action::Quit => return Err(ClusterError::Interrupted.into()),
+            Action::Quit => {}
             Action::Choose(at) => self.chosen = choose(at).or(self.chosen.take()),
             Action::Up => self.chosen = choose(model.chosen.saturating_sub(1)),
             Action::Down => self.chosen = choose(model.chosen + 1).or(self.chosen.take()),
             Action::Add => {
-                self.cluster.add_worker(&[])?;
-                self.tell("a worker is added".into());
+                let told = match self.cluster.add_worker(&[]) {
+                    Ok(()) => "a worker is added".into(),
+                    Err(error) => format!("a worker cannot be started: {error}"),
+                };
+                self.tell(told);
             }
             Action::Kill | Action::Pause | Action::Drain => {
-                let Some(lane) = model.lane() else { return Ok(()) };
+                let Some(lane) = model.lane() else { return };
                 match (action, lane.pid, lane.worker) {
                     (Action::Kill, ..) if self.cluster.progress().registered().is_some() => {
                         self.tell("nobody is killed before the run has begun".into());
@@ -155,7 +169,6 @@ impl<'a> Show<'a> {
                 }
             }
         }
-        Ok(())
     }
 
     fn kill(&mut self, lane: &Lane, who: &str) {

@@ -147,10 +147,29 @@ impl Circle {
                 format!("coordinator {id} at {address} leads, but does not say that it still does")
             }
             _ => format!(
-                "{answering} of {all} coordinators answer, none leads: {} must be there to agree",
-                all / 2 + 1
+                "{answering} of {all} coordinators answer, none leads: {} must be there to agree; \
+                 no answer from {}",
+                all / 2 + 1,
+                self.missing().join(", ")
             ),
         }
+    }
+
+    /// The coordinators that do not answer.
+    fn missing(&self) -> Vec<String> {
+        let mute = self.lines.iter().filter(|(_, line)| line.link.is_none());
+        let called = mute.map(|(address, line)| {
+            let member = self.knowledge.members.iter().find(|view| view.address == *address);
+            match member {
+                Some(view) => format!("coordinator {} at {address} ({})", view.id, line.why),
+                None => format!("{address} ({})", line.why),
+            }
+        });
+        let mut called: Vec<_> = called.collect();
+        if called.is_empty() {
+            called.push("none of them alone".into());
+        }
+        called
     }
 
     fn name_of(&self, id: CoordinatorId) -> Option<&NodeName> {

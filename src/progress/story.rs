@@ -1,6 +1,6 @@
 //! What happens to a cluster, in plain sentences: one for each event that a user should hear of.
 
-use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
 use everstep_transport::protocol::{WorkerId, WriteFailure};
 
 use crate::cluster::Progress;
@@ -27,8 +27,13 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
         ),
-        EventKind::Unable { name, reason } => format!("{name} cannot compute the run: {reason}"),
-        EventKind::Unwritten { failure: WriteFailure { worker, place, reason } } => {
+        EventKind::Unable { name, reason, inability: Inability::Run } => {
+            format!("{name} cannot compute the run: {reason}")
+        }
+        EventKind::Unable { name, reason, inability: Inability::Place } => {
+            format!("{name} cannot compute the run yet, and tries again: {reason}")
+        }
+        EventKind::Unwritten { failure: WriteFailure { worker, place, reason, .. } } => {
             let who = called(worker);
             format!("{who} cannot write the model to {place}: {reason}; it tries again")
         }
@@ -38,9 +43,12 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::LinesLost { from, to } => {
             format!("no process has the metrics of steps {from} to {to} any more")
         }
+        EventKind::Standstill { reason } => {
+            format!("no device gets on, and no other worker could do better: {reason}")
+        }
         // The first event is that somebody leads, in whatever term the first votes were enough.
-        EventKind::Leading { term } if event.number > 1 => {
-            format!("a coordinator leads anew, in term {term}")
+        EventKind::Leading { term, coordinator } if event.number > 1 => {
+            format!("coordinator {coordinator} leads from now on, in term {term}")
         }
         EventKind::Submitted { .. }
         | EventKind::Registered { .. }
@@ -90,9 +98,10 @@ mod tests {
     #[test]
     fn a_pair_that_stops_the_run_is_told_with_what_to_do() {
         let kind = EventKind::Unreachable { workers: (WorkerId(3), WorkerId(5)) };
-        let words = "worker 3 and worker 5 cannot reach each other, and neither can be left out \
-                    without losing optimizer state: mend the network between them; the run then \
-                    goes on by itself (with copies = 2 it goes on without one of them)";
+        let words = "the worker with id 3 and the worker with id 5 cannot reach each other, and \
+                    neither can be left out without losing optimizer state: mend the network \
+                    between them; the run then goes on by itself (with copies = 2 it goes on \
+                    without one of them)";
         assert_eq!(said(9, kind).as_deref(), Some(words));
     }
 
@@ -100,13 +109,14 @@ mod tests {
     fn what_every_run_has_is_not_said() {
         assert_eq!(said(9, EventKind::Complete { step: Step(3), model: None }), None);
         let left = said(9, EventKind::Left { worker: WorkerId(7) });
-        assert_eq!(left.as_deref(), Some("worker 7 has left"));
+        assert_eq!(left.as_deref(), Some("the worker with id 7 has left"));
     }
 
     #[test]
     fn the_first_leader_is_not_said_to_lead_anew() {
-        let leading = |term| EventKind::Leading { term: Term(term) };
-        assert_eq!(said(1, leading(2)), None);
-        assert_eq!(said(7, leading(2)).as_deref(), Some("a coordinator leads anew, in term 2"));
+        let leading = || EventKind::Leading { term: Term(2), coordinator: 3 };
+        assert_eq!(said(1, leading()), None);
+        let expected = "coordinator 3 leads from now on, in term 2";
+        assert_eq!(said(7, leading()).as_deref(), Some(expected));
     }
 }

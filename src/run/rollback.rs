@@ -1,6 +1,6 @@
 //! `everstep run rollback`: lets the run go back to a checkpoint.
 
-use everstep_transport::protocol::{Step, Wish};
+use everstep_transport::protocol::{Generation, Step, Wish};
 use serde_json::json;
 
 use crate::cli::RollbackFlags;
@@ -12,8 +12,9 @@ pub(super) fn run(flags: &RollbackFlags) -> Result<(), Failure> {
     let step = Step(flags.step);
     let run = Place::find(&flags.ask.cluster)?.ask(async |operator| {
         // The run that is shown is the run that goes back, and no other that was begun meanwhile.
-        let run = operator.runs().await?.last().map_or(0, |run| run.id);
-        operator.wish(Wish::Rollback { run, step }).await?;
+        let shown = operator.runs().await?.pop();
+        let (run, generation) = shown.map_or((0, Generation(0)), |run| (run.id, run.generation));
+        operator.wish(Wish::Rollback { run, step, generation }).await?;
         Ok(run)
     })?;
     if flags.ask.json {

@@ -85,7 +85,7 @@ pub(super) fn now_unix_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::figures::Trouble;
-    use everstep_transport::protocol::{Step, exemplars};
+    use everstep_transport::protocol::{Generation, Step, exemplars};
 
     use super::*;
 
@@ -96,6 +96,7 @@ mod tests {
             state: "training".into(),
             status: "training: step 253 of 3,000 with 2 workers".into(),
             step: Step(253),
+            generation: Generation(1),
             hash: None,
             divergence: None,
             figures,

@@ -15,11 +15,12 @@ use crate::cli::{Overrides, SubmitFlags};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::operator::Place;
-use crate::output;
+use crate::{output, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
     let run = read(&flags.file, registry)?;
     let path = run.data.path.clone();
+    let idle = train::idle(run.start_workers, run.batch.data_shards);
     let place = Place::find(&flags.ask.cluster)?;
     let (id, runs) = place.ask(async |operator| {
         let id = operator.next_id();
@@ -29,6 +30,9 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     let view = runs.iter().rfind(|view| Some(view.id) == id);
     if flags.ask.json {
         return output::print(json!({ "id": id, "run": view }));
+    }
+    if let Some(note) = idle {
+        output::say(format_args!("note: {note}"));
     }
     output::say(format_args!("note: its data, \"{path}\", is looked for on each worker's machine"));
     output::print(view.map_or("the run is accepted".into(), sentence))
@@ -54,6 +58,15 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
     if run.data.kind == "text" && run.data.path.is_empty() {
         let why = "it states no data.path; the default text is one of this machine's".into();
         return Err(refused(why, "state data.path, a path on the workers' machines"));
+    }
+    if let Some(why) = run.data.is_elsewhere() {
+        let here = std::path::absolute(run.data.path.trim_start_matches('@'));
+        let here = here.map_or_else(|_| "/DIR/TEXT".into(), |path| path.display().to_string());
+        let next = format!(
+            "write the absolute path that the text has on the workers' machines; from here it \
+             would be {here}"
+        );
+        return Err(refused(why, &next));
     }
     Ok(run)
 }
@@ -85,6 +98,8 @@ mod tests {
         for (text, words) in [
             ("run.step = 7\ndata.path = \"/t\"", "did you mean \"run.steps\"?"),
             ("run.steps = 7", "state data.path"),
+            ("data.path = \"texts\"", "data.path is \"texts\", a relative path"),
+            ("data.path = \"@list\"", "from here it would be /"),
             ("{\"name\": 3}", "as a run's directory has it in run.json"),
         ] {
             let told = read_text(text).expect_err(text).to_string();

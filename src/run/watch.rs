@@ -88,7 +88,7 @@ fn outcome(complete: bool) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{Step, exemplars};
+    use everstep_transport::protocol::{Generation, Step, exemplars};
 
     use super::*;
 
@@ -99,6 +99,7 @@ mod tests {
             state: state.into(),
             status: format!("{state}: so"),
             step: Step(2),
+            generation: Generation(1),
             hash: None,
             divergence: None,
             figures: exemplars::figures(),

@@ -3,13 +3,14 @@
 //!
 //! A disk that is full is no reason to refuse: there may be space by the end of the run.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use crate::failure::{Exit, Failure};
 
-/// Creates the directory, and sees that a file can be created in it.
+/// Creates the directory, for this user alone, and sees that a file can be created in it.
 pub(super) fn prepare(dir: &Path) -> Result<(), Failure> {
     try_to(dir).map_err(|error| {
         Failure::new(Exit::Usage, "the worker's directory cannot be used")
@@ -20,7 +21,7 @@ pub(super) fn prepare(dir: &Path) -> Result<(), Failure> {
 }
 
 fn try_to(dir: &Path) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let probe = dir.join(format!(".everstep-{}.partial", std::process::id()));
     match File::create(&probe) {
         Ok(_) => fs::remove_file(&probe),
@@ -31,6 +32,8 @@ fn try_to(dir: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -38,6 +41,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path().join("of/a/worker");
         prepare(&dir).expect("created");
+        let mode = fs::metadata(&dir).expect("a directory").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
         prepare(&dir).expect("a directory that is there will do");
         assert_eq!(fs::read_dir(&dir).expect("a directory").count(), 0);
     }

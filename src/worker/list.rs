@@ -31,6 +31,7 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
         "rank",
         "data shards",
         "zone",
+        "host",
         "address",
         "device",
         "telemetry",
@@ -41,7 +42,8 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let reason =
         reason.map_or(String::new(), |reason| format!("\nnot bitwise: {}", output::plain(reason)));
     let waits: String = update.workers.iter().filter_map(waits).collect();
-    let text = format!("{}{reason}{waits}\n{}", sentence(&update), table(&rows));
+    let spare = spare(&update.workers).unwrap_or_default();
+    let text = format!("{}{reason}{waits}{spare}\n{}", sentence(&update), table(&rows));
     output::print(text.trim_end())
 }
 
@@ -69,14 +71,29 @@ fn sentence(update: &Update) -> String {
 fn waits(worker: &WorkerView) -> Option<String> {
     let reason = worker.waits_for.as_ref()?;
     let what = if worker.state == WorkerState::Leaving { "leave" } else { "take part" };
-    Some(format!("\nworker {} ({}) waits to {what}: {reason}", worker.worker, worker.name))
+    let words = format!("{} waits to {what}: {reason}", worker.label());
+    Some(format!("\n{}", output::plain(&words)))
+}
+
+/// Members that compute nothing, since there are more of them than data shards.
+fn spare(workers: &[WorkerView]) -> Option<String> {
+    let idle = |view: &&WorkerView| view.rank.is_some() && view.data_shards == 0;
+    let idle: Vec<_> = workers.iter().filter(idle).map(|view| view.label().to_string()).collect();
+    let verb = if idle.len() == 1 { "computes" } else { "compute" };
+    (!idle.is_empty()).then(|| {
+        format!(
+            "\nnote: {} {verb} nothing: the run has fewer data shards (batch.data_shards) than \
+             workers",
+            idle.join(", ")
+        )
+    })
 }
 
 fn workers(count: usize) -> String {
     format!("{count} worker{}", if count == 1 { "" } else { "s" })
 }
 
-fn row(worker: &WorkerView) -> [String; 10] {
+fn row(worker: &WorkerView) -> [String; 11] {
     let WorkerView {
         worker,
         number,
@@ -88,6 +105,7 @@ fn row(worker: &WorkerView) -> [String; 10] {
         device,
         telemetry,
         state,
+        host,
         ..
     } = worker;
     let state = json!(state).as_str().unwrap_or_default().to_string();
@@ -100,8 +118,35 @@ fn row(worker: &WorkerView) -> [String; 10] {
         or_none(rank.map(|rank| rank.to_string())),
         data_shards.to_string(),
         or_none(zone.as_ref().map(|zone| zone.as_str().to_string())),
+        or_none(host.as_ref().map(ToString::to_string)),
         address.to_string(),
         device.to_string(),
         telemetry.unwrap_or_default().to_string(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::message::Message;
+    use everstep_transport::protocol::{Rank, WorkerId, exemplars};
+
+    use super::*;
+
+    fn view(number: u32, data_shards: u32) -> WorkerView {
+        let views = exemplars::all().into_iter().find_map(|message| match message {
+            Message::Update(update) => update.workers.into_iter().next(),
+            _ => None,
+        });
+        let (worker, rank) = (WorkerId(number.into()), Some(Rank(number - 1)));
+        WorkerView { worker, number, rank, data_shards, host: None, ..views.expect("a view") }
+    }
+
+    #[test]
+    fn workers_without_a_data_shard_are_named() {
+        assert_eq!(spare(&[view(1, 1), view(2, 1)]), None);
+        let waits = WorkerView { rank: None, ..view(3, 0) };
+        assert_eq!(spare(&[view(1, 1), waits]), None, "it takes no part yet");
+        let told = spare(&[view(1, 1), view(2, 0), view(3, 0)]).expect("two are idle");
+        assert!(told.contains("worker 2 (id 2), worker 3 (id 3) compute nothing"), "{told}");
+    }
 }

@@ -41,8 +41,12 @@ fn perform(world: &World) -> Launched {
     let words = [demo.get_program()].into_iter().chain(demo.get_args());
     let words: Vec<_> = words.map(|word| format!("'{}'", word.to_str().expect("UTF-8"))).collect();
     let mut shell = Command::new("sh");
-    let script = r#"exec script -qefc "stty rows 40 cols 120; exec $DEMO" /dev/null > /dev/null"#;
-    shell.args(["-c", script]).env("DEMO", words.join(" ")).stdin(Stdio::piped());
+    let script = r#"exec script -qefc "stty rows 40 cols 120; exec $DEMO" /dev/null > "$SCREEN""#;
+    shell
+        .args(["-c", script])
+        .env("DEMO", words.join(" "))
+        .env("SCREEN", world.path("screen"))
+        .stdin(Stdio::piped());
     for (name, _) in demo.get_envs() {
         shell.env_remove(name);
     }
@@ -71,4 +75,10 @@ fn keys_add_stop_kill_and_drain_workers() {
     run.until("the leave", || (run.count("left") == 1).then_some(()));
     run.program.press("q");
     assert_eq!(run.program.end().code, Some(130));
+    let screen = std::fs::read(world.path("screen")).expect("what was shown");
+    let screen = String::from_utf8_lossy(&screen);
+    let left_out = "the undisturbed run is left out";
+    for words in ["trained ", "tokens/s", "lost: 0", left_out, "its files are kept"] {
+        assert!(screen.contains(words), "no \"{words}\" in {screen:?}");
+    }
 }

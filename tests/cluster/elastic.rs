@@ -8,7 +8,7 @@ use crate::world::{Launched, Node, Program, Run, Signal, World, show};
 
 /// `everstep worker drain`.
 fn drain(world: &World, run: &Launched, id: u64, flags: &[&str]) -> Program {
-    let id = id.to_string();
+    let id = format!("id:{id}");
     let ours = ["worker", "drain", &id, "--dir", show(&run.dir)];
     world.start(&[&ours[..], flags].concat())
 }
@@ -172,7 +172,7 @@ fn a_drain_that_cannot_be_says_why() {
     dead.signal(Signal::KILL);
     run.until("its loss", || (run.count("lost") == 1).then_some(()));
     let dead = dead.id.expect("an id");
-    for (id, words) in [(999, "error: there is no worker 999\n"), (dead, "it is gone already")] {
+    for (id, words) in [(999, "error: there is no worker id:999\n"), (dead, "it is gone already")] {
         let ended = drain(&world, &run, id, &[]).end();
         assert!(ended.code == Some(1) || ended.code == Some(2), "{ended:?}");
         assert!(ended.block().contains(words), "{words}: {ended:?}");

@@ -77,6 +77,11 @@ fn the_directory_of_a_complete_run_tells_its_story() {
     for log in ["coordinator-1", "worker-1", "worker-2", "worker-3"] {
         let text = fs::read_to_string(run.dir.join(format!("logs/{log}.log"))).expect(log);
         assert!(!text.contains("ERROR") && !text.contains("panicked"), "{text}");
+        let said = match log {
+            "coordinator-1" => &["a cluster is founded"][..],
+            _ => &["entered id=", "rank=", "generation=1", "trained step=", "loss="],
+        };
+        said.iter().for_each(|words| assert!(text.contains(words), "no {words} in {text}"));
     }
     for line in run.lines("metrics.jsonl") {
         assert_has(&line, &["step", "generation", "world_size", "loss", "grad_norm", "loss_scale"]);

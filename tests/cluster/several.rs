@@ -229,6 +229,15 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let words = "2 of 5 coordinators answer, none leads: 3 must be there to agree";
     assert!(told.block().contains(words), "{told:?}");
     assert!(told.block().contains("training goes on without them"), "{told:?}");
+    for member in &dead {
+        let named = format!(" at {} (", member.address);
+        assert!(told.block().contains(&named), "{named} is not in {told:?}");
+    }
+    let logged = |member: &Member, words| member.program.said().matches(words).count();
+    let silent = "another coordinator has fallen silent";
+    until("the survivors say who is silent", || {
+        council.members.iter().all(|member| logged(member, silent) == 3).then_some(())
+    });
     training.until_it_goes_on();
     assert_eq!(known_lines(&council.members), settled, "nothing can be agreed on");
 
@@ -247,6 +256,10 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
         let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
         council.members.push(again);
     }
+    let back = "the other coordinator is back";
+    until("the survivors say who is back", || {
+        council.members[..2].iter().all(|member| logged(member, back) == 3).then_some(())
+    });
     training.complete(&council);
     council.until_agreed(5);
 }

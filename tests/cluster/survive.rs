@@ -153,6 +153,22 @@ fn a_stopped_worker_is_evicted_and_one_that_goes_on_registers_again() {
     assert_eq!(run.hash(), world.undisturbed());
 }
 
+/// It is silent for longer than the run waits for workers that it lacks, but it lives.
+#[test]
+fn an_only_worker_that_is_stopped_for_longer_than_the_wait_is_waited_for() {
+    let world = World::new().with("run.steps", 800);
+    let run = world.launch(&["--workers", "1", "--wait", "5"]);
+    let stopped = run.until_step(3).member(0).clone();
+    stopped.signal(Signal::STOP);
+    thread::sleep(Duration::from_secs(8));
+    stopped.signal(Signal::CONT);
+    let run = run.complete();
+    // A wait ends in a generation, here of the same worker.
+    run.assert_survived(800);
+    assert!(run.lines("events.jsonl").iter().all(|event| event["event"] != "lost"));
+    assert_eq!(run.hash(), world.undisturbed());
+}
+
 /// While it is away the run waits, so that it does not end before.
 #[test]
 fn a_host_whose_worker_dies_comes_back_twenty_times() {

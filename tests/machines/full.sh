@@ -1,56 +1,18 @@
 #!/usr/bin/env bash
 # Errors of a place and errors of a run, with real disks: the directory that takes the model is full for ten seconds,
-# read-only, and gone; the disk of a whole local cluster is full for some seconds; the data path of a run does not exist.
+# read-only, and gone; the disk of a whole local cluster is full for some seconds, then read-only, then its folder is
+# moved away; the data path of a run does not exist.
 # Each time the status says so, no worker is lost, and the run completes, or fails once with the worker's words.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: full.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
-self=$(realpath "$0")
-cd "$(dirname "$0")/../.."
-
-everstep=$(realpath "${1:-target/release/everstep}")
-if [ "$(id -u)" != 0 ]; then
-    echo "error: a mount namespace needs root: sudo $0" >&2
-    exit 2
-fi
-if [ ! -x "$everstep" ]; then
-    echo "error: there is no $everstep: cargo build --release, or pass the program" >&2
-    exit 2
-fi
-# Mounts are seen by this script alone.
-if [ -z "${EVERSTEP_MOUNTS:-}" ]; then
-    EVERSTEP_MOUNTS=own exec unshare --mount "$self" "$everstep"
-fi
-
-out=$(mktemp -d)
-pids=()
-clean_up() {
-    for pid in "${pids[@]}"; do
-        kill -9 "$pid" 2>/dev/null || true
-        wait "$pid" 2>/dev/null || true
-    done
-    umount "$out/disk" 2>/dev/null || true
-    umount "$out/home" 2>/dev/null || true
-    rm -rf "$out"
-}
-trap clean_up EXIT
-fail() {
-    echo "error: $1; what the processes said:" >&2
-    tail -n 20 "$out"/*.log >&2 || true
-    exit 1
-}
+. "$(dirname "$0")/common.sh"
+needs unshare
+hide_mounts
+ask() { "$everstep" "$@" --dir "$out/c"; }
 
 # until_said PATTERN SECONDS: the status of the run says this in time.
-until_said() {
-    for _ in $(seq $((10 * $2))); do
-        if "$everstep" run status --dir "$out/c" 2>/dev/null | grep -q "$1"; then
-            return
-        fi
-        sleep 0.1
-    done
-    "$everstep" run status --dir "$out/c" >&2 || true
-    fail "the status does not say \"$1\" within $2 s"
-}
+until_said() { until_true "$2" "the status says \"$1\"" says "$1" ask run status; }
 
 # submit NAME SEED [DATA]: a run of two workers and 200 steps.
 submit() {
@@ -73,38 +35,33 @@ path = "${3:-$out/text.txt}"
 data_shards = 4
 micro_batch = 4
 RUN
-    "$everstep" run submit "$out/$1.toml" --dir "$out/c" >> "$out/submit.log" 2>&1 || fail "it was not submitted"
+    ask run submit "$out/$1.toml" >> "$out/submit.log" 2>&1 || fail "it was not submitted"
 }
 
 # The workers are those of the beginning.
 no_worker_is_lost() {
-    for pid in "${pids[@]}"; do
-        kill -0 "$pid" 2>/dev/null || fail "process $pid has ended"
+    for name in c w1 w2; do
+        kill -0 "${pid[$name]}" 2>/dev/null || fail "process $name has ended"
     done
-    if "$everstep" run ls --dir "$out/c" --json | grep -q '"workers_lost":[1-9]'; then
-        fail "a worker was lost"
-    fi
+    ask run ls --json > "$out/runs" || fail "the runs are not told of"
+    grep -q '"workers_lost":' "$out/runs" || fail "it is not told how many workers were lost"
+    ! grep -q '"workers_lost":[1-9]' "$out/runs" || fail "a worker was lost"
 }
 
 for line in $(seq 2000); do
     echo "line $line of the text that these runs learn"
 done > "$out/text.txt"
 mkdir "$out/disk"
-"$everstep" coordinator --dir "$out/c" --listen 127.0.0.1:0 --http none --bootstrap > "$out/c.json" 2> "$out/c.log" &
-pids+=($!)
-for _ in $(seq 100); do
-    [ -s "$out/c.json" ] && break
-    sleep 0.1
-done
+begin c here "$everstep" coordinator --dir "$out/c" --listen 127.0.0.1:0 --http none --bootstrap
+until_true 10 "the coordinator listens" test -s "$out/c.json"
 address=$(sed 's/.*"address":"\([^"]*\)".*/\1/' "$out/c.json")
 for number in 1 2; do
-    "$everstep" worker --coordinators "$address" --join "@$out/c/join.token" --dir "$out/disk" --device cpu \
-        > "$out/w$number.json" 2> "$out/w$number.log" &
-    pids+=($!)
+    begin "w$number" here "$everstep" worker --coordinators "$address" --join "@$out/c/join.token" --dir "$out/disk" \
+        --device cpu
 done
 
 echo "1. the directory of the model is full for ten seconds"
-mount -t tmpfs -o size=1m tmpfs "$out/disk"
+mounted "$out/disk" -o size=1m
 head -c 1M /dev/zero > "$out/disk/ballast" 2>/dev/null || true
 submit full 1
 until_said "the model cannot be written: .*No space left on device" 60
@@ -135,28 +92,63 @@ no_worker_is_lost
 echo "4. the data of a run is on no worker; the workers train the next one"
 submit nowhere 4 "$out/no-such-text"
 until_said "failed: .*no-such-text" 10
-"$everstep" run ls --dir "$out/c" | grep -q "failed.*no-such-text" || fail "run ls does not say why"
+says "failed.*no-such-text" ask run ls || fail "run ls does not say why"
 submit again 5
 until_said "complete: all 200 steps" 60
 no_worker_is_lost
 
-echo "5. the disk of a local cluster is full for five seconds"
-mkdir "$out/home"
-mount -t tmpfs -o size=64m tmpfs "$out/home"
+# train_in DIR: a local cluster, whose run has begun.
+train_in() {
+    begin train here "$everstep" train --config "$out/local.toml" --workers 2 --dir "$1" --device cpu
+    until_true 20 "the run trains" has_steps "$1" 200
+}
+has_steps() { [ "$(wc -l < "$1/metrics.jsonl")" -ge "$2" ]; }
+# trained_in DIR: it is complete, and its files lack nothing. The launcher says once that they did, and once that they
+# do no more.
+trained_in() {
+    wait "${pid[train]}" || fail "the run has failed"
+    seq 6000 > "$out/steps"
+    grep -o '"step":[0-9]*' "$1/metrics.jsonl" | cut -d: -f2 | cmp - "$out/steps" || fail "metrics.jsonl is not whole"
+    grep -q '"event":"complete"' "$1/events.jsonl" || fail "events.jsonl has no end"
+    grep -q '"state": *"complete"' "$1/cluster.json" || fail "cluster.json has no end"
+    grep -q '"state": *"complete"' "$1/report.json" || fail "there is no report"
+    [ -s "$1/run.json" ] || fail "there is no run.json"
+    [ -s "$1/model.safetensors" ] || fail "there is no model"
+    [ "$(grep -c "run's files cannot be written" "$out/train.log")" = 1 ] || fail "the trouble is not told once"
+    [ "$(grep -c "files again: they lack nothing" "$out/train.log")" = 1 ] || fail "its end is not told once"
+    rm "$out/train.log"
+}
+goes_on() { kill -0 "${pid[train]}" 2>/dev/null || fail "the launcher has ended"; }
 sed 's/steps = 200/steps = 6000/; s/name = .*/name = "local"/' "$out/again.toml" > "$out/local.toml"
-"$everstep" train --config "$out/local.toml" --workers 2 --dir "$out/home/run" --device cpu > "$out/train.log" 2>&1 &
-train=$!
-pids+=($train)
-for _ in $(seq 200); do
-    [ "$(cat "$out/home/run/metrics.jsonl" 2>/dev/null | wc -l)" -ge 200 ] && break
-    sleep 0.1
-done
+
+echo "5. the disk of a local cluster is full for five seconds"
+mounted "$out/home" -o size=64m
+train_in "$out/home/run"
 head -c 64M /dev/zero > "$out/home/ballast" 2>/dev/null || true
 sleep 5
-kill -0 "$train" 2>/dev/null || fail "the launcher has ended"
+goes_on
 rm "$out/home/ballast"
-wait "$train" || fail "the run has failed"
-[ "$(wc -l < "$out/home/run/metrics.jsonl")" = 6000 ] || fail "metrics.jsonl lacks lines"
-[ -s "$out/home/run/model.safetensors" ] || fail "there is no model"
-grep -q "there is room again" "$out/train.log" || fail "the launcher does not say that the disk was full"
+trained_in "$out/home/run"
+
+echo "6. the file system of its files is read-only for five seconds"
+# Logs are open all the time, and a file system with open files is not made read-only: they lie elsewhere.
+mounted "$out/steady"
+mounted "$out/steady/run/logs"
+mounted "$out/steady/run/coordinator-1"
+train_in "$out/steady/run"
+until_true 5 "it is read-only" mount -o remount,ro "$out/steady"
+sleep 5
+goes_on
+mount -o remount,rw "$out/steady"
+trained_in "$out/steady/run"
+
+echo "7. its folder is moved away for five seconds, and back"
+train_in "$out/moving"
+mv "$out/moving" "$out/away"
+sleep 5
+goes_on
+has_steps "$out/moving" 200 || fail "the folder was not made again"
+# The launcher may make the folder once more in between.
+until mv "$out/moving" "$out/made-$RANDOM" && mv -T "$out/away" "$out/moving"; do :; done
+trained_in "$out/moving"
 echo "all held"

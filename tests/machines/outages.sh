@@ -6,47 +6,18 @@
 # usage: outages.sh [EVERSTEP [SECONDS...]], the program (default: target/release/everstep) and how long the network is
 # cut (default: 15 60)
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-
-everstep=$(realpath "${1:-target/release/everstep}")
+. "$(dirname "$0")/common.sh"
+needs ip python3
 cuts=("${@:2}")
 [ "${#cuts[@]}" != 0 ] || cuts=(15 60)
-if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
-    echo "error: network namespaces need root and iproute2: sudo $0" >&2
-    exit 2
-fi
-if [ ! -x "$everstep" ]; then
-    echo "error: there is no $everstep: cargo build --release, or pass the program" >&2
-    exit 2
-fi
-
-out=$(mktemp -d)
-declare -A pid
-stop_daemons() {
-    for name in "${!pid[@]}"; do kill -9 "${pid[$name]}" 2>/dev/null || true; done
-    pid=()
-}
-clean_up() {
-    stop_daemons
-    for room in control compute; do ip netns delete "everstep-$room" 2>/dev/null || true; done
-    rm -rf "$out"
-}
-trap clean_up EXIT
-tell() { printf '\n== %s\n' "$*"; }
-fail() {
-    echo "error: $1; what the daemons said last:" >&2
-    tail -n 15 "$dir"/*.log >&2
-    exit 1
-}
 
 # The coordinators are at 10.78.0.1, the workers at 10.78.0.2.
-ip netns add everstep-control
-ip netns add everstep-compute
+room control
+room compute
 ip link add control netns everstep-control type veth peer name compute netns everstep-compute
-for room in control:1 compute:2; do
-    ip -n "everstep-${room%:*}" link set lo up
-    ip -n "everstep-${room%:*}" address add "10.78.0.${room#*:}/24" dev "${room%:*}"
-    ip -n "everstep-${room%:*}" link set "${room%:*}" up
+for place in control:1 compute:2; do
+    ip -n "everstep-${place%:*}" address add "10.78.0.${place#*:}/24" dev "${place%:*}"
+    ip -n "everstep-${place%:*}" link set "${place%:*}" up
 done
 # What one room sends to the other goes to nobody, in silence.
 cut_network() {
@@ -58,24 +29,7 @@ heal_network() {
     ip -n everstep-compute neighbour delete 10.78.0.1 dev compute
 }
 
-begin() {
-    ip netns exec "everstep-$2" "${@:3}" >>"$dir/$1.log" 2>&1 &
-    pid[$1]=$!
-    disown
-}
 ask() { ip netns exec everstep-control "$everstep" "$@" --dir "$dir/coordinator-1"; }
-until_true() {
-    local deadline=$((SECONDS + $1))
-    until "${@:3}" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$deadline" ] || fail "not within $1 s: $2"
-        sleep 0.1
-    done
-}
-says() { "${@:2}" | grep -q "$1"; }
-figure() { grep -o "\"$1\": *[0-9]*" | head -1 | grep -o '[0-9]*$'; }
-step() { ask run status --json | figure step; }
-beyond() { [ "$(step)" -gt "$1" ]; }
-complete() { says '"state": *"complete"' ask run status --json; }
 # A worker that was lost and came back has another id.
 ids() { ask worker ls --json | grep -o '"id": *[0-9]*' | sort | xargs; }
 all_train() { [ "$(ask worker ls --json | grep -o '"rank": *[0-9]' | wc -l)" = "${#workers[@]}" ]; }
@@ -101,31 +55,33 @@ TOML
 declare -A hashes
 undisturbed() {
     if [ -z "${hashes[$1]:-}" ]; then
-        local alone=$out/alone-$1
-        configure "$alone.toml" "$1" ""
-        "$everstep" train --config "$alone.toml" --workers 1 --dir "$alone" --report "$alone.json" \
-            >/dev/null 2>"$alone.log"
-        hashes[$1]=$(grep -o '"state_hash": *"[0-9a-f]*"' "$alone.json" | grep -o '[0-9a-f]\{64\}')
+        configure "$out/alone-$1.toml" "$1" ""
+        hashes[$1]=$(hash_alone "$out/alone-$1.toml")
     fi
 }
+
+new_coordinator() { ask coordinator add --json | grep -o '"token": *"[^"]*"' | cut -d'"' -f4; }
 
 workers=(1 2 3 4)
 start() { # COORDINATORS STEPS
     dir=$(mktemp -d "$out/trial.XXXX")
-    local addresses=10.78.0.1:7001 token
-    begin coordinator-1 control "$everstep" coordinator --dir "$dir/coordinator-1" --listen 10.78.0.1:7001 --bootstrap
+    logs=$dir ports=7081
+    local addresses=10.78.0.1:7001
+    begin coordinator-1 control "$everstep" coordinator --dir "$dir/coordinator-1" --listen 10.78.0.1:7001 \
+        --http 127.0.0.1:7081 --bootstrap
     until_true 10 "a coordinator leads" ask coordinator status
     for i in $(seq 2 "$1"); do
-        token=$(ask coordinator add --json | grep -o '"token": *"[^"]*"' | cut -d'"' -f4)
+        secret "$dir/token-$i" new_coordinator
         begin "coordinator-$i" control "$everstep" coordinator --dir "$dir/coordinator-$i" \
-            --listen "10.78.0.1:700$i" --join "$token" --coordinators 10.78.0.1:7001
-        addresses+=,10.78.0.1:700$i
+            --listen "10.78.0.1:700$i" --http "127.0.0.1:708$i" --join "@$dir/token-$i" \
+            --coordinators 10.78.0.1:7001
+        addresses+=,10.78.0.1:700$i ports+=,708$i
     done
     until_true 20 "all vote" says "$1 of $1 that vote are there" ask coordinator status
-    token=$(ask token create --role worker --uses "${#workers[@]}" --ttl 15m 2>/dev/null)
+    secret "$dir/token" ask token create --role worker --uses "${#workers[@]}" --ttl 15m
     for i in "${workers[@]}"; do
         mkdir -p "$dir/worker-$i"
-        begin "worker-$i" compute "$everstep" worker --coordinators "$addresses" --join "$token" \
+        begin "worker-$i" compute "$everstep" worker --coordinators "$addresses" --join "@$dir/token" \
             --listen "10.78.0.2:701$i" --dir "$dir/worker-$i"
     done
     configure "$dir/run.toml" "$2" "start_workers = ${#workers[@]}"
@@ -138,13 +94,13 @@ finish() {
     until_true 30 "all workers take part" all_train
     [ "$(ids)" = "$registered" ] || fail "the workers were $registered and are $(ids)"
     until_true 600 "the run is complete" complete
-    ! grep -hE 'kind=(Lost|Rollback)' "$dir"/coordinator-*.log >&2 || fail "something healthy was thrown away"
+    no_event "an outage" control "$ports" lost rollback
     undisturbed "$1"
     local hash
-    hash=$(ask run ls --json | grep -o '"hash": *"[0-9a-f]*"' | tail -1 | grep -o '[0-9a-f]\{64\}')
+    hash=$(hash_of_run)
     [ "$hash" = "${hashes[$1]}" ] || fail "the hash is $hash, and ${hashes[$1]} of an undisturbed run"
     echo "complete, nobody lost, no rollback, the undisturbed hash"
-    stop_daemons
+    kill_daemons
 }
 
 # How many steps last a second here, with all workers.
@@ -153,7 +109,7 @@ start 1 200
 began=$(date +%s%3N) from=$(step)
 until_true 300 "the run is complete" complete
 rate=$(((200 - from) * 1000 / ($(date +%s%3N) - began) + 1))
-stop_daemons
+kill_daemons
 echo "$rate steps a second"
 
 for seconds in "${cuts[@]}"; do

@@ -8,83 +8,16 @@
 # run ends with the hash of one worker alone. Needs Linux, root, iproute2, iptables and python3; leaves nothing behind.
 # usage: refusals.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+. "$(dirname "$0")/common.sh"
+needs ip iptables python3
 
-everstep=$(realpath "${1:-target/release/everstep}")
-if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null || ! command -v iptables >/dev/null || ! command -v python3 >/dev/null; then
-    echo "error: this needs root, iproute2, iptables and python3: sudo $0" >&2
-    exit 2
-fi
-if [ ! -x "$everstep" ]; then
-    echo "error: there is no $everstep: cargo build --release, or pass the program" >&2
-    exit 2
-fi
-
-coordinator=1 workers=(2 3 4) attacker=5
-out=$(mktemp -d)
-tell() { printf '\n== %s\n' "$*"; }
-# on MACHINE COMMAND: runs it there.
-on() { ip netns exec "everstep-$1" "${@:2}"; }
-# begin NAME MACHINE COMMAND: starts a daemon there, logging to a file.
-declare -A pid
-begin() {
-    ip netns exec "everstep-$2" "${@:3}" >>"$out/$1.log" 2>&1 &
-    pid[$1]=$!
-    disown
-}
-
-clean_up() {
-    for name in "${!pid[@]}"; do kill -9 "${pid[$name]}" 2>/dev/null || true; done
-    for name in 1 2 3 4 5 switch; do ip netns delete "everstep-$name" 2>/dev/null || true; done
-    rm -rf "$out"
-}
-trap clean_up EXIT
-
-# Five machines at one switch.
-ip netns add everstep-switch
-ip -n everstep-switch link add bridge type bridge
-ip -n everstep-switch link set bridge up
-for i in "$coordinator" "${workers[@]}" "$attacker"; do
-    ip netns add "everstep-$i"
-    ip -n "everstep-$i" link set lo up
-    ip -n everstep-switch link add "port$i" type veth peer name eth0 netns "everstep-$i"
-    ip -n everstep-switch link set "port$i" master bridge up
-    ip -n "everstep-$i" address add "10.78.0.$i/24" dev eth0
-    ip -n "everstep-$i" link set eth0 up
-done
+workers=(2 3 4) attacker=5
+machines_at_a_switch 10.78.0 1 "${workers[@]}" "$attacker"
 
 ask() { on 1 "$everstep" "$@" --dir "$out/1"; }
-fail() {
-    echo "error: $1; what the daemons said last:" >&2
-    tail -n 20 "$out"/*.log >&2
-    exit 1
-}
-# until_true SECONDS WHAT COMMAND: waits for it.
-until_true() {
-    local deadline=$((SECONDS + $1))
-    until "${@:3}" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$deadline" ] || fail "not within $1 s: $2"
-        sleep 0.1
-    done
-}
-step() { ask run status --json | grep -o '"step": *[0-9]*' | grep -o '[0-9]*$'; }
-beyond() { [ "$(step)" -gt "$1" ]; }
 # The links that the log of a coordinator or a worker says were lost.
 lost_links() { cat "$out"/*.log | grep -cE 'nobody listens at its port|link to a coordinator is lost' || true; }
-# What nothing may cause here, by the coordinator's events: a worker that is lost, a rollback.
-harm() {
-    on 1 python3 -c '
-import json, urllib.request
-with urllib.request.urlopen("http://127.0.0.1:7080/api/v1/events?after=0") as answer:
-    events = json.load(answer)["events"]
-harm = [event for event in events if event["event"] in ("lost", "rollback")]
-print(len(harm), *harm, sep="\n")
-'
-}
-harmless() {
-    harm >"$out/harm"
-    [ "$(head -1 "$out/harm")" = 0 ] || { cat "$out/harm" >&2; fail "$1 has cost a worker or the run"; }
-}
+harmless() { no_event "$1" 1 7080 lost rollback; }
 # unharmed WHAT [LINKS]: nobody was lost, the workers train on, and no more links were lost than before.
 unharmed() {
     local at
@@ -183,12 +116,9 @@ for i in "${workers[@]}"; do
 done
 
 tell "the end"
-complete() { ask run status --json | grep -q '"state": *"complete"'; }
 until_true 300 "the run is complete" complete
-disturbed=$(ask run ls --json | grep -o '"hash": *"[0-9a-f]*"' | tail -1 | grep -o '[0-9a-f]\{64\}')
-grep -v start_workers "$out/run.toml" >"$out/alone.toml"
-"$everstep" train --config "$out/alone.toml" --workers 1 --dir "$out/undisturbed" --report "$out/report.json" >/dev/null 2>&1
-undisturbed=$(grep -o '"state_hash": *"[0-9a-f]*"' "$out/report.json" | grep -o '[0-9a-f]\{64\}')
+disturbed=$(hash_of_run)
+undisturbed=$(hash_alone "$out/run.toml")
 echo "disturbed    $disturbed"
 echo "undisturbed  $undisturbed"
 harmless "something"

@@ -5,77 +5,25 @@
 # Needs Linux, root (for the namespaces) and iproute2; leaves nothing behind.
 # usage: three.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-
-everstep=$(realpath "${1:-target/release/everstep}")
-if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
-    echo "error: network namespaces need root and iproute2: sudo $0" >&2
-    exit 2
-fi
-if [ ! -x "$everstep" ]; then
-    echo "error: there is no $everstep: cargo build --release, or pass the program" >&2
-    exit 2
-fi
+. "$(dirname "$0")/common.sh"
+needs ip
 
 machines=(1 2 3)
-out=$(mktemp -d)
-tell() { printf '\n== %s\n' "$*"; }
-# on MACHINE COMMAND: runs it there.
-on() { ip netns exec "everstep-$1" "${@:2}"; }
-# begin NAME MACHINE COMMAND: starts a daemon there, logging to a file.
-declare -A pid
-begin() {
-    ip netns exec "everstep-$2" "${@:3}" >>"$out/$1.log" 2>&1 &
-    pid[$1]=$!
-    disown
-}
-
-clean_up() {
-    for name in "${!pid[@]}"; do kill -9 "${pid[$name]}" 2>/dev/null || true; done
-    for name in "${machines[@]}" switch; do ip netns delete "everstep-$name" 2>/dev/null || true; done
-    rm -rf "$out"
-}
-trap clean_up EXIT
-
-# Three machines at one switch.
-ip netns add everstep-switch
-ip -n everstep-switch link add bridge type bridge
-ip -n everstep-switch link set bridge up
-for i in "${machines[@]}"; do
-    ip netns add "everstep-$i"
-    ip -n "everstep-$i" link set lo up
-    ip -n everstep-switch link add "port$i" type veth peer name eth0 netns "everstep-$i"
-    ip -n everstep-switch link set "port$i" master bridge up
-    ip -n "everstep-$i" address add "10.77.0.$i/24" dev eth0
-    ip -n "everstep-$i" link set eth0 up
-done
+machines_at_a_switch 10.77.0 "${machines[@]}"
 
 all=10.77.0.1:7070,10.77.0.2:7070,10.77.0.3:7070
 # As an operator asks, from a machine, whoever leads.
 ask_on() { on "$1" "$everstep" "${@:2}" --dir "$out/$1"; }
 ask() { ask_on 1 "$@"; }
-# until_true SECONDS WHAT COMMAND: waits for it.
-until_true() {
-    local deadline=$((SECONDS + $1))
-    until "${@:3}" >/dev/null 2>&1; do
-        if [ "$SECONDS" -ge "$deadline" ]; then
-            echo "error: not within $1 s: $2; what the daemons said last:" >&2
-            tail -n 15 "$out"/*.log >&2
-            exit 1
-        fi
-        sleep 0.1
-    done
-}
-says() { "${@:2}" | grep -q "$1"; }
-milliseconds() { date +%s%3N; }
+
+new_coordinator() { ask coordinator add --json | grep -o '"token": *"[^"]*"' | cut -d'"' -f4; }
 
 tell "machine 1 founds the cluster"
 begin coordinator-1 1 "$everstep" coordinator --dir "$out/1" --listen 10.77.0.1:7070 --bootstrap
 until_true 10 "a coordinator leads" ask coordinator status
 tell "machines 2 and 3 join it, each with a token of its own"
 for i in 2 3; do
-    (umask 077; ask coordinator add --json | grep -o '"token": *"[^"]*"' | cut -d'"' -f4 \
-        >"$out/token-$i")
+    secret "$out/token-$i" new_coordinator
     begin "coordinator-$i" "$i" "$everstep" coordinator --dir "$out/$i" --listen "10.77.0.$i:7070" \
         --join "@$out/token-$i" --coordinators 10.77.0.1:7070
 done
@@ -83,7 +31,7 @@ until_true 20 "all three vote" says "3 of 3 that vote are there" ask coordinator
 ask coordinator status
 
 tell "a worker on each machine"
-(umask 077; ask token create --role worker --uses 3 --ttl 15m >"$out/worker-token")
+secret "$out/worker-token" ask token create --role worker --uses 3 --ttl 15m
 start_worker() {
     mkdir -p "$out/worker-$1"
     begin "worker-$1" "$1" "$everstep" worker --coordinators "$all" --join "@$out/worker-token" \
@@ -109,8 +57,6 @@ micro_batch = 2
 path = "$PWD/kernels/src"
 TOML
 ask run submit "$out/run.toml"
-step() { ask run status --json | grep -o '"step": *[0-9]*' | grep -o '[0-9]*$'; }
-beyond() { [ "$(step)" -gt "$1" ]; }
 until_true 60 "the run trains" beyond 20
 ask run status
 
@@ -154,12 +100,10 @@ until_true 60 "its worker takes part again" training 3
 until_true 20 "its coordinator is back" says "3 of 3 that vote are there" ask coordinator status
 
 tell "the end"
-until_true 300 "the run is complete" says '"state": *"complete"' ask run status --json
+until_true 300 "the run is complete" complete
 ask run ls
-disturbed=$(ask run ls --json | grep -o '"hash": *"[0-9a-f]*"' | tail -1 | grep -o '[0-9a-f]\{64\}')
-grep -v start_workers "$out/run.toml" >"$out/alone.toml"
-"$everstep" train --config "$out/alone.toml" --workers 1 --dir "$out/undisturbed" --report "$out/report.json" >/dev/null 2>&1
-undisturbed=$(grep -o '"state_hash": *"[0-9a-f]*"' "$out/report.json" | grep -o '[0-9a-f]\{64\}')
+disturbed=$(hash_of_run)
+undisturbed=$(hash_alone "$out/run.toml")
 echo "disturbed    $disturbed"
 echo "undisturbed  $undisturbed"
 [ "$disturbed" = "$undisturbed" ] && echo equal

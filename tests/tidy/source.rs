@@ -68,12 +68,21 @@ pub fn cores(sources: &[Source]) -> Vec<&Source> {
 
 /// What a core names that only a shell may use.
 pub fn shell_in_core(core: &Source) -> Vec<String> {
-    let found = |line: &str| SHELL.iter().find(|word| code(line).contains(**word));
+    let found = |line: &str| SHELL.iter().find(|word| has_word(code(line), word));
     let problem = |(at, word)| place(core, at, &format!("a core does not use `{word}`"));
     numbered(core)
         .filter_map(|(at, line)| found(line).map(|word| (at, word)))
         .map(problem)
         .collect()
+}
+
+/// Whether a line has these words, and not only the beginning of a longer one.
+fn has_word(line: &str, word: &str) -> bool {
+    let is_part = |rest: &str| {
+        word.ends_with(char::is_alphanumeric)
+            && rest.starts_with(|next: char| next.is_alphanumeric() || next == '_')
+    };
+    line.match_indices(word).any(|(at, found)| !is_part(&line[at + found.len()..]))
 }
 
 fn sizes(source: &Source) -> Vec<String> {

@@ -24,7 +24,10 @@ pub use cluster::{
 };
 pub use device::{Device, DeviceName, GpuId, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};
-pub use ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
+pub use ids::{
+    DataShard, Generation, HostName, MachineId, NodeName, Rank, Shard, Step, Term, WorkerId,
+    WorkerLabel, Zone,
+};
 pub use message::Message;
 pub use model::{ModelAwaited, ModelPlace, WriteFailure};
 pub use question::{Question, Reply};

@@ -11,8 +11,8 @@ use everstep_transport::protocol::run::Precision;
 
 use crate::data::text_files;
 use crate::data::text_samples::TextSamples;
-use crate::data::{Dataset, Text};
-use crate::registry::Registry;
+use crate::data::{Dataset, Text, TextError};
+use crate::registry::{BuildError, Registry};
 
 /// Tokens are bytes.
 const VOCABULARY: usize = 256;
@@ -23,7 +23,17 @@ pub fn registry() -> Registry {
     models
         .plan("gpt", |run| OnBackend::<Gpt, Cpu>::plan(gpt_config(run)).map_err(words))
         .plan("mlp", |run| OnBackend::<Mlp, Cpu>::plan(mlp_config(run)).map_err(words))
-        .dataset("text", text)
+        .placed_dataset("text", text)
+}
+
+/// A file that the system does not let this process read is a matter of its machine. A path that
+/// leads nowhere is an error of the run.
+fn of_text(error: TextError) -> BuildError {
+    let reason = error.to_string();
+    match error.is_of_place() {
+        true => BuildError::Place(reason),
+        false => BuildError::Run(reason),
+    }
 }
 
 fn words(error: ConfigError) -> String {
@@ -72,13 +82,35 @@ pub fn precision(run: &RunSpec) -> cuda::Precision {
 }
 
 /// Bytes of files: for `mlp` one target a sample, for every other model one after each token.
-fn text(run: &RunSpec) -> Result<Arc<dyn Dataset>, String> {
-    let words = |error: crate::data::TextError| error.to_string();
-    let files = text_files::resolve(&run.data.path).map_err(words)?;
-    let text = Arc::new(Text::load(&files, run.data.validation).map_err(words)?);
+fn text(run: &RunSpec) -> Result<Arc<dyn Dataset>, BuildError> {
+    let files = text_files::resolve(&run.data.path).map_err(of_text)?;
+    let text = Arc::new(Text::load(&files, run.data.validation).map_err(of_text)?);
     let samples = match run.model.kind.as_str() {
         "mlp" => TextSamples::mlp(text, run.model.context),
         _ => TextSamples::gpt(text, run.model.context),
     };
-    Ok(Arc::new(samples.map_err(words)?))
+    Ok(Arc::new(samples.map_err(of_text)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use everstep_transport::protocol::outcome::Inability;
+
+    use super::*;
+
+    #[test]
+    fn what_the_system_does_not_let_be_read_is_an_error_of_the_place() {
+        let unreadable = |kind: io::ErrorKind| {
+            let error = TextError::unreadable("/data/text".as_ref(), kind.into());
+            of_text(error).inability()
+        };
+        assert_eq!(unreadable(io::ErrorKind::PermissionDenied), Inability::Place);
+        assert_eq!(unreadable(io::ErrorKind::StaleNetworkFileHandle), Inability::Place);
+        assert_eq!(unreadable(io::ErrorKind::NotFound), Inability::Run);
+        assert_eq!(unreadable(io::ErrorKind::InvalidData), Inability::Run);
+        let short = TextError::TooShort { bytes: 3, context: 9 };
+        assert_eq!(of_text(short).inability(), Inability::Run);
+    }
 }

@@ -16,6 +16,7 @@ mod event;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
 mod lane;
+mod machine;
 mod peer;
 mod peers;
 mod reception;
@@ -178,7 +179,8 @@ async fn work(
     tracing::info!(%name, %address, "admitted");
 
     let Options { zone, dir, device, overlap, grace, .. } = options;
-    let place = Place { incarnation: 0, address, zone, dir, device, overlap, prefetch: PREFETCH };
+    let (incarnation, machine, prefetch) = (0, machine::id(), PREFETCH);
+    let place = Place { incarnation, address, machine, zone, dir, device, overlap, prefetch };
     let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
     let (known, coordinators) = watch::channel(Vec::new());
     let shell = Shell { endpoint: endpoint.clone(), workshop, known, began };

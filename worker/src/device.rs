@@ -29,9 +29,9 @@ use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
 use tracing::trace_span;
 
-use crate::data::Dataset;
 use crate::data::loader::{LoadError, Loader};
 use crate::data::validation::validation_part;
+use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
 use holdings::Holdings;
@@ -78,6 +78,8 @@ pub struct Parts {
 /// A model, its data, and the parameter shards that this worker holds.
 pub struct Device {
     parts: Parts,
+    /// Which samples a data shard should contain.
+    sampler: Sampler,
     holdings: Holdings,
     accumulator: Accumulator,
     /// What the newest gradient is of.
@@ -114,6 +116,7 @@ impl Device {
             },
             #[cfg(feature = "planted")]
             plant: None,
+            sampler: Sampler::new(parts.run.seed, parts.dataset.len(), parts.run.batch),
             parts,
         }
     }
@@ -155,7 +158,8 @@ impl Device {
             }
             Job::Finish { version, data_shards } => return self.finish(version, data_shards, port),
             Job::Masters { to } => {
-                for (shard, values) in self.holdings.masters() {
+                for master in self.holdings.masters() {
+                    let (shard, values) = master?;
                     port.report(Report::Exported { to, shard, values });
                 }
                 return Ok(());
@@ -251,8 +255,15 @@ impl Device {
         self.summary.exposed_seconds += waited.as_secs_f64();
         self.summary.data_shards_computed += 1;
         self.parts.loader.recycle(loaded.batches);
-        let contribution = Contribution { data_shard, loss, samples: loaded.samples };
-        Ok(Some(Report::Computed { step, contribution, seconds }))
+        let account = self.sampler.account_of(&loaded.samples, step, data_shard);
+        let contribution = Contribution {
+            data_shard,
+            loss,
+            samples: loaded.samples,
+            samples_lost: account.lost,
+            samples_repeated: account.repeated,
+        };
+        Ok(Some(Report::Computed { step, contribution, seconds, load_seconds: loaded.seconds }))
     }
 
     /// In truth a data shard's samples are its own.
@@ -279,9 +290,9 @@ impl Device {
             "the member has gathered every shard before it finishes"
         );
         self.training = false;
+        self.in_user_code = true;
         let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()).max(1);
         self.summary.evaluations.clear();
-        self.in_user_code = true;
         for part in data_shards {
             let evaluation = self.evaluate(part, limit)?;
             self.summary.evaluations.extend(evaluation);

@@ -3,17 +3,29 @@
 use std::fs;
 use std::path::Path;
 
+/// Where the process finds its own control group (version 2).
+const GROUP: &str = "/sys/fs/cgroup";
+
 /// Bytes; none where the system does not tell.
 pub fn free_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
-    let number = |name: &str| {
-        let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?;
-        text.trim().parse::<u64>().ok() // "max" is no number: there is no limit
-    };
-    let group = number("memory.max")
-        .zip(number("memory.current"))
-        .map(|(most, taken)| most.saturating_sub(taken));
-    [machine, group].into_iter().flatten().min()
+    [machine, free_of_group(Path::new(GROUP))].into_iter().flatten().min()
+}
+
+/// What a control group may still take: pages of files that nobody has used lately count as taken
+/// there, and are given back before anything else is.
+fn free_of_group(group: &Path) -> Option<u64> {
+    let text = |name: &str| fs::read_to_string(group.join(name)).ok();
+    let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+    let most = number("memory.max")?; // "max" is no number: there is no limit
+    let idle = text("memory.stat").and_then(|text| inactive_files(&text)).unwrap_or(0);
+    let taken = number("memory.current")?.saturating_sub(idle);
+    Some(most.saturating_sub(taken))
+}
+
+/// The bytes of `inactive_file` in the text of a group's `memory.stat`.
+fn inactive_files(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("inactive_file "))?.trim().parse().ok()
 }
 
 /// The bytes of `MemAvailable` in the text of `/proc/meminfo`.
@@ -32,5 +44,21 @@ mod tests {
         let text = "MemTotal:       24609860 kB\nMemAvailable:   23000001 kB\n";
         assert_eq!(available(text), Some(23_000_001 << 10));
         assert_eq!(available("MemTotal: 5 kB\n"), None);
+    }
+
+    #[test]
+    fn pages_of_files_that_are_not_in_use_count_as_free_in_a_group() {
+        let group = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| {
+            fs::write(group.path().join(name), text).expect("written");
+        };
+        assert_eq!(free_of_group(group.path()), None, "there is no group");
+        write("memory.current", "900\n");
+        write("memory.max", "max\n");
+        assert_eq!(free_of_group(group.path()), None, "there is no limit");
+        write("memory.max", "1000\n");
+        assert_eq!(free_of_group(group.path()), Some(100));
+        write("memory.stat", "anon 90\ninactive_anon 5\ninactive_file 700\nactive_file 20\n");
+        assert_eq!(free_of_group(group.path()), Some(800));
     }
 }

@@ -9,6 +9,7 @@ use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::RunSpec;
 
 use crate::optimize;
+use crate::step::MOST_UNDER_WAY;
 
 /// The memory of one worker of a run, bytes, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Memory {
     optimizer: u64,
     partials: u64,
     reduced: u64,
+    joining: u64,
+    writing: u64,
 }
 
 /// What the program, its threads, its connections' windows and its pool of free buffers take: as
@@ -47,7 +50,11 @@ impl Memory {
     /// - a shard that is learned counts as an owned one, and at most four of its reduced gradients
     ///   wait, 16 bytes for each of its parameters; where steps outrun a state, more of them, but
     ///   no more than 64 MiB of all shards;
-    /// - states under way: at most 64 MiB at a learner, and the same with those that it asks.
+    /// - states under way: what arrives at a learner in two seconds, 64 MiB at least, 512 MiB or
+    ///   its part of the state at most, and the same with those that it asks: [`Self::passing`];
+    /// - at the end, the master weights that the model's file has not taken: at the worker that
+    ///   writes it all of them at most, if its disk is slower than the network, and at each primary
+    ///   those of its shards: [`Self::passing`].
     pub fn of_worker(
         run: &RunSpec,
         model: &ModelPlan,
@@ -70,6 +77,8 @@ impl Memory {
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
             reduced: share(4, owners - 1 + waiting),
+            joining: share(bytes_per_parameter, owners).min(MOST_UNDER_WAY as u64),
+            writing: 4 * parameters,
         })
     }
 
@@ -91,7 +100,14 @@ impl Memory {
         ]
     }
 
-    /// All parts together.
+    /// What comes on top for a while, at most, with its occasion: states under way while a worker
+    /// joins or makes up for a lost one, and the weights that wait for the disk of the worker that
+    /// writes the model.
+    pub fn passing(&self) -> [(&'static str, u64); 2] {
+        [("while workers join", self.joining), ("at the end, to write", self.writing)]
+    }
+
+    /// All parts together, but for what passes.
     pub fn total(&self) -> u64 {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
@@ -164,6 +180,25 @@ mod tests {
             assert_eq!(planned.device_bytes, built.device_bytes(), "{kind}");
             assert_eq!((planned.sizes, &planned.layout), (built.sizes(), built.layout()));
         }
+    }
+
+    #[test]
+    fn what_passes_is_bounded_by_the_window_or_by_the_state_and_by_the_weights() {
+        let mut run = exemplars::run();
+        run.copies = 2;
+        let passing = |width: u32| {
+            let mut run = run.clone();
+            (run.model.layers, run.model.width) = (2, width);
+            let model = builtin::registry().plan_model(&run).expect("a gpt");
+            let parameters = model.layout.count() as u64;
+            let memory = Memory::of_worker(&run, &model, 2).expect("a valid optimizer");
+            (parameters, memory.passing().map(|(_, bytes)| bytes))
+        };
+        let (parameters, bytes) = passing(64);
+        assert_eq!(bytes, [12 * parameters, 4 * parameters], "all of a small state");
+        let (parameters, bytes) = passing(2_048);
+        assert!(12 * parameters > 512 << 20);
+        assert_eq!(bytes, [512 << 20, 4 * parameters], "no more than the window");
     }
 
     #[test]

@@ -43,4 +43,6 @@ pub enum Plant {
     MisstateDigest,
     /// A device does not look whether a gradient is what its primary made.
     BelieveGradients,
+    /// A member measures its device anew in every generation.
+    MeasureAnew,
 }

@@ -8,6 +8,7 @@ use everstep_kernels::compute::Compute;
 use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::models::ModelPlan;
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::run::Precision;
 
 use crate::data::Dataset;
@@ -15,7 +16,44 @@ use crate::data::Dataset;
 type BuildModel =
     Box<dyn Fn(&RunSpec, DeviceChoice) -> Result<Box<dyn Compute>, String> + Send + Sync>;
 type PlanModel = Box<dyn Fn(&RunSpec) -> Result<ModelPlan, String> + Send + Sync>;
-type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + Send + Sync>;
+type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, BuildError> + Send + Sync>;
+
+/// Why a model or a data set cannot be built, in words for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// For a reason that follows from the run, and would recur on every worker.
+    #[error("{0}")]
+    Run(String),
+    /// For a reason of this worker's place, such as a lack of memory: it may pass.
+    #[error("{0}")]
+    Place(String),
+}
+
+impl BuildError {
+    /// Where the reason lies.
+    pub fn inability(&self) -> Inability {
+        match self {
+            Self::Run(_) => Inability::Run,
+            Self::Place(_) => Inability::Place,
+        }
+    }
+}
+
+impl From<String> for BuildError {
+    fn from(reason: String) -> Self {
+        Self::Run(reason)
+    }
+}
+
+impl From<RegistryError> for BuildError {
+    fn from(error: RegistryError) -> Self {
+        let reason = error.to_string();
+        match error {
+            RegistryError::Build { error: Self::Place(_), .. } => Self::Place(reason),
+            RegistryError::Build { .. } | RegistryError::Unknown { .. } => Self::Run(reason),
+        }
+    }
+}
 
 /// The models and data sets that a program can train.
 ///
@@ -42,15 +80,15 @@ pub enum RegistryError {
         /// The names there are.
         known: String,
     },
-    /// It is registered, but this run's values do not suit it.
-    #[error("cannot build the {what} \"{name}\": {reason}")]
+    /// It is registered, but this run's values do not suit it, or this machine does not.
+    #[error("cannot build the {what} \"{name}\": {error}")]
     Build {
         /// `model` or `data set`.
         what: &'static str,
         /// Its name.
         name: String,
         /// What it said.
-        reason: String,
+        error: BuildError,
     },
 }
 
@@ -82,9 +120,17 @@ impl Registry {
     }
 
     /// Registers a data set under a name.
-    pub fn dataset<F>(mut self, name: &str, build: F) -> Self
+    pub fn dataset<F>(self, name: &str, build: F) -> Self
     where
         F: Fn(&RunSpec) -> Result<Arc<dyn Dataset>, String> + Send + Sync + 'static,
+    {
+        self.placed_dataset(name, move |run| Ok(build(run)?))
+    }
+
+    /// The same of a data set that can tell an error of the place from one of the run.
+    pub fn placed_dataset<F>(mut self, name: &str, build: F) -> Self
+    where
+        F: Fn(&RunSpec) -> Result<Arc<dyn Dataset>, BuildError> + Send + Sync + 'static,
     {
         self.datasets.insert(name.to_string(), Box::new(build));
         self
@@ -102,7 +148,8 @@ impl Registry {
         device: DeviceChoice,
     ) -> Result<Box<dyn Compute>, RegistryError> {
         let name = &run.model.kind;
-        build("model", name, self.models.get(name), self.models.keys(), |make| make(run, device))
+        let (found, known) = (self.models.get(name), self.models.keys());
+        build("model", name, found, known, |make| Ok(make(run, device)?))
     }
 
     /// Builds the run's model on the CPU and in f32, whatever it is trained with: to look at it, or
@@ -125,7 +172,7 @@ impl Registry {
     pub fn known_plan(&self, run: &RunSpec) -> Option<Result<ModelPlan, RegistryError>> {
         let name = &run.model.kind;
         let found = self.plans.get(name)?;
-        Some(build("model", name, Some(found), self.models.keys(), |plan| plan(run)))
+        Some(build("model", name, Some(found), self.models.keys(), |plan| Ok(plan(run)?)))
     }
 
     /// Builds the run's data set.
@@ -140,7 +187,7 @@ fn build<'a, F, T>(
     name: &str,
     found: Option<&F>,
     known: impl Iterator<Item = &'a String>,
-    make: impl FnOnce(&F) -> Result<T, String>,
+    make: impl FnOnce(&F) -> Result<T, BuildError>,
 ) -> Result<T, RegistryError> {
     let name = name.to_string();
     let Some(found) = found else {
@@ -148,7 +195,7 @@ fn build<'a, F, T>(
         let known = offered.collect::<Vec<_>>().join(", ");
         return Err(RegistryError::Unknown { what, name, known });
     };
-    make(found).map_err(|reason| RegistryError::Build { what, name, reason })
+    make(found).map_err(|error| RegistryError::Build { what, name, error })
 }
 
 impl fmt::Debug for Registry {
@@ -168,7 +215,17 @@ mod tests {
     fn an_unknown_name_is_answered_with_those_that_are_for_users() {
         let models = [".measure", "gpt", "mlp"].map(String::from);
         let error = build("model", "gtp", None::<&()>, models.iter(), |()| Ok(()));
-        let error = error.expect_err("it is unknown").to_string();
-        assert_eq!(error, "there is no model named \"gtp\"; this program has gpt, mlp");
+        let error = error.expect_err("it is unknown");
+        let words = "there is no model named \"gtp\"; this program has gpt, mlp";
+        assert_eq!(BuildError::from(error), BuildError::Run(words.into()));
+    }
+
+    #[test]
+    fn an_error_of_the_place_stays_one() {
+        let reason = || Err::<(), _>(BuildError::Place("the disk says no".into()));
+        let error = build("data set", "text", Some(&()), [].iter(), |()| reason());
+        let error = BuildError::from(error.expect_err("it cannot be built"));
+        assert_eq!(error.inability(), Inability::Place);
+        assert_eq!(error.to_string(), "cannot build the data set \"text\": the disk says no");
     }
 }

@@ -26,3 +26,5 @@ pub mod scaling;
 pub mod setup;
 pub mod version;
 mod writing;
+
+pub(crate) use self::learning::MOST_UNDER_WAY;

@@ -1,22 +1,28 @@
 //! A worker's daemon in a thread, and a coordinator that is played: what a worker says on links
-//! that end and come again, when it is evicted, and when it is told to leave.
+//! that end and come again, when it is evicted, when it is told to leave, and when its data set
+//! fails on a sample.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use everstep_kernels::compute::Batch;
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::identity::{
     Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
 };
 use everstep_transport::protocol::message::Registration;
+use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
-    CoordinatorView, Message, NodeName, RunSpec, Term, WorkerId, Zone, exemplars,
+    Cause, CoordinatorView, DataShard, Generation, Member, Message, NodeName, Ownership, Rank,
+    Record, RunSpec, Shard, Step, Term, WorkerId, Zone, exemplars,
 };
 use everstep_transport::quic::{Endpoint, Link, Settings};
 use everstep_worker::builtin;
 use everstep_worker::daemon::{Ended, Options, WorkerError, run};
+use everstep_worker::data::{Dataset, Sampler};
+use everstep_worker::registry::Registry;
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::time::{sleep, timeout};
 
@@ -41,6 +47,11 @@ struct Scene {
 
 impl Scene {
     fn set() -> Self {
+        Self::with(builtin::registry())
+    }
+
+    /// The worker trains what this registry has.
+    fn with(registry: Registry) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let authority = Arc::new(Authority::create().unwrap());
         let token = JoinToken::create(&authority);
@@ -57,7 +68,7 @@ impl Scene {
             grace: None,
             overlap: true,
         };
-        let worker = thread::spawn(|| run(options, Arc::new(builtin::registry()), |_| {}));
+        let worker = thread::spawn(|| run(options, Arc::new(registry), |_| {}));
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("text"), "to be or not to be ".repeat(100)).unwrap();
         let endpoint = Some(endpoint);
@@ -229,4 +240,111 @@ async fn a_second_sigterm_is_the_end_of_patience() {
     terminate();
     assert!(link.closed().await.is_gone());
     assert!(matches!(scene.ended().await, Ok(Ended::Drained)));
+}
+
+// A data set that fails.
+
+/// Samples of the data set whose code panics at one of them.
+const SAMPLES: u64 = 1_000;
+
+/// Texts of four bytes, of which one cannot be read.
+struct Torn {
+    at: Option<u64>,
+}
+
+impl Dataset for Torn {
+    fn len(&self) -> u64 {
+        SAMPLES
+    }
+    fn fingerprint(&self) -> [u8; 32] {
+        [9; 32]
+    }
+    fn fill(&self, index: u64, batch: &mut Batch) {
+        assert_ne!(Some(index), self.at, "this page is torn");
+        batch.tokens.extend([index as u32 % 256; 4]);
+        batch.targets.extend([index as u32 % 7; 4]);
+        batch.rows += 1;
+    }
+    fn validation_len(&self) -> u64 {
+        0
+    }
+    fn fill_validation(&self, _: u64, _: &mut Batch) {}
+}
+
+/// A run on [`Torn`]; its data path says which sample is torn, if one is.
+fn torn(at: Option<u64>) -> RunSpec {
+    let mut run = RunSpec { steps: 3, ..exemplars::run() };
+    run.data.kind = "torn".into();
+    run.data.path = at.map_or("whole".into(), |at| at.to_string());
+    run
+}
+
+/// The worker on this link trains alone; returns its last word on that.
+async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Generation) -> Message {
+    link.send(Message::Welcome { run: run.clone(), term: TERM }).unwrap();
+    let registered = registration(link).await;
+    link.send(Message::Registered { worker, term: TERM }).unwrap();
+    link.send(Message::Pause { term: TERM, number }).unwrap();
+    hear_until(link, |message| matches!(message, Message::Status(_))).await;
+    let member = Member {
+        worker,
+        name: link.identity().name.clone(),
+        address: registered.address,
+        data_shards: (0..run.batch.data_shards).map(DataShard).collect(),
+    };
+    let count = registered.fingerprint.shards;
+    link.send(Message::Announce(Record {
+        number,
+        predecessor: Generation(0),
+        term: TERM,
+        cause: Cause::Start,
+        members: vec![member],
+        owners: vec![Ownership { first: Shard(0), count, owners: vec![Rank(0)] }],
+        resume: Step(0),
+        commit: None,
+        waiting: false,
+    }))
+    .unwrap();
+    loop {
+        let heartbeat = match hear(link).await {
+            Message::Heartbeat(heartbeat) => heartbeat,
+            Message::Status(_) => continue,
+            last => return last,
+        };
+        let written = heartbeat.lines.last().map_or(Step(0), |line| line.step);
+        let (generation, lacks_lines, retained) = (number, false, 0);
+        let answer = Message::HeartbeatAnswer { generation, written, lacks_lines, retained };
+        link.send(answer).unwrap();
+    }
+}
+
+/// With the loader's and the device's own threads.
+#[tokio::test]
+async fn a_sample_that_panics_fails_the_run_with_its_words_and_the_worker_trains_the_next() {
+    let registry = builtin::registry().dataset("torn", |run| {
+        let at = run.data.path.parse().ok();
+        Ok(Arc::new(Torn { at }))
+    });
+    let scene = Scene::with(registry);
+    let link = scene.link().await;
+    assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
+    let whole = torn(None);
+    let sampler = Sampler::new(whole.seed, SAMPLES, whole.batch);
+    let at = sampler.sample(Step(2), DataShard(1), 0, 1).index;
+    let began = Instant::now();
+    let said = trains(&link, (&torn(Some(at)), FIRST), Generation(1)).await;
+    let Message::Unable { inability: Inability::Run, reason } = said else { panic!("{said:?}") };
+    println!("{reason}: after {:?}", began.elapsed());
+    for words in [format!("sample {at}"), "this page is torn".into()] {
+        assert!(reason.contains(&words), "{reason}");
+    }
+    link.send(Message::Released { term: TERM }).unwrap();
+    hear_until(&link, |message| matches!(message, Message::Hello { worker: None, .. })).await;
+    let second = WorkerId(FIRST.0 + 1);
+    let said = trains(&link, (&whole, second), Generation(2)).await;
+    let Message::Finished(result) = said else { panic!("{said:?}") };
+    let computed = u64::from(whole.batch.data_shards) * whole.steps;
+    assert_eq!((result.worker, result.data_shards_computed), (second, computed));
+    link.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
 }

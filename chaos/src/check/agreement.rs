@@ -82,7 +82,9 @@ impl Agreement {
         for news in &frame.news {
             if let News::Event(event) = news {
                 match event.kind {
-                    EventKind::Registered { worker, .. } => _ = self.present.insert(worker),
+                    EventKind::Registered { worker, .. } | EventKind::Joined { worker } => {
+                        self.present.insert(worker);
+                    }
                     EventKind::Lost { worker, .. } | EventKind::Left { worker } => {
                         self.present.remove(&worker);
                     }

@@ -98,7 +98,8 @@ fn compute(checks: &mut Checks, change: impl Fn(&mut Contribution)) -> Result<()
     let sampler = Sampler::new(exemplars::run().seed, SAMPLES, exemplars::run().batch);
     for data_shard in (0..4).map(DataShard) {
         let samples = sampler.shard_samples(Step(1), data_shard).collect();
-        let mut part = Contribution { data_shard, loss: 2.0, samples };
+        let mut part =
+            Contribution { data_shard, loss: 2.0, samples, samples_lost: 0, samples_repeated: 0 };
         change(&mut part);
         see(checks, Observation::Computed(FIRST, (Generation(1), Step(1)), &part))?;
     }

@@ -21,7 +21,7 @@ pub struct Rates {
     pub joins: f64,
     /// Workers that are asked to leave.
     pub drains: f64,
-    /// How long those have, at most.
+    /// How long those have, at most, if they have not all the time that they need.
     pub grace: Duration,
     /// Coordinators that crash, more often than not the one that leads.
     pub coordinator_crashes: f64,
@@ -69,6 +69,12 @@ pub struct Rates {
     pub one_way_partitions: f64,
     /// Pairs of nodes that do not reach each other.
     pub bridges: f64,
+    /// Workers that a firewall refuses to the coordinators.
+    pub refusals: f64,
+    /// Coordinators that no worker reaches.
+    pub deaf_coordinators: f64,
+    /// Machines whose workers state another machine's address.
+    pub misstatements: f64,
     /// Things that arrive twice.
     pub duplicates: f64,
     /// Lanes that fall behind.
@@ -125,6 +131,9 @@ impl Default for Rates {
             standstills: 0.3,
             one_way_partitions: 1.0,
             bridges: 1.5,
+            refusals: 0.7,
+            deaf_coordinators: 0.5,
+            misstatements: 0.5,
             duplicates: 8.0,
             reorders: 4.0,
             hangs: 0.3,
@@ -160,6 +169,9 @@ impl Rates {
             coordinator_joins: 0.0,
             disconnects: 0.0,
             isolations: 0.0,
+            refusals: 0.0,
+            deaf_coordinators: 0.0,
+            misstatements: 0.0,
             standstills: 0.0,
             hangs: 0.0,
             full_stores: 0.0,
@@ -246,7 +258,8 @@ impl Draw<'_> {
         let hang: Make = |draw| Fault::Hang { node: draw.worker(), span: draw.outage() };
         let all = self.of_processes_and_ways().into_iter().chain(self.of_coordinators());
         let full: Make = |draw| Fault::FullStore { node: draw.worker(), span: draw.outage() };
-        all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]).collect()
+        let all = all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]);
+        all.chain(self.of_evidence()).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {
@@ -308,6 +321,20 @@ impl Draw<'_> {
             (rates.standstills, |draw| {
                 let side = draw.workers();
                 Fault::PauseTogether { side, span: draw.outage() }
+            }),
+        ]
+    }
+
+    /// What looks like the end of a worker, and is none.
+    fn of_evidence(&self) -> [(f64, Make); 3] {
+        let rates = self.rates;
+        let deaf: Make = |draw| Fault::Deafen { node: draw.coordinator(), span: draw.outage() };
+        [
+            (rates.refusals, |draw| Fault::Refuse { node: draw.worker(), span: draw.outage() }),
+            (rates.deaf_coordinators, deaf),
+            (rates.misstatements, |draw| Fault::Misstate {
+                node: draw.worker(),
+                of: draw.worker(),
             }),
         ]
     }
@@ -446,7 +473,9 @@ impl Draw<'_> {
 
     fn drain(&mut self) -> Fault {
         let by = if self.chance(0.5) { Asker::Machine } else { Asker::Operator };
-        Fault::Drain { node: self.worker(), by, grace: self.up_to(self.rates.grace) }
+        // Every third has all the time that it needs.
+        let (node, grace) = (self.worker(), self.up_to(self.rates.grace * 3 / 2));
+        Fault::Drain { node, by, grace: Some(grace).filter(|grace| *grace <= self.rates.grace) }
     }
 
     fn duplicate(&mut self) -> Fault {

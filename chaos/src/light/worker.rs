@@ -9,7 +9,7 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Device, Generation, ModelPlace, NodeName, Record, Shard, Step, Term, WorkerId,
+    Device, Generation, MachineId, ModelPlace, NodeName, Record, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -408,5 +408,7 @@ fn registration(place: usize, incarnation: u64) -> Registration {
         zone: None,
         device: Device::default(),
         model: Some(model_place(place)),
+        host: None,
+        machine: Some(MachineId(place as u64)),
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
 use everstep_transport::time::Time;
 use everstep_worker::device::{Device, Port};
+use everstep_worker::registry::BuildError;
 use everstep_worker::step::event::{Built, Job, Origin, Report};
 
 use crate::random::Random;
@@ -23,7 +24,7 @@ const SPREAD_NS: u64 = 160_000_000;
 #[derive(Debug)]
 pub enum Done {
     /// The model and the data are built, or cannot be.
-    Built(Result<Built, String>),
+    Built(Box<Result<Built, BuildError>>),
     /// The device, which has entered this generation, has done something.
     Report(Generation, Report),
 }

@@ -21,7 +21,7 @@ use super::disk::Disk;
 use super::journal::{Journal, Lacking};
 use super::link::End;
 use super::membership::Prospect;
-use super::types::{GIVE_UP_AFTER, Happening};
+use super::types::Happening;
 use super::{Node, UNIX_MS_AT_ZERO, World};
 use crate::check::{Observation, Violation};
 use crate::random::Random;
@@ -168,10 +168,15 @@ impl Coordinator {
         self.awake = self.clock.read(now);
     }
 
-    /// Whether it has listened for a process in vain for so long that a run may give it up.
-    pub fn has_given_up(&self, now: Time, place: usize) -> bool {
+    /// For how long it has listened for a process in vain.
+    pub fn silence(&self, now: Time, place: usize) -> Duration {
         let heard = self.heard.get(&place).copied().unwrap_or_default();
-        self.clock.read(now).since(heard.max(self.awake)) >= GIVE_UP_AFTER
+        self.clock.read(now).since(heard.max(self.awake))
+    }
+
+    /// Whether it has heard a process since it listens.
+    pub fn has_heard(&self, place: usize) -> bool {
+        self.heard.get(&place).is_some_and(|heard| *heard >= self.awake)
     }
 
     /// The process is gone.
@@ -465,6 +470,7 @@ impl World {
 
 #[cfg(test)]
 mod tests {
+    use super::super::GIVE_UP_AFTER;
     use super::*;
 
     #[test]
@@ -473,14 +479,13 @@ mod tests {
         let mut coordinator = machines(1, 0).remove(0);
         coordinator.clock_mut().drift(second(0), 900);
         coordinator.hears(second(10), 3);
-        assert!(!coordinator.has_given_up(second(21), 3), "9.9 s by its clock");
-        assert!(coordinator.has_given_up(second(22), 3));
+        assert!(coordinator.silence(second(21), 3) < GIVE_UP_AFTER, "9.9 s by its clock");
         coordinator.awakes(second(20));
-        assert!(!coordinator.has_given_up(second(31), 3), "it did not listen before");
-        assert!(coordinator.has_given_up(second(32), 3));
+        assert!(coordinator.silence(second(31), 3) < GIVE_UP_AFTER, "it did not listen before");
+        assert!(coordinator.silence(second(32), 3) >= GIVE_UP_AFTER);
         coordinator.hears(second(32), 3);
-        assert!(!coordinator.has_given_up(second(43), 3));
-        assert!(coordinator.has_given_up(second(43), 4), "nothing was ever heard of it");
+        assert!(coordinator.silence(second(43), 3) < GIVE_UP_AFTER);
+        assert!(coordinator.silence(second(43), 4) >= GIVE_UP_AFTER, "it was never heard");
     }
 
     #[test]

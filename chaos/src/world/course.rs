@@ -41,12 +41,17 @@ pub struct Course {
     isolated: Option<(Time, Time)>,
     /// Until when the device of a machine's worker hangs.
     hung: BTreeMap<Node, Time>,
+    /// Until when a machine's host refuses what coordinators send to its worker.
+    refused: BTreeMap<Node, Time>,
     /// The last interruption of all ends here.
     interrupted_until: Time,
     /// What each coordinator hears.
     listeners: BTreeMap<usize, Listener>,
     /// The last two times that a pair of processes lost its link.
     parted: BTreeMap<(usize, usize), [Option<Time>; 2]>,
+    /// Pairs of machines of which one stated the other's address: a coordinator may suspect the
+    /// worker of either.
+    misstated: BTreeSet<Node>,
     /// Processes that were asked to leave.
     leaving: BTreeSet<usize>,
     /// Processes whose memory was changed: their devices may fail.
@@ -138,9 +143,18 @@ impl Course {
 
     /// A cluster begins anew: its processes have nothing to do with those before.
     pub fn begin_anew(&mut self, now: Time) {
-        let Self { judging, tally, interrupted_until, disturbed, hung, .. } = std::mem::take(self);
-        let (quiet_since, kept) = (now, Self { disturbed, hung, ..Self::default() });
-        *self = Self { judging, tally, interrupted_until, quiet_since, ..kept };
+        let before = std::mem::take(self);
+        *self = Self {
+            judging: before.judging,
+            tally: before.tally,
+            interrupted_until: before.interrupted_until,
+            disturbed: before.disturbed,
+            hung: before.hung,
+            refused: before.refused,
+            misstated: before.misstated,
+            quiet_since: now,
+            ..Self::default()
+        };
     }
 
     /// Something went on.
@@ -170,6 +184,12 @@ impl Course {
         let is_worker = |node: &&Node| matches!(node, Node::Worker(_));
         match fault {
             Fault::Pause { node, .. } => disturb(node),
+            Fault::Refuse { node, .. } => {
+                disturb(node);
+                self.refused.insert(*node, end);
+            }
+            Fault::Deafen { .. } => disturb(&EVERYONE),
+            Fault::Misstate { node, of } => self.misstated.extend([*node, *of]),
             Fault::PauseTogether { side, .. } => side.iter().for_each(disturb),
             Fault::Clog { from, to, .. } => [from, to].into_iter().for_each(disturb),
             Fault::Bridge { ends: (one, other), .. } => {
@@ -292,7 +312,10 @@ impl Course {
             || silent && (reborn || !disturbed.is_empty())
             || long
             || parted
-            || self.hung.get(&machine).is_some_and(|until| now <= *until + AFTERMATH)
+            || self.misstated.contains(&machine)
+            || [&self.refused, &self.hung]
+                .into_iter()
+                .any(|ends| ends.get(&machine).is_some_and(|until| now <= *until + AFTERMATH))
     }
 
     /// Whether a process was asked to leave.

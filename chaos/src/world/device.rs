@@ -1,9 +1,9 @@
 //! A worker's device in the world: it is built, given jobs, and heard.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_kernels::device::DeviceChoice;
-use everstep_transport::protocol::{Generation, ModelPlace, RunSpec, Zone};
+use everstep_transport::protocol::{Generation, MachineId, ModelPlace, RunSpec, Zone};
 use everstep_transport::time::Time;
 use everstep_worker::device::build::{Place, build};
 use everstep_worker::step::event::{Input, Job, Report};
@@ -16,6 +16,11 @@ use crate::random::mix;
 
 /// Where machines may stand; an empty label is none.
 const ZONES: [&str; 4] = ["", "north", "south", "west"];
+
+/// Where the worker on a machine listens: one after the other has the same port.
+fn address(slot: usize) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 1 + slot as u16).into()
+}
 
 /// Each machine has a store of its own.
 fn place_of(slot: usize) -> ModelPlace {
@@ -37,7 +42,11 @@ impl World {
     /// Builds a device; an earlier one is dropped, with every link to other workers.
     pub(super) fn build(&mut self, place: usize, run: &RunSpec) -> Result<(), Violation> {
         self.leave_roster(place);
-        let address = (Ipv4Addr::LOCALHOST, 1 + place as u16).into();
+        let slot = self.workers[place].slot();
+        let address = match self.misstated.get(&Node::Worker(slot)) {
+            Some(Node::Worker(other)) => address(*other),
+            _ => address(slot),
+        };
         let incarnation = self.random.bits();
         let worker = &mut self.workers[place];
         let zone = zone(self.scenario.seed, worker.slot());
@@ -45,6 +54,7 @@ impl World {
         let own = Place {
             incarnation,
             address,
+            machine: Some(MachineId(slot as u64)),
             zone,
             dir: None,
             device: DeviceChoice::Cpu,
@@ -65,7 +75,7 @@ impl World {
         });
         let begins = self.workers[place].hangs_until.max(self.now);
         let at = begins + self.random.delay();
-        self.queue.put(at, Happening::Device(place, builds, Done::Built(built)));
+        self.queue.put(at, Happening::Device(place, builds, Done::Built(Box::new(built))));
         Ok(())
     }
 
@@ -132,8 +142,13 @@ impl World {
             return Ok(());
         }
         let input = match done {
-            Done::Built(Ok(built)) => Input::Built(built),
-            Done::Built(Err(reason)) => Input::BuildFailed(reason),
+            Done::Built(built) => match *built {
+                Ok(built) => Input::Built(built),
+                Err(error) => {
+                    let (inability, reason) = (error.inability(), error.to_string());
+                    Input::BuildFailed { inability, reason }
+                }
+            },
             Done::Report(generation, report) => {
                 self.witness_report(place, generation, &report)?;
                 Input::Device(report)

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use everstep_transport::protocol::Step;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
 use everstep_transport::time::Time;
 
@@ -44,6 +45,9 @@ pub struct Endured {
     pub longest: Duration,
     /// The longest time from a Pause to its record.
     pub longest_change: Duration,
+    /// How many elements of sums, gradients and parameters came to members for each step of the
+    /// last run, those of aborted tries included; nothing that is learned or resumed with.
+    pub elements: BTreeMap<Step, u64>,
     /// From the last fault to the end.
     pub recovery: Duration,
     /// The virtual time of the end.
@@ -81,6 +85,7 @@ impl World {
             endured.failed += u64::from(!complete);
             endured.longest_change = endured.longest_change.max(self.checks.longest_change());
             (endured.at, endured.changes) = (self.now, self.course.tally);
+            endured.elements = self.wire.elements().clone();
             endured.recovery = self.now.since(self.calm);
             if complete && self.now >= self.calm {
                 return Ok(endured);

@@ -140,7 +140,7 @@ impl World {
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
             Fault::Mistake { node: Node::Worker(slot) } => _ = self.armed.mistakes.insert(*slot),
-            Fault::Stop { .. } | Fault::Garble { .. } | Fault::Mistake { .. } => {}
+            fault => self.mislead(fault, &all, until),
         }
         Ok(())
     }
@@ -151,6 +151,7 @@ impl World {
         self.note(format_args!("no more faults"));
         self.course.calm(self.now);
         self.roads.clear();
+        self.refused_until.clear();
         self.armed = Armed::default();
         self.review_all();
         let first = (0..self.scenario.workers as usize).map(Node::Worker);
@@ -233,7 +234,7 @@ impl World {
     }
 
     /// A worker is asked to leave.
-    fn drain(&mut self, machine: Node, by: Asker, grace: Duration) {
+    fn drain(&mut self, machine: Node, by: Asker, grace: Option<Duration>) {
         let Node::Worker(place) = self.process(machine) else { return };
         let Some(worker) = self.workers.get(place).filter(|worker| !worker.ended()) else {
             return;
@@ -247,8 +248,10 @@ impl World {
             (Asker::Operator, None) => {}
             (Asker::Machine, _) => {
                 self.later(Happening::Worker(place, Input::Drain));
-                let overdue = Happening::Worker(place, Input::DrainOverdue);
-                self.queue.put(self.now + grace, overdue);
+                if let Some(grace) = grace {
+                    let overdue = Happening::Worker(place, Input::DrainOverdue);
+                    self.queue.put(self.now + grace, overdue);
+                }
             }
         }
     }
@@ -321,6 +324,35 @@ impl World {
             machines.into_iter().partition(|node| matches!(node, Node::Worker(_)));
         self.shut(&others, &workers, until);
         self.shut(&workers, &others, until);
+    }
+
+    /// What happens looks like the end of a worker, and is none.
+    fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) {
+        match fault {
+            Fault::Deafen { node, .. } => self.deafen(*node, all, until),
+            Fault::Refuse { node, .. } => self.firewall(*node, all, until),
+            Fault::Misstate { node, of } => _ = self.misstated.insert(*node, *of),
+            _ => {} // of machines that have no such process
+        }
+    }
+
+    /// Shuts the ways between one coordinator and the workers.
+    fn deafen(&mut self, node: Node, all: &[Node], until: Time) {
+        let is_worker = |other: &&Node| matches!(other, Node::Worker(_));
+        let workers: Vec<Node> = all.iter().filter(is_worker).copied().collect();
+        self.shut(&[node], &workers, until);
+        self.shut(&workers, &[node], until);
+    }
+
+    /// Shuts the ways between one worker and the coordinators, and refuses the coordinators' probes
+    /// of that worker.
+    fn firewall(&mut self, node: Node, all: &[Node], until: Time) {
+        let refused = self.refused_until.entry(node).or_default();
+        *refused = until.max(*refused);
+        let is_other = |other: &&Node| matches!(other, Node::Coordinator(_));
+        let coordinators: Vec<Node> = all.iter().filter(is_other).copied().collect();
+        self.shut(&[node], &coordinators, until);
+        self.shut(&coordinators, &[node], until);
     }
 
     /// Shuts every way from one group to another.

@@ -104,8 +104,8 @@ struct Side {
 enum Silence {
     /// Who knows.
     Unknown,
-    /// Its process is dead, and the way to where it was is free.
-    Dead,
+    /// Its process is dead, and the way to where it was is free; or a firewall says so.
+    Refused,
     /// It knows the link no more, and would say so.
     Forgotten,
 }
@@ -408,7 +408,7 @@ impl World {
         }
         let at = match why {
             Silence::Unknown => since + (patience - earlier),
-            Silence::Dead => now + (PROBE - earlier / 10),
+            Silence::Refused => now + (PROBE - earlier / 10),
             Silence::Forgotten => now + earlier,
         };
         let due = at.max(now);
@@ -425,9 +425,12 @@ impl World {
         let probed = [owner, peer].iter().any(|node| matches!(node, Node::Coordinator(_)));
         // A process that was started again does not know the links of the one before.
         let known = self.links.number(peer, owner).is_some();
+        let refused = self.refused_until.get(&self.machine(peer));
+        let refused = refused.is_some_and(|until| *until > self.now);
         match () {
+            () if refused && matches!(owner, Node::Coordinator(_)) => Silence::Refused,
             () if !self.reach(owner, peer) => Silence::Unknown,
-            () if !alive && probed => Silence::Dead,
+            () if !alive && probed => Silence::Refused,
             () if alive && !standing && !whole && known => Silence::Forgotten,
             () => Silence::Unknown,
         }
@@ -439,7 +442,7 @@ impl World {
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),
             Some((Silence::Unknown, _)) => End::lost("nothing was heard for too long"),
-            Some((Silence::Dead, _)) => End::refused("nobody listens there any more"),
+            Some((Silence::Refused, _)) => End::refused("nobody listens there any more"),
             Some((Silence::Forgotten, _)) => End::lost("the peer does not know this link"),
         };
         self.lose(owner, peer, end)

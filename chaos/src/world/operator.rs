@@ -149,9 +149,10 @@ impl World {
             }
             Exits::RolledBack => {
                 let (run, asked) = (state.run_id(), state.is_to_go_back());
+                let generation = state.generation();
                 let waits = self.waits_for_owners().is_some_and(|span| span >= WAIT);
                 if waits && !asked && self.operator.wishes.is_empty() {
-                    self.operator.wish(Wish::Rollback { run, step: Step(0) });
+                    self.operator.wish(Wish::Rollback { run, step: Step(0), generation });
                 }
             }
             Exits::GivenUp => {}

@@ -2,15 +2,16 @@
 //! what they say that cannot be taken back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use everstep_coordinator::raft;
-use everstep_coordinator::state::{Change, Command, Entry};
+use everstep_coordinator::state::{Change, Command, Entry, Loss};
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Frame, Generation, Message, News, Term, WorkerId};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::{Exits, Node, World};
+use super::{Exits, GIVE_UP_AFTER, Node, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
@@ -59,7 +60,9 @@ impl World {
             let term = entry.place.term;
             let change = match decode(entry).map(|entry| entry.command) {
                 Some(Command::Generation(change)) => change,
-                Some(Command::Lose { worker, reason }) => {
+                Some(
+                    Command::Lose { worker, reason } | Command::Died(Loss { worker, reason, .. }),
+                ) => {
                     self.weigh_loss((worker, &reason), (place, term));
                     continue;
                 }
@@ -109,8 +112,13 @@ impl World {
         if self.checks.is_new(entry.place.index) {
             let index = entry.place.index;
             self.note(format_args!("entry {index}, first of all by {place}: {command:?}"));
-            // Leaders that replace each other for ever are no progress.
-            if !matches!(command, Command::Lead) {
+            // Leaders that replace each other for ever are no progress, nor is what they tell of a
+            // change that takes long.
+            let tells = matches!(
+                command,
+                Command::Lead { .. } | Command::Died(_) | Command::AwaitOwners { .. }
+            );
+            if !tells {
                 self.course.progress(self.now);
             }
         }
@@ -136,7 +144,7 @@ impl World {
             {
                 self.witness_change(&change, term)
             }
-            Some(Command::Lose { worker, .. })
+            Some(Command::Lose { worker, .. } | Command::Died(Loss { worker, .. }))
                 if brings(|kind| matches!(kind, EventKind::Lost { .. })) =>
             {
                 self.lose_worker(worker, term)
@@ -190,11 +198,21 @@ impl World {
         let process = &self.workers[place];
         let discarded = process.ended() || process.id() != Some(worker);
         let gives_up = self.scenario.exits == Exits::GivenUp;
-        let given_up = gives_up && self.coordinators[coordinator].has_given_up(self.now, place);
+        let given_up = gives_up && self.gives_up(coordinator, (worker, place));
         let asked = self.coordinators[coordinator]
             .seat()
             .is_some_and(|seat| seat.core().state().is_to_go_back());
         discarded || given_up || asked
+    }
+
+    /// Whether the run allows a coordinator to give up a worker's process, of which it has heard
+    /// nothing; or leaders before it have not, as the log tells, and neither has it.
+    fn gives_up(&self, coordinator: usize, (worker, place): (WorkerId, usize)) -> bool {
+        let coordinator = &self.coordinators[coordinator];
+        let Some(core) = coordinator.seat().map(|seat| seat.core()) else { return false };
+        let logged = Duration::from_millis(core.state().awaited().waited_ms(worker));
+        let own = coordinator.silence(self.now, place);
+        own >= GIVE_UP_AFTER || !coordinator.has_heard(place) && logged + own >= GIVE_UP_AFTER
     }
 }
 

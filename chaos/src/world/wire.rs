@@ -61,9 +61,23 @@ pub struct Wire {
     /// How many parcels that is for each pair.
     pending: BTreeMap<(usize, usize), usize>,
     strays: u64,
+    /// How many elements have arrived that members exchange for each step.
+    elements: BTreeMap<Step, u64>,
 }
 
 impl Wire {
+    /// How many elements of sums, gradients and parameters have arrived for each step.
+    pub fn elements(&self) -> &BTreeMap<Step, u64> {
+        &self.elements
+    }
+
+    /// A piece has arrived.
+    fn count(&mut self, lane: Lane, chunk: &Chunk) {
+        if matches!(lane, Lane::Partials | Lane::Reduced | Lane::Parameters) {
+            *self.elements.entry(chunk.step).or_default() += u64::from(chunk.count);
+        }
+    }
+
     /// Queues a parcel; true if it is the first of its stream.
     fn push(&mut self, stream: StreamId, parcel: Parcel) -> bool {
         let queue = self.streams.entry(stream).or_default();
@@ -205,6 +219,7 @@ impl World {
         let input = match parcel {
             Parcel::Message(message) => Input::Peer { from, message: over_the_wire(&message) },
             Parcel::Tensor { mut chunk, values } => {
+                self.wire.count(stream.lane, &chunk);
                 let mut values = receive(&chunk, &values, self.workers[stream.to].pool());
                 match chunk.kind {
                     ChunkKind::Reduced => self.spoil(stream.to, &mut chunk, &mut values)?,

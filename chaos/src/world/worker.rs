@@ -72,7 +72,9 @@ impl Worker {
         let pool = Pool::new(POOL_BYTES);
         let identity = core::Identity { name: name.clone(), unix_ms_at_zero: UNIX_MS_AT_ZERO };
         Self {
-            core: Core::new(identity, pool.clone()).growing_after(toy::GROWTH),
+            core: Core::new(identity, pool.clone())
+                .growing_after(toy::GROWTH)
+                .merging(toy::MERGE_BYTES),
             name,
             slot,
             clock,
@@ -284,6 +286,7 @@ impl World {
             }
             Effect::Meet { worker, name, .. } => self.meet(place, worker, &name),
             Effect::Device(job) => return self.give_job(place, job),
+            Effect::GoOn => self.later(Happening::Worker(place, Input::GoOn)),
             Effect::Exit(exit) => self.exit(place, exit),
         }
         Ok(())

@@ -6,14 +6,17 @@ use everstep_chaos::check::Invariant;
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::toy;
-use everstep_chaos::world::{Endured, Node, Prepare};
+use everstep_chaos::world::{Endured, Failure, Node, Prepare};
 use everstep_coordinator::plant::Plant;
 use everstep_coordinator::seat::Seat;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
+use everstep_worker::plant::Plant as Bug;
 
 /// A seed whose run has more than one owner of each parameter shard.
 const OF_COPIES: u64 = 1;
+/// A seed whose run has three of each, and goes on with one worker.
+const OF_THREE_COPIES: u64 = 5;
 /// A seed whose run has one.
 const OF_ONE_COPY: u64 = 3;
 
@@ -68,6 +71,25 @@ fn i24_churn_leaves_data_shards_in_blocks() {
     assert_eq!((changes.lost, changes.rollbacks), (11, 0), "{changes:?}");
 }
 
+fn median(mut numbers: Vec<u64>) -> u64 {
+    numbers.sort_unstable();
+    numbers[numbers.len() / 2]
+}
+
+/// A hundred workers die, and a hundred come in their places: in the end a step takes as much as
+/// in the beginning.
+#[test]
+fn i24_a_hundred_cycles_of_loss_and_join_leave_the_traffic_of_a_step_as_it_was() {
+    let endured = eight(303, Prepare::default()).endure(OF_COPIES, &churn(100)).result;
+    let endured = endured.expect("it is borne");
+    assert_eq!((endured.changes.lost, endured.changes.rollbacks), (100, 0));
+    let elements: Vec<u64> = endured.elements.into_values().collect();
+    // The first worker dies after a second; the last step has no successor that needs parameters.
+    let first = median(elements[1..4].to_vec());
+    let last = median(elements[elements.len() - 11..elements.len() - 1].to_vec());
+    assert!(last.abs_diff(first) * 10 <= first, "{first} elements at first, {last} at last");
+}
+
 #[test]
 fn i24_data_shards_that_are_dealt_out_whatever_the_tree_are_found() {
     let found = eight(6, ignoring_the_tree()).endure(OF_COPIES, &churn(1)).result;
@@ -75,20 +97,79 @@ fn i24_data_shards_that_are_dealt_out_whatever_the_tree_are_found() {
     assert_eq!(found.invariant(), Some(Invariant::I24), "{found}");
 }
 
-/// Four workers; the device of one hangs for so long.
-fn hang(seed: u64, ms: u64, prepare: Prepare) -> Result<Endured, Option<Invariant>> {
+/// Four workers and so many data shards; devices are to hang.
+fn four(data_shards: u32, prepare: Prepare) -> Simulation {
     let mut run = toy::long_run();
-    run.steps = 400;
+    (run.steps, run.batch.data_shards) = (300, data_shards);
     let span = Duration::from_secs(80);
     let cluster = Simulation::of(run, 4, span, Rates::none()).expect("without a fault");
-    let cluster = cluster.prepared(prepare).precise(Precision::F32).coordinated(1);
-    let span = Duration::from_millis(ms);
-    let hang = at(3_000, Fault::Hang { node: Node::Worker(1), span });
-    let endured = cluster.endure(seed, &Schedule(vec![hang])).result;
+    cluster.prepared(prepare).precise(Precision::F32).coordinated(1)
+}
+
+fn measuring_anew() -> Prepare {
+    Prepare { worker: |core| core.plant(Bug::MeasureAnew), ..Prepare::default() }
+}
+
+/// The device of a worker hangs at `ms` for so long.
+fn hang_at(ms: u64, worker: usize, for_ms: u64) -> (Time, Fault) {
+    let span = Duration::from_millis(for_ms);
+    at(ms, Fault::Hang { node: Node::Worker(worker), span })
+}
+
+/// Four workers; the device of one hangs for so long.
+fn hang(seed: u64, ms: u64, prepare: Prepare) -> Result<Endured, Option<Invariant>> {
+    let endured = four(toy::long_run().batch.data_shards, prepare)
+        .endure(seed, &Schedule(vec![hang_at(3_000, 1, ms)]))
+        .result;
     endured.map_err(|failure| {
         println!("{failure}");
         failure.invariant()
     })
+}
+
+/// A worker's device hangs at one moment or another around a planned change of generation; what the
+/// run makes of each moment.
+fn after_a_join() -> Vec<Result<Endured, Failure>> {
+    let four = four(4, Prepare::default());
+    let join = at(3_000, Fault::Join { node: Node::Worker(4) });
+    let schedule = |ms| Schedule(vec![join.clone(), hang_at(ms, 1, 70_000)]);
+    let moments = (3_100..8_000).step_by(350);
+    moments.map(|ms| four.endure(OF_COPIES, &schedule(ms)).result).collect()
+}
+
+#[test]
+fn i11_a_device_that_hangs_around_a_change_of_generation_is_noticed() {
+    for met in after_a_join() {
+        let changes = met.unwrap_or_else(|failure| panic!("{failure}")).changes;
+        assert_eq!((changes.lost, changes.rollbacks), (1, 0), "{changes:?}");
+    }
+}
+
+/// In how many of these moments so many workers were given up.
+fn given_up(met: &[Result<Endured, Failure>], workers: u64) -> usize {
+    let all = |met: &&Result<Endured, Failure>| {
+        met.as_ref().is_ok_and(|endured| endured.changes.lost == workers)
+    };
+    met.iter().filter(all).count()
+}
+
+/// A sample on which a device hangs strikes the next worker when the first is given up.
+fn one_after_the_other(prepare: Prepare) -> Vec<Result<Endured, Failure>> {
+    let four = four(4, prepare);
+    let schedule = |ms| Schedule(vec![hang_at(3_000, 1, 60_000), hang_at(ms, 2, 60_000)]);
+    let moments = (13_000..14_400).step_by(200);
+    moments.map(|ms| four.endure(OF_THREE_COPIES, &schedule(ms)).result).collect()
+}
+
+/// A device that hangs before it has followed into the generation, with nothing to compute, is not
+/// among those that are noticed.
+#[test]
+fn i11_a_hang_of_the_worker_that_inherits_the_data_shard_is_noticed() {
+    let [noticed, anew] = [Prepare::default(), measuring_anew()].map(|prepare| {
+        let met = one_after_the_other(prepare);
+        given_up(&met, 2)
+    });
+    assert!(noticed > anew, "{noticed} and {anew}");
 }
 
 #[test]

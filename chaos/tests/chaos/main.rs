@@ -1,6 +1,7 @@
 //! Scenarios: whole runs of the production cores under seeded schedules.
 
 mod churn;
+mod evidence;
 mod honest;
 mod meddled;
 mod members;

@@ -109,7 +109,7 @@ fn i8_a_worker_that_hears_nothing_and_a_coordinator_that_was_hardly_late() {
 
 #[test]
 fn i11_a_worker_that_leaves_before_the_first_generation() {
-    let grace = Duration::from_secs(5);
+    let grace = Some(Duration::from_secs(5));
     endure(
         811,
         vec![

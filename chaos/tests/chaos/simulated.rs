@@ -231,7 +231,7 @@ fn a_run_whose_workers_crash_all_at_once_is_done_again_from_the_beginning() {
 #[test]
 fn a_worker_that_is_asked_to_leave_leaves_and_nothing_is_done_again() {
     for by in [Asker::Machine, Asker::Operator] {
-        let grace = Duration::from_secs(5);
+        let grace = Some(Duration::from_secs(5));
         let endured = at_every_moment(&[Fault::Drain { node: Node::Worker(1), by, grace }]);
         let Tally { lost, left, redone, rollbacks, .. } = changes(&endured);
         assert_eq!((lost, redone, rollbacks), (0, 0, 0), "{by:?}");

@@ -10,6 +10,7 @@
 //! comes of that is planned elsewhere. A Pause always ends in a generation, even of the same
 //! members. It does not know how a plan is made, nor why a worker is suspected.
 
+mod awaiting;
 mod holding;
 mod steady;
 
@@ -20,10 +21,11 @@ use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, WorkerId};
 use everstep_transport::time::Time;
 
+use self::awaiting::Awaiting;
 use self::holding::Holding;
 use super::feeds::Feeds;
 use super::links;
-use super::plan::{Evidence, GiveUp, Plan, Wait, plan};
+use super::plan::{Evidence, Plan, Wait, plan};
 use super::silence::{Certainty, Doubt, Heard, PATIENCE};
 use super::{Core, LinkId};
 use crate::state::{Change, Command, Loss, Standing, Verdict};
@@ -57,8 +59,7 @@ pub(super) struct Pausing {
     returned: BTreeSet<WorkerId>,
     /// Why there is no plan yet, when one was looked for.
     wait: Option<Wait>,
-    /// Since when the plan waits for owners that may live.
-    owners_since: Option<Time>,
+    awaiting: Awaiting,
 }
 
 // What sets it off.
@@ -165,6 +166,7 @@ impl Core {
                 pausing.missing.retain(|worker| self.silence.may_answer(now, *worker));
                 self.repeat_pause(now);
                 self.advance(now);
+                self.tell_of_wait(now);
             }
             Phase::Proposed(_) => {}
         }
@@ -182,7 +184,7 @@ impl Core {
             missing: self.expected(now),
             returned: BTreeSet::new(),
             wait: None,
-            owners_since: None,
+            awaiting: Awaiting::default(),
         });
         self.say_pause();
         self.advance(now);
@@ -294,13 +296,7 @@ impl Core {
             plant: self.plant,
         });
         match found {
-            Plan::Wait(wait) => {
-                if let Phase::Pausing(pausing) = &mut self.phase {
-                    let owners = matches!(wait, Wait::Owners { .. });
-                    pausing.owners_since = owners.then(|| pausing.owners_since.unwrap_or(now));
-                    pausing.wait = Some(wait);
-                }
-            }
+            Plan::Wait(wait) => self.wait_for(now, wait),
             Plan::Change(change) => {
                 self.phase = Phase::Proposed(change.record.number);
                 self.propose(now, Command::Generation(*change));
@@ -327,47 +323,12 @@ impl Core {
         now.since(pausing.since) >= ANSWER || linked.all(heard)
     }
 
-    /// What the run allows to give up, or an operator asks to.
-    fn give_up(&self, now: Time, pausing: &Pausing) -> Option<GiveUp> {
-        if self.state.is_to_go_back() {
-            return Some(GiveUp::Everything);
-        }
-        let after = Duration::from_millis(self.state.run()?.give_up_after_ms?);
-        let waited = now.since(pausing.owners_since?);
-        (waited >= after).then_some(GiveUp::Silent(after))
-    }
-
     /// An operator wants the run to go back.
     pub(super) fn go_back(&mut self, now: Time) {
         match self.phase {
             Phase::Steady | Phase::Holding(_) => self.pause(now),
             Phase::Pausing(_) => self.advance(now),
             Phase::Proposed(_) => {}
-        }
-    }
-
-    /// How many workers take part in a change that has too few, and since when.
-    pub(super) fn short_of_workers(&self) -> Option<(u32, Time)> {
-        match self.waits()? {
-            (Wait::Workers(count), pausing) => Some((*count, pausing.since)),
-            (Wait::Owners { .. }, _) => None,
-        }
-    }
-
-    /// How many parameter shards a change waits for, for which owners, and since when.
-    pub(super) fn waits_for_owners(&self) -> Option<(u32, &BTreeSet<WorkerId>, Time)> {
-        match self.waits()? {
-            (Wait::Owners { shards, owners }, pausing) => {
-                Some((*shards, owners, pausing.owners_since?))
-            }
-            (Wait::Workers(_), _) => None,
-        }
-    }
-
-    fn waits(&self) -> Option<(&Wait, &Pausing)> {
-        match &self.phase {
-            Phase::Pausing(pausing) => Some((pausing.wait.as_ref()?, pausing)),
-            Phase::Steady | Phase::Holding(_) | Phase::Proposed(_) => None,
         }
     }
 }

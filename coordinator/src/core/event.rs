@@ -40,6 +40,8 @@ pub enum Input {
     Elected {
         /// Its term, above all before.
         term: Term,
+        /// Its id.
+        id: CoordinatorId,
     },
     /// This coordinator leads no longer, or will not.
     Deposed,

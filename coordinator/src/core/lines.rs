@@ -223,6 +223,17 @@ impl Core {
         self.pass_lines_on(&fresh);
     }
 
+    /// The record has the line of its resume step: it is not lost though the run ends before any
+    /// member tells it.
+    fn take_resumed(&mut self, now: Time) {
+        let commit = self.state.record().and_then(|record| record.commit.as_ref());
+        let next = commit.filter(|commit| commit.step == self.lines.reach.next());
+        if let Some(line) = next.map(|commit| commit.line.clone()) {
+            let fresh = self.take_lines(now, vec![line]);
+            self.pass_lines_on(&fresh);
+        }
+    }
+
     /// A heartbeat's answer, with what is written.
     pub(super) fn answer_heartbeat(&mut self, to: LinkId, worker: WorkerId) {
         let resumed = self.state.record().map_or(Step(0), |record| record.resume);
@@ -338,6 +349,7 @@ impl Core {
 
     /// Lines that nobody has told for long are lost: the leader has the log say so.
     pub(super) fn give_up_lines(&mut self, now: Time) {
+        self.take_resumed(now);
         let (settled, reach) = (self.state.settled(), self.lines.reach);
         if !self.lines.is_open || reach >= settled || !self.members_can_tell() {
             self.lines.lack = None;

@@ -169,7 +169,7 @@ impl Core {
         let Some(place) = self.place_of(worker).cloned() else { return };
         let failing = Failing { since: now, reason: reason.clone() };
         self.model.failing.insert(worker, failing);
-        let failure = WriteFailure { worker, place, reason };
+        let failure = WriteFailure { worker, number: self.number_of(worker), place, reason };
         self.note(now, EventKind::Unwritten { failure });
     }
 
@@ -203,8 +203,12 @@ impl Core {
         let (writer, ..) = self.model.told?;
         let Failing { since, reason } = self.model.failing.get(&writer)?;
         let (worker, place, reason) = (writer, self.place_of(writer)?.clone(), reason.clone());
-        let failed = Some(WriteFailure { worker, place, reason });
+        let failed = Some(WriteFailure { worker, number: self.number_of(worker), place, reason });
         Some(ModelAwaited { failed, since_unix_ms: self.unix_ms(*since) })
+    }
+
+    fn number_of(&self, worker: WorkerId) -> u32 {
+        self.state.label(worker).map_or(0, |label| label.number)
     }
 
     /// Brings an event of the run into the log.

@@ -23,6 +23,7 @@ use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Record, RunSpec, Shard, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
+#[cfg(feature = "planted")]
 use std::time::Duration;
 
 use self::history::History;
@@ -92,14 +93,16 @@ pub(super) enum Wait {
         shards: u32,
         /// Those of their owners that may live, by id.
         owners: BTreeSet<WorkerId>,
+        /// Another worker has answered: this coordinator hears.
+        hears: bool,
     },
 }
 
 /// What may be given up without proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GiveUp {
-    /// Shards whose owners have been waited for so long: `redundancy.give_up_after`.
-    Silent(Duration),
+    /// What these owners hold, which have been silent for `redundancy.give_up_after`.
+    Silent(BTreeSet<WorkerId>),
     /// Every step of the run, as an operator asks.
     Everything,
 }
@@ -109,7 +112,7 @@ pub(super) fn plan(evidence: &Evidence) -> Plan {
     let answered: BTreeSet<WorkerId> = evidence.answered().collect();
     let wanted = if evidence.current.is_none() { evidence.run.start_workers } else { 1 };
     if answered.len() < wanted as usize {
-        return Plan::Wait(Wait::Workers(answered.len() as u32));
+        return Plan::Wait(evidence.answers_awaited(&answered));
     }
     let history = History::resumed(evidence);
     let holdings = Holdings::at(&history, evidence, &answered);
@@ -152,7 +155,7 @@ impl Ground<'_> {
         let resume = record.resume;
         let lost = self.roster.departed(evidence);
         let lost = lost.filter(|worker| !self.roster.left.contains(worker)).map(|worker| {
-            let otherwise = self.roster.reason_to_leave_out(worker);
+            let otherwise = self.roster.reason_to_leave_out(evidence, worker);
             evidence.silence.loss(evidence.now, worker, &otherwise)
         });
         Change {
@@ -303,36 +306,50 @@ impl Evidence<'_> {
             Some(GiveUp::Everything) => return Some("an operator asked for it".into()),
             Some(GiveUp::Silent(_)) | None => {}
         }
-        let is_lost = |shard: &Shard| self.silent_owners(*shard, answered).next().is_none();
+        let is_lost = |shard: &Shard| {
+            self.silent_owners(*shard, answered).all(|owner| self.is_given_up(owner))
+        };
         let lost: Vec<Shard> = orphans.iter().copied().filter(is_lost).collect();
         lost.first().map(|first| self.obituary(*first, lost.len()))
     }
 
-    /// The owners of a shard that have not answered, and whose processes may live; without those
-    /// that have been silent for longer than the run waits.
+    /// The owners of a shard that have not answered, and whose processes may live.
     fn silent_owners(
         &self,
         shard: Shard,
         answered: &BTreeSet<WorkerId>,
     ) -> impl Iterator<Item = WorkerId> {
-        let may_live = |owner: &WorkerId| {
-            #[cfg(feature = "planted")]
-            if self.plant == Some(Plant::ImpatientRollback) {
-                return self.silence.unheard(self.now, *owner) < IMPATIENCE;
-            }
-            let given_up = match self.give_up {
-                Some(GiveUp::Silent(span)) => self.silence.unheard(self.now, *owner) >= *span,
-                _ => false,
-            };
-            !self.silence.is_dead(*owner) && !given_up
-        };
         let silent = self.owners_before(shard).filter(|owner| !answered.contains(owner));
-        silent.filter(may_live)
+        silent.filter(|owner| !self.silence.is_dead(*owner))
+    }
+
+    /// Whether the run gives up what a silent owner holds.
+    fn is_given_up(&self, owner: WorkerId) -> bool {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(Plant::ImpatientRollback) {
+            return self.silence.unheard(self.now, owner) >= IMPATIENCE;
+        }
+        matches!(self.give_up, Some(GiveUp::Silent(owners)) if owners.contains(&owner))
     }
 
     fn owners_awaited(&self, orphans: &[Shard], answered: &BTreeSet<WorkerId>) -> Wait {
         let owners = orphans.iter().flat_map(|shard| self.silent_owners(*shard, answered));
-        Wait::Owners { shards: orphans.len() as u32, owners: owners.collect() }
+        let hears = !answered.is_empty();
+        Wait::Owners { shards: orphans.len() as u32, owners: owners.collect(), hears }
+    }
+
+    /// Too few have answered: before the first generation any worker will do. Later the owners are
+    /// awaited, as long as one of them may live.
+    fn answers_awaited(&self, answered: &BTreeSet<WorkerId>) -> Wait {
+        let few = Wait::Workers(answered.len() as u32);
+        if self.current.is_none() {
+            return few;
+        }
+        let all: Vec<Shard> = (0..self.shards).map(Shard).collect();
+        match self.owners_awaited(&all, answered) {
+            Wait::Owners { owners, .. } if owners.is_empty() => few,
+            awaited => awaited,
+        }
     }
 
     fn owners_before(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
@@ -344,8 +361,8 @@ impl Evidence<'_> {
     /// Which shards are lost, and whose they were.
     fn obituary(&self, first: Shard, shards: usize) -> String {
         let owners = self.owners_before(first).map(|owner| {
-            let name = self.workers.get(&owner).map_or("a worker", |known| known.name.as_str());
-            format!("{name} (worker {owner})")
+            let known = self.workers.get(&owner).map(|known| known.label(owner).to_string());
+            known.unwrap_or_else(|| format!("the worker with id {owner}"))
         });
         let owners: Vec<String> = owners.collect();
         let owners = owners.join(" and ");

@@ -4,13 +4,16 @@
 //! there. A device that takes [`TIMES`] as long, and at least what the run allows, is taken to
 //! hang: its worker is suspected, and the others go on without it if they can. When all members are
 //! slow at once, the cause is one that they share, such as the storage of their data: then no other
-//! worker could go on better, and none is suspected. A suspect whose device goes on is acquitted.
+//! worker could go on better, and none is suspected. The run says then, in an event and in its
+//! status, that no device gets on; so does a run of one worker. A suspect whose device goes on is
+//! acquitted.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::message::ShardTime;
+use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::time::Time;
 
 use super::Core;
@@ -23,6 +26,17 @@ const TIMES: u64 = 3;
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     slow: BTreeSet<WorkerId>,
+    /// The devices of all members stand still, as this one does.
+    standstill: Option<Standstill>,
+}
+
+/// No device of a run gets on: none of its workers could take the place of another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standstill {
+    /// Since when: wall clock of the coordinator, milliseconds of Unix time.
+    pub since_unix_ms: u64,
+    /// One worker's device, in words.
+    pub reason: String,
 }
 
 impl Progress {
@@ -46,20 +60,43 @@ impl Core {
         } else {
             self.progress.slow.insert(worker);
         }
+        if self.somebody_gets_on() {
+            self.progress.standstill = None;
+        }
         if under_way_ms < most {
             if self.silence.goes_on(worker) {
                 self.acquitted(now);
             }
             return;
         }
-        if !self.silence.is_suspected(worker) && self.somebody_gets_on() {
-            let [spent, usual] = [under_way_ms, usual_ms].map(Duration::from_millis);
-            let reason = format!(
-                "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} \
-                 there as a rule"
-            );
-            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Hung });
+        if self.silence.is_suspected(worker) {
+            return;
         }
+        let [spent, usual] = [under_way_ms, usual_ms].map(Duration::from_millis);
+        let reason = format!(
+            "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} there \
+             as a rule"
+        );
+        match self.somebody_gets_on() {
+            true => self.suspect(now, worker, Doubt { reason, certainty: Certainty::Hung }),
+            false => self.stand_still(now, worker, spent, &reason),
+        }
+    }
+
+    /// No member could go on better than this one: the run waits, and says so once.
+    fn stand_still(&mut self, now: Time, worker: WorkerId, spent: Duration, reason: &str) {
+        if self.progress.standstill.is_some() {
+            return;
+        }
+        let reason = format!("{}: {reason}", self.state.called(worker));
+        let since_unix_ms = self.unix_ms(now).saturating_sub(spent.as_millis() as u64);
+        self.progress.standstill = Some(Standstill { since_unix_ms, reason: reason.clone() });
+        self.note(now, EventKind::Standstill { reason });
+    }
+
+    /// Why no device of the run gets on, while none does.
+    pub(super) fn standstill(&self) -> Option<Standstill> {
+        self.progress.standstill.clone().filter(|_| self.running())
     }
 
     fn somebody_gets_on(&self) -> bool {

@@ -12,6 +12,7 @@ use super::change;
 use super::feeds::Feeds;
 use super::model::Model;
 use super::partition::Partition;
+use super::progress::Progress;
 use super::silence::Silence;
 use super::unable::Unable;
 use super::{Core, LinkId};
@@ -36,10 +37,10 @@ pub(super) struct Guide {
 }
 
 impl Core {
-    pub(super) fn elected(&mut self, now: Time, term: Term) {
+    pub(super) fn elected(&mut self, now: Time, term: Term, id: CoordinatorId) {
         self.deposed(now); // between two reigns it was no leader, if only for a moment
         self.reign = Reign::Elected(term);
-        self.propose(now, Command::Lead);
+        self.propose(now, Command::Lead { coordinator: id });
     }
 
     /// This coordinator leads from now on. What it knows of workers is that they are registered:
@@ -51,6 +52,7 @@ impl Core {
         self.reached = self.state.record().map_or(Step(0), |record| record.resume);
         self.receive_waiting(now);
         self.miss_departed(now);
+        self.miss_mourned(now);
         self.ask_for_confirmation();
     }
 
@@ -98,6 +100,7 @@ impl Core {
         self.partition = Partition::default();
         self.results.clear();
         (self.model, self.unable) = (Model::default(), Unable::default());
+        self.progress = Progress::default();
         self.telemetry.clear();
         self.statuses.clear();
         self.reached = Step(0);

@@ -95,13 +95,15 @@ pub(super) struct Silence {
     /// The workers that have returned from the outage: each spares the others once.
     returned: BTreeSet<WorkerId>,
     outage: Option<Outage>,
+    /// The workers that this coordinator has heard since it listens.
+    met: BTreeSet<WorkerId>,
     ticked: Time,
 }
 
 impl Silence {
     pub(super) fn new(now: Time) -> Self {
-        let (heard, suspects, spared, returned) = Default::default();
-        Self { heard, suspects, spared, returned, outage: None, ticked: now }
+        let (heard, suspects, spared, returned, met) = Default::default();
+        Self { heard, suspects, spared, returned, outage: None, met, ticked: now }
     }
 
     /// A coordinator begins to listen: to these workers, each with a fresh deadline.
@@ -115,6 +117,7 @@ impl Silence {
     pub(super) fn heard(&mut self, now: Time, worker: WorkerId) -> Heard {
         let was_silent = self.is_silent(now, worker);
         let known = self.heard.insert(worker, now).is_some();
+        self.met.insert(worker);
         let returns = self.outage.is_some() && known && was_silent;
         if !returns || !self.returned.insert(worker) {
             return Heard::Alone;
@@ -174,6 +177,7 @@ impl Silence {
 
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.heard.remove(&worker);
+        self.met.remove(&worker);
         self.suspects.remove(&worker);
         self.spared.remove(&worker);
         self.returned.remove(&worker);
@@ -190,6 +194,11 @@ impl Silence {
     /// Whether the worker's process is known to have ended, or to have given up what it held.
     pub(super) fn is_dead(&self, worker: WorkerId) -> bool {
         self.certainty(worker) == Some(Certainty::Dead)
+    }
+
+    /// Whether this coordinator has heard the worker since it listens.
+    pub(super) fn has_heard(&self, worker: WorkerId) -> bool {
+        self.met.contains(&worker)
     }
 
     fn certainty(&self, worker: WorkerId) -> Option<Certainty> {

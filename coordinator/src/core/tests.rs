@@ -31,10 +31,12 @@ use std::ops::RangeInclusive;
 use everstep_transport::identity::{Identity, Refusal, Role};
 use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
-use everstep_transport::protocol::outcome::{Event, EventKind, Update, WorkerState, WorkerView};
+use everstep_transport::protocol::outcome::{
+    Event, EventKind, Inability, Update, WorkerState, WorkerView,
+};
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Device, Generation, Lineage, LossScale, MetricsLine, ModelPlace,
-    NodeName, Record, RequestId, RunSpec, Shard, Wish, Zone, exemplars,
+    Cause, Commit, Decision, Device, Generation, Lineage, LossScale, MachineId, MetricsLine,
+    ModelPlace, NodeName, Record, RequestId, RunSpec, Shard, Wish, Zone, exemplars,
 };
 
 use super::*;
@@ -129,7 +131,7 @@ impl World {
             operator: LinkId(0),
             views: BTreeMap::new(),
         };
-        world.give(Input::Elected { term: Term(1) });
+        world.give(Input::Elected { term: Term(1), id: 1 });
         world.operator = world.connect(Role::Operator, "operator");
         world
     }
@@ -148,7 +150,7 @@ impl World {
         world.give(Input::Deposed);
         world.holds_back = true;
         world.term = Term(2);
-        world.give(Input::Elected { term: Term(2) });
+        world.give(Input::Elected { term: Term(2), id: 1 });
         world.hear(world.operator);
         world
     }
@@ -318,6 +320,16 @@ impl World {
         self.worker_in(name, None)
     }
 
+    /// The same, on this machine.
+    fn worker_on(&mut self, machine: Option<u64>) -> LinkId {
+        let name = format!("worker-{}", machine.unwrap_or_default());
+        let link = self.greeted(&name);
+        self.workers.insert(link, Actor { node: name, ..Actor::default() });
+        let machine = machine.map(MachineId);
+        self.say(link, Message::Register(Registration { machine, ..registration(link.0) }));
+        link
+    }
+
     /// The same, on a machine in this zone.
     fn worker_in(&mut self, name: &str, zone: Option<Zone>) -> LinkId {
         let link = self.greeted(name);
@@ -455,7 +467,7 @@ impl World {
         }
         self.term = Term(self.term.0 + 1);
         self.log.clear();
-        self.give(Input::Elected { term: self.term });
+        self.give(Input::Elected { term: self.term, id: 1 });
         self.operator = self.connect(Role::Operator, "operator");
         self.views.clear();
     }
@@ -620,7 +632,8 @@ fn registration(incarnation: u64) -> Registration {
     let port = 20_000 + (incarnation % 40_000) as u16;
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let (zone, device, model) = (None, Device::default(), Some(place()));
-    Registration { incarnation, address, fingerprint, probe: 7, zone, device, model }
+    let (host, machine) = (None, None);
+    Registration { incarnation, address, fingerprint, probe: 7, zone, device, model, host, machine }
 }
 
 fn line(generation: Generation, step: u64) -> MetricsLine {

@@ -79,7 +79,7 @@ impl Core {
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
             model_awaited: self.model_awaited(),
-            unable: self.unable(),
+            unable: self.unable().into_iter().map(|(name, why)| (name, why.words)).collect(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
         };
@@ -138,6 +138,7 @@ impl Core {
                 state: self.state_of(worker, known),
                 retained: self.retained(worker),
                 waits_for: self.waits_of(worker),
+                host: known.registration.host.clone(),
             }
         });
         views.collect()
@@ -170,6 +171,7 @@ impl Core {
             Standing::Lost => WorkerState::Lost,
             Standing::Left => WorkerState::Left,
             _ if !self.running() => WorkerState::Finished,
+            _ if self.state.is_mourned(worker) => WorkerState::Lost,
             Standing::Member | Standing::Leaving if self.silence.is_suspected(worker) => {
                 WorkerState::Suspected
             }
@@ -196,8 +198,10 @@ impl Core {
     /// A run that starts no step, since owners of parameter shards are silent.
     fn owners_awaited(&self) -> Option<OwnersAwaited> {
         let (shards, owners, since) = self.waits_for_owners().filter(|_| self.running())?;
-        let owners = owners.iter().copied().collect();
-        Some(OwnersAwaited { shards, owners, since_unix_ms: self.unix_ms(since) })
+        let owners: Vec<WorkerId> = owners.iter().copied().collect();
+        let labels = owners.iter().filter_map(|owner| self.state.label(*owner)).collect();
+        let since_unix_ms = self.state.awaited().since().unwrap_or(self.unix_ms(since));
+        Some(OwnersAwaited { shards, owners, since_unix_ms, workers: labels })
     }
 
     /// A run that has begun and starts no step, for want of workers.

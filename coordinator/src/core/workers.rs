@@ -8,7 +8,7 @@ use everstep_transport::protocol::{Message, NodeName, WorkerId};
 use everstep_transport::time::Time;
 
 use super::links::{Link, LinkEnd, Phase};
-use super::silence::{Certainty, Doubt};
+use super::silence::{Certainty, Doubt, PATIENCE};
 use super::{Core, LinkId, finish};
 use crate::state::{Command, Standing, Verdict};
 
@@ -53,8 +53,13 @@ impl Core {
         self.watchers.forget(link);
         self.confirmations.forget(link);
         let name = self.links.find(link).map(|link| link.identity.name.clone());
+        name.iter().for_each(|name| self.unable.disconnected(name));
         let certainty = match end {
             LinkEnd::Goodbye => Certainty::Dead,
+            #[cfg(feature = "planted")]
+            LinkEnd::Refused if self.plant == Some(crate::plant::Plant::RefusalIsProof) => {
+                Certainty::Dead
+            }
             LinkEnd::Refused => Certainty::Refused,
             LinkEnd::Lost => Certainty::Silent,
         };
@@ -97,13 +102,15 @@ impl Core {
             // it an id since, or have evicted it.
             (Some(_), Message::Hello { schema, worker }) => self.greet(now, from, schema, worker),
             (
-                Some(Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_)),
+                Some(
+                    Phase::Welcomed | Phase::Registering(_) | Phase::Registered(_) | Phase::Unable,
+                ),
                 Message::Register(registration),
             ) => self.register(now, from, registration),
             (
                 Some(Phase::Welcomed | Phase::Registering(_) | Phase::Unable),
-                Message::Unable { reason },
-            ) => self.cannot_build(now, from, &reason),
+                Message::Unable { inability, reason },
+            ) => self.cannot_build(now, from, (inability, &reason)),
             (Some(Phase::Registered(worker)), message) => self.work(now, from, worker, message),
             (Some(Phase::Evicted(worker)), Message::Failed { at_fault, fatal: true, reason }) => {
                 self.links.enter(from, Phase::Released);
@@ -112,6 +119,29 @@ impl Core {
             }
             _ => self.ignored += 1,
         }
+    }
+}
+
+// Who is heard.
+impl Core {
+    /// How many of the run's workers have a link with this coordinator.
+    pub(crate) fn linked_workers(&self) -> u32 {
+        let is_of_run = |phase| match phase {
+            Phase::Greeted(Some(worker)) | Phase::Registered(worker) => {
+                self.state.is_present(worker)
+            }
+            _ => false,
+        };
+        self.workers_in(is_of_run).len() as u32
+    }
+
+    /// Whether this coordinator leads, a run goes on, and it hears none of the run's workers.
+    pub(crate) fn is_deaf(&self, now: Time) -> bool {
+        let mut present = self.state.present().map(|(worker, _)| worker).peekable();
+        self.leader().is_some()
+            && self.running()
+            && present.peek().is_some()
+            && present.all(|worker| self.silence.unheard(now, worker) >= PATIENCE)
     }
 }
 
@@ -223,30 +253,40 @@ impl Core {
         let Some(Link { identity, .. }) = self.links.find(from) else { return };
         let name = identity.name.clone();
         self.links.enter(from, Phase::Registering(registration.incarnation));
+        self.unable.forget(&name);
         self.replace_incarnations(now, &name, &registration);
         let run = self.state.run_id();
         self.propose(now, Command::Register { run, name, registration });
     }
 
-    /// A process that registers under the name of a worker, or listens at the address of a worker
-    /// whose link is lost, has taken the place of that worker's process, which has ended.
+    /// A process that registers under the name of a worker has taken the place of that worker's
+    /// process, which has ended. So has a process that listens at the same address of the same
+    /// machine, where the worker's link is lost.
+    ///
+    /// The address alone proves nothing. An address may pass to another machine while its first
+    /// owner sleeps, and a holder of a worker's credentials can state any address.
     fn replace_incarnations(&mut self, now: Time, name: &NodeName, registration: &Registration) {
-        let Registration { incarnation, address, .. } = registration;
+        let Registration { incarnation, address, machine, .. } = registration;
         let replaced = self.state.present().filter_map(|(worker, known)| {
             let unlinked = self.links.of_registered(worker).is_none();
-            match &known.registration {
-                same if same.incarnation == *incarnation => None,
-                _ if known.name == *name => Some((worker, "it registered anew")),
-                other if other.address == *address && unlinked => {
-                    Some((worker, "another process listens at its address"))
+            let (reason, certainty) = match &known.registration {
+                same if same.incarnation == *incarnation => return None,
+                _ if known.name == *name => ("it registered anew", Certainty::Dead),
+                other if other.address != *address || !unlinked => return None,
+                other if machine.is_some() && other.machine == *machine => {
+                    ("another process listens at its address", Certainty::Dead)
                 }
-                _ => None,
-            }
+                #[cfg(feature = "planted")]
+                _ if self.plant == Some(crate::plant::Plant::AddressIsProof) => {
+                    ("another process listens at its address", Certainty::Dead)
+                }
+                _ => ("another worker states its address", Certainty::Refused),
+            };
+            Some((worker, Doubt { reason: reason.into(), certainty }))
         });
-        let replaced: Vec<(WorkerId, &str)> = replaced.collect();
-        for (worker, reason) in replaced {
-            let (reason, certainty) = (reason.into(), Certainty::Dead);
-            self.suspect(now, worker, Doubt { reason, certainty });
+        let replaced: Vec<(WorkerId, Doubt)> = replaced.collect();
+        for (worker, doubt) in replaced {
+            self.suspect(now, worker, doubt);
         }
     }
 
@@ -290,7 +330,9 @@ impl Core {
             Message::Leave => self.propose(now, Command::Drain { worker }),
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Written(place) => self.written_by(now, worker, place),
-            Message::Unable { reason } => self.cannot_compute(now, worker, &reason),
+            Message::Unable { inability, reason } => {
+                self.cannot_compute(now, worker, (inability, &reason));
+            }
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, Phase::Released);
                 let fatal = fatal && self.state.is_member(worker);
@@ -356,14 +398,13 @@ impl Core {
             let reason = format!("it failed: {reason}");
             return self.suspect(now, worker, Doubt { reason, certainty: Certainty::Dead });
         }
-        let named = |id| self.state.workers().get(&id).map(|known| known.name.clone());
-        let (says, blamed) = (named(worker), at_fault.unwrap_or(worker));
-        let says = says.as_ref().map_or("a worker", NodeName::as_str);
+        let says = self.state.called(worker);
         let reason = match fatal {
-            true => format!("{says} (worker {worker}) cannot go on, nor may anyone: {reason}"),
-            false => format!("{says} (worker {worker}) was lost: it failed: {reason}"),
+            true => format!("{says} cannot go on, nor may anyone: {reason}"),
+            false => format!("{says} was lost: it failed: {reason}"),
         };
-        let name = named(blamed);
+        let blamed = self.state.workers().get(&at_fault.unwrap_or(worker));
+        let name = blamed.map(|known| known.name.clone());
         self.propose_end(now, Outcome::Failed { name, reason });
     }
 }

@@ -6,13 +6,15 @@ mod lines;
 mod outfit;
 mod told;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
-use everstep_transport::identity::{Refusal, Role, TokenId, Tokens};
-use everstep_transport::protocol::{self, CoordinatorView, Keys, Lineage, NodeName, Step};
+use everstep_transport::identity::{Identity, Refusal, Role, TokenId, Tokens};
+use everstep_transport::protocol::{
+    self, CoordinatorId, CoordinatorView, Keys, Lineage, NodeName, Step,
+};
 use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -93,6 +95,8 @@ pub(crate) struct Coordinator {
     revoked: u64,
     operator: OperatorFolder,
     links: BTreeMap<LinkId, Link>,
+    /// Coordinators that had a link and have none, as the log has said.
+    silent: BTreeSet<NodeName>,
     /// Time zero.
     start: Instant,
     writer: Writer,
@@ -163,6 +167,7 @@ impl Coordinator {
             revoked: 0,
             operator: outfit.operator,
             links: BTreeMap::new(),
+            silent: BTreeSet::new(),
             start,
             writer,
             backlog,
@@ -214,6 +219,7 @@ impl Coordinator {
 
     fn tick(&mut self) {
         self.happen(Input::Tick);
+        self.endpoint.rest(self.seat.rests());
         if let Some(place) = self.is_led_elsewhere() {
             self.looks.refuse(&place);
         }
@@ -237,6 +243,29 @@ impl Coordinator {
         let leader = self.seat.leader().filter(|_| self.seat.leads().is_none())?;
         let views = self.seat.core().state().coordinators();
         Some(elsewhere(views.iter().find(|view| view.id == leader.0)))
+    }
+
+    /// Says once that another coordinator has fallen silent, when its last link is gone.
+    fn miss(&mut self, identity: &Identity, reason: &str) {
+        let is_linked = self.links.values().any(|link| link.identity() == identity);
+        let is_one = identity.role == Role::Coordinator && !self.shut_out.contains(&identity.name);
+        if is_one && !is_linked && !self.leaving && self.silent.insert(identity.name.clone()) {
+            let (id, name) = (self.id_of(&identity.name), &identity.name);
+            tracing::warn!(id, %name, reason, "another coordinator has fallen silent");
+        }
+    }
+
+    /// Says once that a coordinator that had fallen silent is back.
+    fn greet(&mut self, identity: &Identity) {
+        if identity.role == Role::Coordinator && self.silent.remove(&identity.name) {
+            let (id, name) = (self.id_of(&identity.name), &identity.name);
+            tracing::info!(id, %name, "the other coordinator is back");
+        }
+    }
+
+    fn id_of(&self, name: &NodeName) -> Option<CoordinatorId> {
+        let views = self.seat.core().state().coordinators();
+        views.iter().find(|view| view.name == *name).map(|view| view.id)
     }
 
     /// What a coordinator says that is not for its seat: it lacks keys, which are in no log.
@@ -301,6 +330,7 @@ impl Handler<Arrival> for Coordinator {
         let identity = link.identity().clone();
         tracing::debug!(peer = %identity, link = id.0, "connected");
         self.links.insert(id, link);
+        self.greet(&identity);
         self.happen(Input::Connected { link: id, identity });
     }
 }
@@ -310,7 +340,7 @@ impl Handler<Happening> for Coordinator {
 
     fn handle(&mut self, Happening(input): Happening, _: &mut Self::Context) {
         let gone = match &input {
-            Input::Disconnected { link, .. } => Some(*link),
+            Input::Disconnected { link, reason, .. } => Some((*link, reason.clone())),
             Input::Message { from, message } if self.is_answered(*from, message) => return,
             Input::Message { from, message } => {
                 self.note(*from, message);
@@ -319,8 +349,10 @@ impl Handler<Happening> for Coordinator {
             _ => None,
         };
         self.happen(input);
-        if let Some(link) = gone {
-            self.links.remove(&link);
+        if let Some((link, reason)) = gone
+            && let Some(link) = self.links.remove(&link)
+        {
+            self.miss(link.identity(), &reason);
         }
     }
 }

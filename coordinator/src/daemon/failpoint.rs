@@ -236,7 +236,7 @@ fn of_message(message: &Message, way: &str) -> Option<&'static str> {
 fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
     let entry = seat::decode(&entry.bytes).ok()?; // those of Raft's own are none
     let kind = match &entry.command {
-        Command::Lead => "lead",
+        Command::Lead { .. } => "lead",
         Command::Request { .. } => "request",
         Command::Register { .. } => "register",
         Command::Lose { .. } => "lose",
@@ -250,6 +250,8 @@ fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
         Command::Found { .. } => "found",
         Command::Coordinator { .. } => "coordinator",
         Command::SpendToken { .. } => "spend_token",
+        Command::Died(_) => "died",
+        Command::AwaitOwners { .. } => "await_owners",
     };
     find(stage, kind)
 }
@@ -298,7 +300,7 @@ mod tests {
         let drain = Command::Drain { worker: WORKER };
         let (outcome, figures) = (Outcome::Running, RunFigures::default());
         let end = Command::End { run: 1, outcome, figures, steps: Step(0) };
-        let others = [Command::Lead, lose, drain, end];
+        let others = [Command::Lead { coordinator: 1 }, lose, drain, end];
         let place = Place { index: 2, term: Term(1) };
         let entry = |command| raft::Entry {
             place,
@@ -372,7 +374,7 @@ mod tests {
     /// again; what is said only where there are several runs; what workers say to each other; what
     /// operators say only over HTTP, or when they look around; and what has points by what is in
     /// it, or none of its own.
-    const WITHOUT_A_POINT: [&str; 23] = [
+    const WITHOUT_A_POINT: [&str; 24] = [
         "failed",
         "released",
         "prepared",
@@ -385,6 +387,7 @@ mod tests {
         "coordinators",
         "raft",
         "removed",
+        "hears",
         "fetch_lines",
         "lines",
         "transfer",

@@ -36,7 +36,7 @@ const OPERATOR_DIR: &str = "operator";
 const WORKER_TOKEN: &str = "join.token";
 const COORDINATOR_TOKEN: &str = "coordinator.token";
 pub(super) const BOOK_FILE: &str = "coordinators";
-const LOG_FILE: &str = "log.redb";
+pub(super) const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "history.log";
 /// The folder with the metrics lines of each run.
 const LINES_FOLDER: &str = "metrics";
@@ -323,6 +323,22 @@ pub(super) fn create_dir(path: &Path) -> Result<(), CoordinatorError> {
     made.map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })
 }
 
+/// Says that other users can look into a coordinator's directory, which an operator has made so, if
+/// they can. Its secrets are this user's alone even then.
+pub(super) fn warn_of_onlookers(dir: &Path) {
+    if let Some(mode) = onlookers(dir) {
+        let (dir, mode) = (dir.display(), format!("{mode:04o}"));
+        let next = "chmod 700";
+        tracing::warn!(%dir, mode, next, "other users can look into the coordinator's directory");
+    }
+}
+
+/// The rights of a directory into which others than its owner can look.
+fn onlookers(dir: &Path) -> Option<u32> {
+    let mode = fs::metadata(dir).ok()?.permissions().mode() & 0o7777;
+    (mode & 0o077 != 0).then_some(mode)
+}
+
 /// Writes a file durably, under another name first: whoever reads it never reads half of it.
 pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
@@ -374,4 +390,25 @@ fn read_token(path: &Path) -> Result<JoinToken, CoordinatorError> {
 fn parse_token(dir: &Path, Secret(bytes): &Secret) -> Result<JoinToken, CoordinatorError> {
     let problem = |problem| CoordinatorError::Token { path: dir.to_path_buf(), problem };
     String::from_utf8_lossy(bytes).parse().map_err(problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_directories_are_this_user_s_alone_and_older_ones_with_wider_rights_are_told_of() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path().join("of/a/coordinator");
+        drop(prepare(&dir).expect("made"));
+        let cluster = Cluster::create(dir.clone(), false).expect("founded");
+        cluster.renew_credentials().expect("the operator's folder");
+        for made in ["", AUTHORITY_DIR, OPERATOR_DIR] {
+            let mode = dir.join(made).metadata().expect("a folder").permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{made}");
+        }
+        assert_eq!(onlookers(&dir), None);
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        assert_eq!(onlookers(&dir), Some(0o755));
+    }
 }

@@ -35,6 +35,8 @@ pub struct GenerationReport {
 
 /// Steps before a generation whose median is what a step takes.
 const RECENT: usize = 20;
+/// So many commits tell how long training stood still before the last of them.
+pub const WINDOW: usize = RECENT + 1;
 
 /// The generations so far, and what the next one is judged by.
 #[derive(Debug, Default)]
@@ -46,12 +48,15 @@ pub struct Generations {
     newest: Option<(Generation, u64)>,
     /// Seconds that the newest steps took.
     recent: VecDeque<f64>,
+    /// So many reports are of earlier runs.
+    earlier: usize,
 }
 
 impl Generations {
     /// Another run begins. The reports of generations stay: their numbers go on.
     pub fn begin(&mut self) {
         (self.newest, self.recent) = (None, VecDeque::new());
+        self.earlier = self.reports.len();
         self.lost.clear();
     }
 
@@ -86,6 +91,27 @@ impl Generations {
                 self.reports.push(report);
             }
             _ => {}
+        }
+    }
+
+    /// The last steps before generations of this run whose stalls are not known: at most `most`,
+    /// the newest.
+    pub fn unmeasured(&self, most: usize) -> Vec<Step> {
+        let reports = self.reports[self.earlier..].iter().rev();
+        let unmeasured = reports.filter(|report| report.stall_ms.is_none());
+        unmeasured.take(most).map(|report| report.at_step).collect()
+    }
+
+    /// Takes commits that a file holds: the newest [`WINDOW`], at most, up to the first commit of a
+    /// generation. Lines of another place change nothing.
+    pub fn recall(&mut self, lines: &[MetricsLine]) {
+        let mut window = Self::default();
+        let Some(stall) = lines.iter().map(|line| window.line(line)).last().flatten() else {
+            return;
+        };
+        let first = window.newest.map(|(generation, _)| generation);
+        if let Some(report) = self.reports.iter_mut().rev().find(|r| Some(r.number) == first) {
+            report.stall_ms = Some(stall);
         }
     }
 

@@ -21,13 +21,15 @@ const REASONS: [(&str, &[&str]); 7] = [
     ("process", &["its process "]),
     ("silence", &["no heartbeat", "it did not answer"]),
     ("failure", &["it failed"]),
-    ("replaced", &["it registered anew", "another process listens"]),
-    ("unreachable", &["it and worker "]),
+    ("replaced", &["it registered anew", "another process listens", "another worker states"]),
+    ("unreachable", &["it and worker ", "it and the worker "]),
     ("other", &[""]),
 ];
 
 /// Seconds that a write of the log may take: an fsync takes milliseconds, on a bad day seconds.
 const WRITES: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+/// Seconds that a step may take.
+const STEPS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// Seconds that training may stand still.
 const STALLS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
@@ -66,6 +68,8 @@ pub struct Tally {
     pub log_write: Histogram,
     /// How long training stood still at a change of generation, beyond the time of a step.
     pub stalls: Histogram,
+    /// How long each settled step took.
+    pub step_times: Histogram,
 }
 
 impl Default for Tally {
@@ -87,6 +91,7 @@ impl Default for Tally {
             applied: 0,
             log_write: Histogram::new(WRITES),
             stalls: Histogram::new(STALLS),
+            step_times: Histogram::new(STEPS),
         }
     }
 }
@@ -116,6 +121,7 @@ impl Tally {
         self.steps += 1;
         self.skipped += u64::from(line.decision == Decision::Skip);
         self.tokens = self.tokens.saturating_add(line.tokens);
+        self.step_times.observe(line.seconds);
         if let Some(milliseconds) = stall_ms {
             self.stalls.observe(milliseconds / 1e3);
         }

@@ -73,7 +73,7 @@ fn a_loss_is_classed_by_its_reason() {
         ("it did not answer a Pause", "silence"),
         ("it failed: no space left on device", "failure"),
         ("it registered anew", "replaced"),
-        ("it and worker 3 cannot reach each other", "unreachable"),
+        ("it and worker 3 (id 7, on b) cannot reach each other", "unreachable"),
         ("a reason that nobody has thought of", "other"),
     ] {
         assert_eq!(history([lost(3, reason)]).tally().losses[class], 1, "{reason}");
@@ -121,4 +121,52 @@ fn the_time_of_a_write_is_that_from_proposal_to_application() {
     let tally = history.tally();
     assert_eq!((tally.proposed, tally.applied, tally.log_write.count()), (2, 2, 2));
     assert!((tally.log_write.sum() - 0.006).abs() < 1e-9);
+}
+
+/// A coordinator that starts has events, but of the lines only those of its file.
+#[test]
+fn stalls_of_before_a_restart_come_from_lines_around_each_generation() {
+    let kinds = [began(1, Cause::Start, &[2, 3]), began_at(2, 30), began_at(3, 60)];
+    let mut lived = history(kinds.clone());
+    let mut restarted = history(kinds);
+    let generation = |step| 1 + u64::from(step > 30) + u64::from(step > 60);
+    let stood = |step| 70 * generation(step);
+    let lines: Vec<_> =
+        (1..=80).map(|step| line(step, generation(step), 10 * step + stood(step))).collect();
+    lived.lines(&lines);
+    assert_eq!(restarted.unmeasured(2), [Step(60), Step(30)], "the newest first");
+    for step in restarted.unmeasured(9) {
+        let first = step.0 as usize + 1;
+        restarted.recall(&lines[first.saturating_sub(WINDOW)..first]);
+    }
+    restarted.lines(&lines[60..]);
+    assert_eq!(restarted.generations(), lived.generations());
+    assert_eq!(restarted.generations()[2].stall_ms, Some(70.0));
+    assert_eq!(restarted.tally().steps, 20, "what was recalled is not counted");
+}
+
+/// A rollback has put other lines in their place.
+#[test]
+fn lines_of_another_history_are_no_stall_of_a_generation() {
+    let mut history = history([began(1, Cause::Start, &[2]), began_at(2, 30), began_at(4, 0)]);
+    let lines: Vec<_> = (11..=31).map(|step| line(step, 4, 10 * step)).collect();
+    history.recall(&lines);
+    assert!(history.generations().iter().all(|report| report.stall_ms.is_none()));
+}
+
+fn began_at(generation: u64, step: u64) -> EventKind {
+    match began(generation, Cause::Lost, &[2]) {
+        EventKind::Generation { cause, workers, redone, waiting, under_protected, .. } => {
+            EventKind::Generation {
+                generation: Generation(generation),
+                cause,
+                workers,
+                at_step: Step(step),
+                redone,
+                waiting,
+                under_protected,
+            }
+        }
+        other => other,
+    }
 }

@@ -9,7 +9,9 @@ use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, Payload};
 use everstep_transport::identity::{Identity, Role, Terms, format_token_id, parse_token_id};
-use everstep_transport::protocol::{CoordinatorId, Message, RunId, RunSpec, Step, Wish, WorkerId};
+use everstep_transport::protocol::{
+    CoordinatorId, Generation, Message, RunId, RunSpec, Step, Wish, WorkerId,
+};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
@@ -63,12 +65,16 @@ pub(super) async fn cancel(source: Data<Source>, key: Key, body: Payload) -> Ans
 struct Target {
     run: RunId,
     step: u64,
+    /// The newest generation that the client knows of: see [`Wish::Rollback`].
+    #[serde(default)]
+    generation: u64,
 }
 
 pub(super) async fn rollback(source: Data<Source>, key: Key, body: Payload) -> Answer {
     let next = "send {\"run\": ID, \"step\": 0}, with the id that /api/v1/runs tells";
-    let Target { run, step } = parse(&read(body).await?, next)?;
-    source.wish(key, Wish::Rollback { run, step: Step(step) }).await?;
+    let Target { run, step, generation } = parse(&read(body).await?, next)?;
+    let generation = Generation(generation);
+    source.wish(key, Wish::Rollback { run, step: Step(step), generation }).await?;
     Ok(HttpResponse::Accepted().json(json!({ "run": run, "step": step })))
 }
 
@@ -114,13 +120,24 @@ pub(super) async fn transfer(source: Data<Source>, key: Key, body: Payload) -> A
     Ok(HttpResponse::Ok().json(json!({ "to": to, "state": "transferred" })))
 }
 
-/// What a token is to be good for.
-#[derive(Deserialize)]
+/// What a token is to be good for. What is not stated is as `everstep token create` has it; `null`
+/// stands for no limit.
+#[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
     role: Role,
+    #[serde(default = "one_use")]
     uses: Option<u32>,
+    #[serde(default = "quarter_of_an_hour")]
     ttl_s: Option<u64>,
+}
+
+fn one_use() -> Option<u32> {
+    Some(1)
+}
+
+fn quarter_of_an_hour() -> Option<u64> {
+    Some(900)
 }
 
 /// The token itself is told to whoever asked for it, and never kept.
@@ -130,8 +147,8 @@ pub(super) async fn create_token(
     key: Key,
     body: Payload,
 ) -> Answer {
-    let next =
-        "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; the last two are optional";
+    let next = "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; without the last two it \
+                is good for one worker and 900 s, and null is no limit";
     let body = read(body).await?;
     let Wanted { role, uses, ttl_s } = parse(&body, next)?;
     if role != Role::Worker {
@@ -205,6 +222,10 @@ fn parse_run(body: &[u8]) -> Result<RunSpec, Problem> {
         let next = "correct it, and send the run again";
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string(), next)
     })?;
+    if let Some(error) = run.data.is_elsewhere() {
+        let next = "send it with the absolute path of the text on the workers' machines";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error, next));
+    }
     Ok(run)
 }
 
@@ -225,6 +246,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_token_is_good_for_one_worker_and_a_quarter_of_an_hour_unless_it_says_otherwise() {
+        let wanted = |text: &str| parse::<Wanted>(text.as_bytes(), "").expect("understood");
+        let role = Role::Worker;
+        let (uses, ttl_s) = (Some(1), Some(900));
+        assert_eq!(wanted(r#"{"role": "worker"}"#), Wanted { role, uses, ttl_s });
+        let unlimited = r#"{"role": "worker", "uses": null, "ttl_s": null}"#;
+        assert_eq!(wanted(unlimited), Wanted { role, uses: None, ttl_s: None });
+        let wanted = wanted(r#"{"role": "worker", "uses": 4}"#);
+        assert_eq!(wanted, Wanted { role, uses: Some(4), ttl_s });
+    }
+
+    #[test]
     fn a_run_is_read_as_it_is_written_and_what_cannot_be_is_named() {
         let run = exemplars::run();
         let text = serde_json::to_value(&run).expect("plain data");
@@ -243,6 +276,10 @@ mod tests {
         none["steps"] = json!(0);
         let none = parse_run(none.to_string().as_bytes()).expect_err("no run");
         assert_eq!((none.status.as_u16(), &none.error[..9]), (422, "run.steps"));
+        let mut relative = text.clone();
+        relative["data"]["path"] = json!("texts");
+        let relative = parse_run(relative.to_string().as_bytes()).expect_err("it is nowhere");
+        assert!(relative.error.contains("data.path is \"texts\""), "{relative}");
         assert!(parse_run(b"\xff").is_err() && parse_run(b"").is_err());
     }
 }

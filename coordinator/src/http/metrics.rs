@@ -170,7 +170,7 @@ fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
     let causes = tally.generations.iter().map(|(cause, count)| ("cause", *cause, *count as f64));
     let help = "Generations, by their cause.";
     page.labelled("everstep_generations_total", "counter", help, &causes.collect::<Vec<_>>());
-    let help = "Generations that did a step again.";
+    let help = "Steps that were computed again, one at most for each change of generation.";
     page.counter("everstep_steps_redone_total", help, tally.redone);
     let help = "Times at which the run went back to an earlier step.";
     page.counter("everstep_rollbacks_total", help, tally.rollbacks);
@@ -182,6 +182,8 @@ fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
     page.counter("everstep_tokens_total", help, tally.tokens);
     let help = "How long training stood still at a change of generation, beyond a step's time.";
     page.histogram("everstep_stall_seconds", help, &tally.stalls);
+    let help = "How long settled steps took, those that a rollback took back included.";
+    page.histogram("everstep_step_duration_seconds", help, &tally.step_times);
 }
 
 fn log(page: &mut Page, Overview { tally, .. }: &Overview) {

@@ -38,7 +38,11 @@ pub(super) const PATHS: [(&str, &str); 22] = [
     ("POST /api/v1/workers/ID/revoke", "lets a worker in no more; needs the token"),
     ("POST /api/v1/coordinators/ID/remove", "does without a coordinator; needs the token"),
     ("POST /api/v1/coordinators/transfer", "lets another coordinator lead; needs the token"),
-    ("POST /api/v1/tokens", "makes a token for workers, and tells it once; needs the token"),
+    (
+        "POST /api/v1/tokens",
+        "makes a token for workers, and tells it once: good for 1 and for 900 s, unless `uses` and \
+         `ttl_s` say otherwise (null: no limit); needs the token",
+    ),
     ("DELETE /api/v1/tokens/ID", "admits nobody with a token any more; needs the token"),
 ];
 

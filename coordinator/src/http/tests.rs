@@ -22,6 +22,7 @@ fn worker(id: u64, rank: u32) -> WorkerView {
         state: WorkerState::Training,
         retained: 0,
         waits_for: None,
+        host: None,
     }
 }
 
@@ -52,6 +53,7 @@ pub(crate) fn view() -> ClusterView {
         waiting: None,
         owners_awaited: None,
         model_awaited: None,
+        standstill: None,
         unable: Vec::new(),
         outage: None,
         now_unix_ms: 90_000,
@@ -71,6 +73,7 @@ pub(super) fn overview() -> Overview {
     tally.generations.insert("lost", 3);
     [0.004, 0.006, 3.0].into_iter().for_each(|seconds| tally.log_write.observe(seconds));
     tally.stalls.observe(0.125);
+    [0.125, 0.5].into_iter().for_each(|seconds| tally.step_times.observe(seconds));
     let links = vec![("coordinator", 0), ("operator", 1), ("worker", 2)];
     Overview {
         cluster: view(),

@@ -27,14 +27,17 @@ fn disk() -> Kept {
     let join = |id| Command::Coordinator { id: None, coordinator: coordinator(id) };
     let (ephemeral, tokens) = (false, Vec::new());
     let founded = Command::Found { ephemeral, founder: coordinator(1), tokens };
-    let change = |index| raft::Entry { kind: Kind::Members, ..entry(index, Command::Lead) };
+    let change = |index| raft::Entry {
+        kind: Kind::Members,
+        ..entry(index, Command::Lead { coordinator: 1 })
+    };
     kept.entries = [
         entry(2, founded),
         entry(3, join(2)),
         change(4),
         entry(5, join(3)),
         change(6),
-        entry(7, Command::Lead),
+        entry(7, Command::Lead { coordinator: 1 }),
     ]
     .into();
     kept.hard_state.commit = 6;

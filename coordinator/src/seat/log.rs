@@ -47,9 +47,11 @@ impl Seat {
             raft::Effect::Leads(term) => {
                 (self.leads, self.leader) = (Some(term), Some(self.peers.own()));
                 self.heard.begin(now);
+                self.hearing.lead(now);
                 (self.said_who_left, self.teller) = (None, None);
                 self.transferred(self.leader);
-                self.core.handle(now, core::Input::Elected { term });
+                let id = self.peers.own().0;
+                self.core.handle(now, core::Input::Elected { term, id });
                 let leader = Some(self.peers.own().0);
                 self.core.handle(now, core::Input::Leader { term, leader });
             }

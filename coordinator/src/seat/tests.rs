@@ -12,6 +12,7 @@ use super::*;
 use crate::lines::LinesFound;
 use crate::state::State;
 
+mod hearing;
 mod membership;
 
 const DISK: Duration = Duration::from_millis(1);

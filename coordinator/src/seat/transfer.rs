@@ -73,7 +73,7 @@ impl Seat {
     }
 
     /// Who could lead instead, whoever has most of the log first.
-    fn heirs(&self, now: Time) -> Vec<ReplicaId> {
+    pub(super) fn heirs(&self, now: Time) -> Vec<ReplicaId> {
         let (own, voters) = (self.peers.own(), self.replica.members().voters.iter());
         let is_heir = |id: &ReplicaId| *id != own && self.silent_since(now, *id).is_none();
         let mut heirs: Vec<ReplicaId> = voters.copied().filter(is_heir).collect();

@@ -13,10 +13,11 @@ use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{
-    CoordinatorId, Lineage, NodeName, Record, RequestId, Step, Wish, WorkerId,
+    CoordinatorId, Generation, Lineage, NodeName, Record, RequestId, Step, Wish, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::awaited::AwaitedOwner;
 use super::lines::Gap;
 
 /// What is agreed on, with the wall clock of its proposer.
@@ -41,7 +42,10 @@ pub enum Command {
         registration: Registration,
     },
     /// The proposer leads, in the term of the entry.
-    Lead,
+    Lead {
+        /// Its id.
+        coordinator: CoordinatorId,
+    },
     /// A worker that is no member is gone. A member goes by a generation without it, and only so.
     Lose {
         /// Its id.
@@ -124,6 +128,16 @@ pub enum Command {
         token: TokenId,
         /// The node.
         node: NodeName,
+    },
+    /// The process of a member has ended, and the generation without it may take long. The member
+    /// goes by that generation, as any other.
+    Died(Loss),
+    /// A change of generation waits for owners of parameter shards that may live; or for none.
+    AwaitOwners {
+        /// The newest generation there was when this was proposed: the wait ends with the next.
+        generation: Generation,
+        /// The owners, by id.
+        owners: Vec<AwaitedOwner>,
     },
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Cause, Record, Shard, Step, Term, WorkerId};
 
-use super::{Change, Loss, Standing, State, Verdict};
+use super::{AwaitedOwners, Change, Loss, Standing, State, Verdict};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 
@@ -40,6 +40,7 @@ impl State {
             let (from, to, reason) = (*from, record.resume, reason.clone());
             self.note(unix_ms, EventKind::Rollback { from, to, reason });
         }
+        self.awaited = AwaitedOwners::default();
         self.waiting_since = record.waiting.then(|| self.waiting_since.unwrap_or(unix_ms));
         let began = self.began(change);
         self.note(unix_ms, began);
@@ -106,8 +107,9 @@ impl State {
     fn part_with(&mut self, unix_ms: u64, change: &Change) {
         for loss in &change.lost {
             self.depart(loss.worker, Standing::Lost);
-            let Loss { worker, reason, detect_ms, pause_ms } = loss.clone();
-            self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
+            if !self.mourned.remove(&loss.worker) {
+                self.note(unix_ms, lost(loss));
+            }
         }
         for &worker in &change.left {
             self.depart(worker, Standing::Left);
@@ -115,11 +117,26 @@ impl State {
         }
     }
 
+    /// The history tells at once of a member that has ended: the next generation may take long,
+    /// or never come.
+    pub(super) fn mourn(&mut self, unix_ms: u64, loss: &Loss) -> Result<Verdict, String> {
+        let worker = loss.worker;
+        if !self.is_member(worker) {
+            return Err(format!("worker {worker} is no member"));
+        }
+        if self.mourned.insert(worker) {
+            self.note(unix_ms, lost(loss));
+        }
+        Ok(Verdict::Accepted)
+    }
+
     fn enrol(&mut self, unix_ms: u64, record: &Record) {
         let under_way = self.record.replace(record.clone()).is_some();
         self.generation = record.number;
         for member in &record.members {
-            if under_way && !self.is_member(member.worker) {
+            // A member that was taken for dead, and answers all the same, is a member anew.
+            let returns = self.mourned.remove(&member.worker);
+            if under_way && (returns || !self.is_member(member.worker)) {
                 self.note(unix_ms, EventKind::Joined { worker: member.worker });
             }
             if !self.is_member(member.worker) {
@@ -153,6 +170,11 @@ impl State {
             under_protected: under_protected(record, copies),
         }
     }
+}
+
+fn lost(loss: &Loss) -> EventKind {
+    let Loss { worker, reason, detect_ms, pause_ms } = loss.clone();
+    EventKind::Lost { worker, reason, detect_ms, pause_ms }
 }
 
 /// Runs of parameter shards with fewer owners than the run asks for: the first, and how many.

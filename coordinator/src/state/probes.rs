@@ -5,7 +5,7 @@
 //! the one who differs has gone. It does not know how a digest is made.
 
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::{DeviceName, WorkerId};
+use everstep_transport::protocol::{DeviceName, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// Most kinds of workers that are told apart.
@@ -23,20 +23,20 @@ struct Kind {
     device: DeviceName,
     probe: u64,
     /// The first of them.
-    named: Vec<WorkerId>,
+    named: Vec<WorkerLabel>,
     count: u64,
 }
 
 /// Workers that a sentence speaks of together.
 struct Group<'a> {
     device: &'a DeviceName,
-    named: Vec<WorkerId>,
+    named: Vec<WorkerLabel>,
     count: u64,
 }
 
 impl Probes {
     /// A worker has registered.
-    pub(super) fn note(&mut self, worker: WorkerId, stated: &Registration) {
+    pub(super) fn note(&mut self, worker: WorkerLabel, stated: &Registration) {
         let (device, probe) = (&stated.device.name, stated.probe);
         let is_one = |kind: &&mut Kind| kind.probe == probe && kind.device == *device;
         if let Some(kind) = self.0.iter_mut().find(is_one) {
@@ -87,10 +87,10 @@ impl Probes {
 fn group<'a>(device: &'a DeviceName, kinds: impl IntoIterator<Item = &'a Kind>) -> Group<'a> {
     let mut group = Group { device, named: Vec::new(), count: 0 };
     for kind in kinds {
-        group.named.extend(&kind.named);
+        group.named.extend(kind.named.iter().cloned());
         group.count += kind.count;
     }
-    group.named.sort();
+    group.named.sort_by_key(|label| label.worker);
     group.named.truncate(MAX_NAMED);
     group
 }
@@ -98,8 +98,12 @@ fn group<'a>(device: &'a DeviceName, kinds: impl IntoIterator<Item = &'a Kind>) 
 /// The smallest first: a sentence ends with "the others". Of equal ones those come last that have
 /// the first worker.
 fn by_size(mut groups: Vec<Group<'_>>) -> Vec<Group<'_>> {
-    groups.sort_by(|a, b| a.count.cmp(&b.count).then(b.named.cmp(&a.named)));
+    groups.sort_by(|a, b| a.count.cmp(&b.count).then(first(b).cmp(&first(a))));
     groups
+}
+
+fn first(group: &Group<'_>) -> Option<WorkerId> {
+    group.named.first().map(|label| label.worker)
 }
 
 fn of_many_devices(groups: &[Group<'_>]) -> String {
@@ -129,11 +133,11 @@ fn of_one_device(groups: &[Group<'_>]) -> String {
 }
 
 fn who(group: &Group<'_>) -> String {
-    let named: Vec<String> = group.named.iter().map(WorkerId::to_string).collect();
+    let named: Vec<String> = group.named.iter().map(WorkerLabel::to_string).collect();
     match (group.count - named.len() as u64, &named[..]) {
-        (0, [one]) => format!("worker {one}"),
-        (0, [first @ .., last]) => format!("workers {} and {last}", first.join(", ")),
-        (more, _) => format!("workers {} and {more} more", named.join(", ")),
+        (0, [one]) => one.clone(),
+        (0, [first @ .., last]) => format!("{} and {last}", first.join(", ")),
+        (more, _) => format!("{} and {more} more", named.join(", ")),
     }
 }
 
@@ -159,7 +163,8 @@ mod tests {
     fn probes(workers: &[(&str, u64)]) -> Probes {
         let mut probes = Probes::default();
         for (id, (device, probe)) in (1..).zip(workers) {
-            probes.note(WorkerId(id), &stated(device, *probe));
+            let label = WorkerLabel { number: id as u32, worker: WorkerId(id + 10), host: None };
+            probes.note(label, &stated(device, *probe));
         }
         probes
     }
@@ -175,21 +180,22 @@ mod tests {
     fn a_run_that_is_not_bitwise_says_which_devices_differ() {
         let (cpu, gpu, old) = (("cpu", 7), ("NVIDIA H200", 8), ("NVIDIA A10", 9));
         for (workers, words) in [
-            (&[gpu, cpu, gpu][..], "worker 2 computes on cpu, the others on NVIDIA H200"),
-            (&[gpu, cpu], "worker 2 computes on cpu, worker 1 on NVIDIA H200"),
+            (&[gpu, cpu, gpu][..], "worker 2 (id 12) computes on cpu, the others on NVIDIA H200"),
+            (&[gpu, cpu], "worker 2 (id 12) computes on cpu, worker 1 (id 11) on NVIDIA H200"),
             (
                 &[cpu, gpu, old, cpu, old, gpu, cpu],
-                "workers 3 and 5 compute on NVIDIA A10, workers 2 and 6 on NVIDIA H200, the others \
-                 on cpu",
+                "worker 3 (id 13) and worker 5 (id 15) compute on NVIDIA A10, worker 2 (id 12) and \
+                 worker 6 (id 16) on NVIDIA H200, the others on cpu",
             ),
             (
                 &[cpu, cpu, cpu, cpu, cpu, gpu, gpu, gpu, gpu, gpu, gpu],
-                "workers 1, 2, 3 and 2 more compute on cpu, the others on NVIDIA H200",
+                "worker 1 (id 11), worker 2 (id 12), worker 3 (id 13) and 2 more compute on cpu, \
+                 the others on NVIDIA H200",
             ),
             (
                 &[gpu, gpu, cpu, ("NVIDIA H200", 6)],
-                "worker 3 computes on cpu, the others on NVIDIA H200; those on NVIDIA H200 differ \
-                 among themselves",
+                "worker 3 (id 13) computes on cpu, the others on NVIDIA H200; those on NVIDIA H200 \
+                 differ among themselves",
             ),
         ] {
             assert_eq!(probes(workers).divergence().as_deref(), Some(words));
@@ -202,11 +208,11 @@ mod tests {
         let words = "though all compute on cpu: their processors, drivers or libraries may be of \
                      different kinds or versions";
         for (workers, who) in [
-            (&[one, other, one][..], "worker 2 differ from those of the others"),
-            (&[one, other], "worker 2 differ from those of worker 1"),
+            (&[one, other, one][..], "worker 2 (id 12) differ from those of the others"),
+            (&[one, other], "worker 2 (id 12) differ from those of worker 1 (id 11)"),
             (
                 &[one, one, other, ("cpu", 9)],
-                "worker 4, of worker 3 differ from those of the others",
+                "worker 4 (id 14), of worker 3 (id 13) differ from those of the others",
             ),
         ] {
             let expected = format!("the first gradients of {who}, {words}");

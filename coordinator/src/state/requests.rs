@@ -120,7 +120,9 @@ impl State {
             Wish::RevokeToken(token) => self.revoke_token(token),
             Wish::Revoke(node) => self.revoke(unix_ms, node),
             Wish::Remove(coordinator) => self.remove(*coordinator),
-            Wish::Rollback { run, step } => self.want_rollback(*run, *step),
+            Wish::Rollback { run, step, generation } => {
+                self.want_rollback(*run, *step, *generation)
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A cluster trains one run at a time. Worker ids and the numbers of generations go on from run to
 //! run: what is still under way of an older run is never taken for the next one's.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
@@ -11,7 +11,7 @@ use everstep_transport::protocol::{Generation, Lineage, News, RunId, RunSpec, St
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::probes::Probes;
-use super::{LineHistory, State, Verdict};
+use super::{AwaitedOwners, LineHistory, State, Verdict};
 
 /// So many runs that are over are still told of: the newest.
 const REMEMBERED: usize = 100;
@@ -80,6 +80,7 @@ impl State {
         self.nodes.clear();
         self.unreachable.clear();
         (self.record, self.waiting_since, self.goes_back) = (None, None, false);
+        (self.mourned, self.awaited) = (BTreeSet::new(), AwaitedOwners::default());
         let lineage = Lineage { run: self.run_id, rollback: Generation(0) };
         self.lines = LineHistory { lineage, ..LineHistory::default() };
         self.outcome = Outcome::Running;
@@ -139,9 +140,18 @@ impl State {
     }
 
     /// An operator wants the run to go back to this step: the next generation does.
-    pub(super) fn want_rollback(&mut self, run: RunId, step: Step) -> Result<Verdict, String> {
+    pub(super) fn want_rollback(
+        &mut self,
+        run: RunId,
+        step: Step,
+        known: Generation,
+    ) -> Result<Verdict, String> {
         self.must_run()?;
         self.must_be(run)?;
+        let rollback = self.lines.lineage.rollback;
+        if known > Generation(0) && rollback > known {
+            return Err(format!("the run has gone back since, with generation {rollback}"));
+        }
         if self.record.is_none() {
             return Err("the run has not begun: there is nothing to go back from".into());
         }

@@ -39,8 +39,17 @@ fn register_for(
     change(&mut fingerprint);
     let address = (Ipv4Addr::LOCALHOST, 40_000).into();
     let (zone, device) = (None, Device::default());
-    let registration =
-        Registration { incarnation, address, fingerprint, probe: 7, zone, device, model: None };
+    let registration = Registration {
+        incarnation,
+        address,
+        fingerprint,
+        probe: 7,
+        zone,
+        device,
+        model: None,
+        host: None,
+        machine: None,
+    };
     entry(Command::Register { run, name: name(node), registration })
 }
 
@@ -308,7 +317,7 @@ fn comings_and_goings_are_events_in_their_order() {
 fn a_member_is_lost_only_with_a_generation() {
     let mut entries = two_members().to_vec();
     entries.push(entry(Command::Lose { worker: WorkerId(3), reason: "gone".into() }));
-    let expected = "worker 3 is a member; only a generation can do without it";
+    let expected = "worker 2 (id 3) is a member; only a generation can do without it";
     assert_eq!(refusal(&entries), expected);
 }
 
@@ -407,7 +416,7 @@ fn the_same_log_gives_the_same_state() {
         register("a", 1, |_| {}),
         register("b", 2, |f| f.samples = 1),
         generation(1, &[2]),
-        entry(Command::Lead),
+        entry(Command::Lead { coordinator: 1 }),
     ];
     assert_eq!(replay(&entries), replay(&entries));
     let numbers: Vec<_> = replay(&entries).0.events().iter().map(|event| event.number).collect();
@@ -442,7 +451,7 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
     let settle = |id, coordinator| entry(Command::Coordinator { id, coordinator });
     let join = |coordinator| settle(None, coordinator);
     let entries = [
-        entry(Command::Lead),
+        entry(Command::Lead { coordinator: 1 }),
         join(coordinator("two", 7, 2)),
         found(false),
         join(coordinator("two", 7, 2)),
@@ -609,7 +618,7 @@ fn an_entry_brings_its_events_to_the_history() {
 
 #[test]
 fn of_the_events_the_newest_thousand_are_kept() {
-    let entries = vec![entry(Command::Lead); EVENTS + 7];
+    let entries = vec![entry(Command::Lead { coordinator: 1 }); EVENTS + 7];
     let (state, _) = replay(&entries);
     let numbers = state.events().iter().map(|event| event.number);
     assert!(numbers.eq(8..=EVENTS as u64 + 7));
@@ -622,7 +631,7 @@ fn rich() -> State {
     entries.push(wish(1, Wish::CreateToken(exemplars::token())));
     entries.push(entry(Command::SpendToken { token: [0; 9], node: name("a") }));
     entries.push(entry(Command::Drain { worker: WorkerId(2) }));
-    entries.push(entry(Command::Lead));
+    entries.push(entry(Command::Lead { coordinator: 1 }));
     replay(&entries).0
 }
 
@@ -636,7 +645,7 @@ fn a_snapshot_is_the_state() {
     let mut state = state;
     let index = state.index() + 1;
     for it in [&mut state, &mut other] {
-        it.apply(index, Term(2), &entry(Command::Lead));
+        it.apply(index, Term(2), &entry(Command::Lead { coordinator: 1 }));
     }
     assert_eq!(state, other);
 }

@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{NodeName, WorkerId};
+use everstep_transport::protocol::{NodeName, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::fingerprint::Foundation;
@@ -53,7 +53,25 @@ impl Standing {
 /// answered as if it were lost.
 pub(super) const REMEMBERED: usize = 64;
 
+impl Worker {
+    /// What people call it, whose id is `worker`.
+    pub fn label(&self, worker: WorkerId) -> WorkerLabel {
+        WorkerLabel { number: self.number, worker, host: self.registration.host.clone() }
+    }
+}
+
 impl State {
+    /// What people call a worker, as long as it is remembered.
+    pub fn label(&self, worker: WorkerId) -> Option<WorkerLabel> {
+        Some(self.workers.get(&worker)?.label(worker))
+    }
+
+    /// What a worker is called in a sentence.
+    pub fn called(&self, worker: WorkerId) -> String {
+        let unknown = || format!("the worker with id {worker}");
+        self.label(worker).map_or_else(unknown, |label| label.to_string())
+    }
+
     pub(super) fn register(
         &mut self,
         unix_ms: u64,
@@ -71,8 +89,9 @@ impl State {
             return Err(reason);
         }
         let worker = self.next_id();
-        self.probes.note(worker, registration);
         let number = self.number(name);
+        let host = registration.host.clone();
+        self.probes.note(WorkerLabel { number, worker, host }, registration);
         self.note(unix_ms, EventKind::Registered { worker, name: name.clone(), number });
         self.nodes.insert(name.clone(), worker);
         let (name, registration) = (name.clone(), registration.clone());
@@ -118,6 +137,9 @@ impl State {
         if registration.model.as_ref().is_some_and(|place| !place.is_valid()) {
             return Err("the path of its model is too long, or cannot be shown".into());
         }
+        if registration.host.as_ref().is_some_and(|host| !host.is_valid()) {
+            return Err("the name of its host is too long, or cannot be shown".into());
+        }
         match &self.foundation {
             None => self.foundation = Some(Foundation::lay(name, registration)?),
             Some(foundation) => foundation.check(name, registration)?,
@@ -134,7 +156,8 @@ impl State {
         self.known(worker)?;
         if self.is_member(worker) {
             return Err(format!(
-                "worker {worker} is a member; only a generation can do without it"
+                "{} is a member; only a generation can do without it",
+                self.called(worker)
             ));
         }
         self.vacate(worker);
@@ -199,8 +222,8 @@ impl State {
     fn known(&self, worker: WorkerId) -> Result<&Worker, String> {
         match self.workers.get(&worker) {
             Some(known) if known.standing.is_present() => Ok(known),
-            Some(_) => Err(format!("worker {worker} is gone")),
-            None => Err(format!("worker {worker} is not registered")),
+            Some(gone) => Err(format!("{} is gone", gone.label(worker))),
+            None => Err(format!("no worker with id {worker} is registered")),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! join does not spend; an HTTP API that is read with one token, changed with another, and crowded.
 
 use std::fs;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -33,6 +33,19 @@ async fn ends(node: &Node) {
     ended.await.expect("the link is closed at once");
 }
 
+/// Why the node is not let in. A coordinator that has just started knows its log a moment later
+/// than its peers reach it: the links of that moment end, and nothing is done that came on them,
+/// since it does not lead yet.
+async fn refused(address: SocketAddr, credentials: &Credentials) -> String {
+    for _ in 0..2 {
+        match Node::call(address, credentials).await {
+            Err(error) => return error.to_string(),
+            Ok(node) => ends(&node).await,
+        }
+    }
+    panic!("it is let in twice");
+}
+
 #[tokio::test]
 async fn a_revoked_worker_loses_its_link_at_once_and_comes_back_by_no_way() {
     let mut cluster = Cluster::start().await;
@@ -45,8 +58,7 @@ async fn a_revoked_worker_loses_its_link_at_once_and_comes_back_by_no_way() {
         if restarted {
             cluster.restart().await;
         }
-        let error = Node::call(cluster.address, &revoked.credentials).await.map(drop);
-        let error = error.expect_err("it is not let in").to_string();
+        let error = refused(cluster.address, &revoked.credentials).await;
         assert!(error.contains("removed"), "{error}");
         let renewed =
             everstep_transport::quic::renew(cluster.address, &token, &revoked.credentials).await;

@@ -382,6 +382,7 @@ async fn tokens_are_made_told_and_revoked_and_runs_are_told_with_their_ends() {
     let left = look(api, "/api/v1/tokens").await.json();
     assert_eq!(left["tokens"].as_array().map(Vec::len), Some(2), "{left}");
     for (path, body, status) in [
+        ("/api/v1/tokens", r#"{"role": "worker"}"#, 201),
         ("/api/v1/tokens", r#"{"role": "king"}"#, 400),
         ("/api/v1/tokens", r#"{"role": "coordinator"}"#, 403),
         ("/api/v1/tokens", r#"{"role": "operator"}"#, 403),

@@ -8,7 +8,7 @@ use crate::support::{Cluster, Node, Worker, lines};
 /// The terms that the events tell of.
 fn terms(update: &Update) -> Vec<u64> {
     let leading = update.events.iter().filter_map(|event| match event.kind {
-        EventKind::Leading { term } => Some(term.0),
+        EventKind::Leading { term, .. } => Some(term.0),
         _ => None,
     });
     leading.collect()

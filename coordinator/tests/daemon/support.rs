@@ -331,8 +331,17 @@ impl Cluster {
             Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
         let (incarnation, address, probe) = (1, anywhere(), 7);
         let (zone, device, model) = (None, Device::default(), Some(place()));
-        let registration =
-            Registration { incarnation, address, fingerprint, probe, zone, device, model };
+        let registration = Registration {
+            incarnation,
+            address,
+            fingerprint,
+            probe,
+            zone,
+            device,
+            model,
+            host: None,
+            machine: None,
+        };
         node.say(Message::Register(registration));
         match node.hear().await {
             Message::Registered { worker, .. } => Worker { node, id: worker, credentials },

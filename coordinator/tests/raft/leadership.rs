@@ -1,5 +1,7 @@
 //! Who leads, and how that passes on.
 
+use std::time::Duration;
+
 use everstep_coordinator::raft::{Refused, ReplicaId};
 
 use super::world::{Climate, World, ms};
@@ -55,12 +57,14 @@ fn nobody_else_can_be_handed_leadership() {
     assert_eq!(refused, Err(Refused::NotLeader));
 }
 
-#[test]
-fn another_one_leads_soon_after_a_leader_has_died() {
+/// How long 200 clusters take to have another leader after the first has died, in order.
+fn spans(rests: bool) -> Vec<Duration> {
     let mut spans = Vec::new();
     for seed in 0..200 {
         let (mut world, leader) = world(seed, 3);
-        world.run(ms(100)).expect("agreement");
+        rest(&mut world, rests);
+        world.run(ms(400)).expect("agreement");
+        assert_eq!(world.leader(), Some(leader), "seed {seed}: heartbeats come in time");
         world.crash(leader, None);
         let since = world.now;
         world
@@ -70,7 +74,55 @@ fn another_one_leads_soon_after_a_leader_has_died() {
     }
     spans.sort_unstable();
     println!("another leader after {:?} in the middle, {:?} at most", spans[100], spans[199]);
+    spans
+}
+
+#[test]
+fn another_one_leads_soon_after_a_leader_has_died() {
+    let spans = spans(false);
     assert!(spans[197] < ms(500), "{:?}", spans[197]);
+}
+
+#[test]
+fn at_rest_another_one_leads_as_soon() {
+    let (busy, resting) = (spans(false), spans(true));
+    assert!(resting[100] <= busy[100] && resting[197] <= busy[197] + ms(50));
+}
+
+#[test]
+fn at_rest_a_leader_sends_half_as_many_heartbeats() {
+    let (mut world, leader) = world(1, 3);
+    let busy = world.replica(leader).quiet();
+    for rests in [true, false] {
+        rest(&mut world, rests);
+        world.run(ms(200)).expect("agreement");
+        let beats = beats(&mut world, leader);
+        assert_eq!(beats, if rests { 10 } else { 20 });
+    }
+    assert!(busy <= ms(25));
+}
+
+fn rest(world: &mut World, rests: bool) {
+    for id in world.ids() {
+        let told = world.ask(id, |replica| {
+            replica.rest(rests);
+            Ok(())
+        });
+        told.expect("nothing refuses it");
+    }
+}
+
+/// How many times a leader has something to do by itself within half a second.
+fn beats(world: &mut World, leader: ReplicaId) -> usize {
+    let mut count = 0;
+    let mut at = world.now + world.replica(leader).quiet();
+    let end = world.now + ms(500);
+    while at <= end {
+        world.run(at.since(world.now)).expect("agreement");
+        count += 1;
+        at = world.now + world.replica(leader).quiet();
+    }
+    count
 }
 
 #[test]

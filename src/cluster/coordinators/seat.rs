@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::Directory;
 use crate::cluster::error::ClusterError;
-use crate::cluster::files::is_full;
+use crate::cluster::files::{is_of_a_place, is_of_missing_file};
 use crate::cluster::process::{CoordinatorStart, Daemons, Origin, Process, Starting};
 
 /// A coordinator of this launcher.
@@ -24,8 +24,8 @@ pub(in crate::cluster) struct Seat {
     /// So many within [`CRISIS`] are too many.
     most_breaks: usize,
     restarts: u32,
-    /// Since when it has no room on its disk, and how long it rests next.
-    full: Option<(Instant, Duration)>,
+    /// Since when its directory cannot be used, and how long it rests next.
+    homeless: Option<(Instant, Duration)>,
 }
 
 enum Stage {
@@ -44,7 +44,7 @@ const BREAKS: usize = 5;
 const CRISIS: Duration = Duration::from_secs(10);
 /// How long a coordinator that did not start is left alone.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long it is left alone at most, where its disk is full.
+/// How long it is left alone at most, where its directory cannot be used.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Seat {
@@ -66,13 +66,13 @@ impl Seat {
         let (address, api) = (process.address(), process.api().map(str::to_string));
         let (stage, breaks, restarts) = (Stage::Runs(process), Vec::new(), 0);
         let most_breaks = BREAKS * count as usize;
-        Self { number, home, address, api, stage, breaks, most_breaks, restarts, full: None }
+        Self { number, home, address, api, stage, breaks, most_breaks, restarts, homeless: None }
     }
 
     /// Looks after the process. `is_member` is whether the cluster still has this coordinator.
     ///
     /// # Errors
-    /// Why it dies again and again, or that its disk has no room for as long as is waited.
+    /// Why it dies again and again, or why its directory cannot be used for as long as is waited.
     pub(super) fn attend(
         &mut self,
         directory: &Directory,
@@ -80,7 +80,7 @@ impl Seat {
         is_member: bool,
     ) -> Result<(), ClusterError> {
         match self.look_after(directory, daemons, is_member) {
-            Err(error) if is_full(&error) => self.wait_for_room(error, wait),
+            Err(error) if self.is_homeless(&error) => self.wait_for_place(error, wait),
             done => done,
         }
     }
@@ -95,7 +95,12 @@ impl Seat {
         match std::mem::replace(&mut self.stage, resting) {
             Stage::Runs(mut process) => match process.end() {
                 None => {
-                    self.full.take_if(|_| process.age() > CRISIS);
+                    if self.homeless.take_if(|_| process.age() > CRISIS).is_some() {
+                        tracing::warn!(
+                            number = self.number,
+                            "a coordinator's directory can be used again"
+                        );
+                    }
                     self.stage = Stage::Runs(process);
                 }
                 Some(end) if end.expected && !is_member => self.stage = Stage::Removed,
@@ -182,9 +187,16 @@ impl Seat {
         Ok(())
     }
 
-    /// Counts a break: there may not be too many within a short time. A full disk is no break.
+    /// Whether it ended of an error of its directory. A file that is missing there, while the
+    /// directory is in its place, does not come back by itself.
+    fn is_homeless(&self, why: &ClusterError) -> bool {
+        is_of_a_place(why) && !(is_of_missing_file(why) && self.home.is_dir())
+    }
+
+    /// Counts a break: there may not be too many within a short time. An error of its
+    /// directory is no break.
     fn count_break(&mut self, why: ClusterError) -> Result<(), ClusterError> {
-        if is_full(&why) {
+        if self.is_homeless(&why) {
             return Err(why);
         }
         self.breaks.retain(|at| at.elapsed() < CRISIS);
@@ -192,18 +204,19 @@ impl Seat {
         if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why) }
     }
 
-    /// Its disk is full: it is started again after a pause, each time after twice as long, until
-    /// there is room or the wait is over. The workers train on meanwhile.
-    fn wait_for_room(&mut self, why: ClusterError, wait: Duration) -> Result<(), ClusterError> {
-        let (since, pause) = self.full.unwrap_or_else(|| {
+    /// Its disk is full or read-only, or its directory is gone: it is started again after a pause,
+    /// each time after twice as long, until it goes on or the wait is over. The workers train on
+    /// meanwhile. It never begins anew: what it has agreed to is in that directory.
+    fn wait_for_place(&mut self, why: ClusterError, wait: Duration) -> Result<(), ClusterError> {
+        let (since, pause) = self.homeless.unwrap_or_else(|| {
             let number = self.number;
-            tracing::warn!(number, %why, "a coordinator's disk is full: it waits for room");
+            tracing::warn!(number, %why, "a coordinator's directory cannot be used: it waits");
             (Instant::now(), PAUSE)
         });
         if since.elapsed() >= wait {
             return Err(why);
         }
-        self.full = Some((since, (2 * pause).min(LONGEST_PAUSE)));
+        self.homeless = Some((since, (2 * pause).min(LONGEST_PAUSE)));
         self.stage = Stage::Rests(Instant::now() + pause);
         Ok(())
     }

@@ -67,6 +67,9 @@ pub enum Wish {
         run: RunId,
         /// A step of which a checkpoint exists: 0, the initial state.
         step: Step,
+        /// The newest generation that the operator knew of: a run that has gone back since does not
+        /// go back again. 0: whichever it is.
+        generation: Generation,
     },
 }
 

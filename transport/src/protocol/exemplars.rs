@@ -7,12 +7,14 @@ use super::cluster::{CoordinatorView, Frame, Keys, Lineage, News, RequestId, Sec
 use super::device::{Device, DeviceName, GpuId, Telemetry};
 use super::figures::{RunFigures, Trouble};
 use super::generation::{Cause, Member, Ownership, Record};
-use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
+use super::ids::{
+    DataShard, Generation, HostName, MachineId, NodeName, Rank, Shard, Step, Term, WorkerId, Zone,
+};
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
-    Event, EventKind, Outcome, OwnersAwaited, PartEvaluation, Update, Waiting, WorkerResult,
-    WorkerState, WorkerView,
+    Event, EventKind, Inability, Outcome, OwnersAwaited, PartEvaluation, Update, Waiting,
+    WorkerResult, WorkerState, WorkerView,
 };
 use super::question::{CoordinatorStanding, Question, Reply, RevokedView, RunView, TokenView};
 use super::run::{
@@ -70,7 +72,7 @@ pub fn run() -> RunSpec {
             precision: Precision::F32,
             recompute: false,
         },
-        data: DataSpec { kind: "text".into(), path: "text".into(), validation: 0.05 },
+        data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05 },
         batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
             kind: OptimizerKind::Adamw,
@@ -174,6 +176,8 @@ fn from_worker() -> Vec<Message> {
             zone: Zone::parse("rack-1"),
             device: device(),
             model: Some(place()),
+            host: HostName::of("node-7"),
+            machine: Some(MachineId(12)),
         }),
         Message::Heartbeat(heartbeat),
         Message::Status(status),
@@ -181,7 +185,7 @@ fn from_worker() -> Vec<Message> {
         Message::Leave,
         Message::Finished(result),
         Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
-        Message::Unable { reason: "no such file".into() },
+        Message::Unable { inability: Inability::Run, reason: "no such file".into() },
         Message::Written(place()),
     ]
 }
@@ -229,6 +233,7 @@ fn of_coordinators() -> Vec<Message> {
         Message::Removed,
         Message::Join { id: Some(id), incarnation: 4, address: address(), api },
         Message::Joined { id },
+        Message::Hears { workers: 3 },
         Message::FetchHistory { from: 9 },
         Message::History { frames: vec![frame] },
         Message::FetchLines { lineage, after: STEP },
@@ -258,6 +263,8 @@ fn between_workers() -> Vec<Message> {
             data_shard: DataShard(1),
             loss: 2.5,
             samples: vec![4, 2],
+            samples_lost: 8,
+            samples_repeated: 9,
         }],
         digests: vec![(Shard(0), 6)],
         compute_seconds: 0.25,
@@ -288,7 +295,9 @@ fn of_operators() -> Vec<Message> {
         state: WorkerState::Training,
         retained: 3,
         waits_for: Some("3 parameter shards".into()),
+        host: HostName::of("node-7"),
     };
+    let label = view.label();
     let id = RequestId { client: 5, number: 6 };
     vec![
         Message::Watch { run: Some(4), step: STEP, event: 1 },
@@ -307,10 +316,12 @@ fn of_operators() -> Vec<Message> {
                 shards: 3,
                 owners: vec![WorkerId(4)],
                 since_unix_ms: 5,
+                workers: vec![label],
             }),
             model_awaited: Some(ModelAwaited {
                 failed: Some(WriteFailure {
                     worker: WORKER,
+                    number: 2,
                     place: place(),
                     reason: "no space left".into(),
                 }),
@@ -366,6 +377,7 @@ fn questions_and_replies() -> Vec<Message> {
         state: "failed".into(),
         status: "failed: no disk".into(),
         step: STEP,
+        generation: GENERATION,
         hash: Some([5; 32]),
         divergence: Some("one computes on cpu".into()),
         figures: figures(),

@@ -49,6 +49,11 @@ number!(
     Shard(u32)
 );
 number!(
+    /// One start of one machine, as its processes see it: a digest of the boot's id and of the
+    /// network's namespace. Two processes with the same id cannot listen at one address.
+    MachineId(u64)
+);
+number!(
     /// The reign of one leading coordinator.
     Term(u64)
 );
@@ -135,9 +140,87 @@ impl Zone {
     }
 }
 
+/// The longest host name, bytes: that of DNS.
+pub const MAX_HOST: usize = 253;
+
+/// A machine's node name, as `uname -n` prints it: at most [`MAX_HOST`] bytes, none of which steers
+/// a terminal.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct HostName(String);
+
+impl HostName {
+    /// The name with control characters escaped, as much of it as fits; `None` of an empty one.
+    pub fn of(name: &str) -> Option<Self> {
+        let shown = |c: char| match c.is_control() {
+            true => c.escape_default().to_string(),
+            false => c.to_string(),
+        };
+        let mut text: String = name.chars().map(shown).collect();
+        text.truncate(text.floor_char_boundary(MAX_HOST));
+        (!text.is_empty()).then_some(Self(text))
+    }
+
+    /// Whether it is as [`Self::of`] makes it: what comes from a peer may be anything.
+    pub fn is_valid(&self) -> bool {
+        Self::of(&self.0).as_ref() == Some(self)
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What people call a worker: `worker 2 (id 9, on node-b)`. The number is the one of its process,
+/// the id that of its registration.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct WorkerLabel {
+    /// 1 for the first of the cluster.
+    pub number: u32,
+    /// Its id.
+    #[serde(rename = "id")]
+    pub worker: WorkerId,
+    /// Its machine, if it has said so.
+    pub host: Option<HostName>,
+}
+
+impl fmt::Display for WorkerLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, worker, host } = self;
+        match host {
+            Some(host) => write!(f, "worker {number} (id {worker}, on {host})"),
+            None => write!(f, "worker {number} (id {worker})"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_name_is_short_and_steers_no_terminal() {
+        assert_eq!(HostName::of(""), None);
+        for (name, shown) in [("node-7", "node-7"), ("a\u{1b}[2Jb", r"a\u{1b}[2Jb")] {
+            let host = HostName::of(name).expect("a name");
+            assert_eq!((host.to_string(), host.is_valid()), (shown.into(), true));
+        }
+        let long = HostName::of(&"ü".repeat(200)).expect("a name");
+        assert_eq!((long.to_string().len(), long.is_valid()), (252, true));
+        for raw in ["", "a\u{7}", &"h".repeat(254)] {
+            assert!(!HostName(raw.into()).is_valid(), "{raw:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_is_called_by_number_id_and_host() {
+        let mut label = WorkerLabel { number: 2, worker: WorkerId(9), host: HostName::of("b") };
+        assert_eq!(label.to_string(), "worker 2 (id 9, on b)");
+        label.host = None;
+        assert_eq!(label.to_string(), "worker 2 (id 9)");
+    }
 
     #[test]
     fn a_zone_has_1_to_64_printable_characters() {

@@ -12,9 +12,9 @@ use super::cluster::{
 };
 use super::device::{Device, Telemetry};
 use super::generation::Record;
-use super::ids::{Generation, NodeName, Shard, Step, Term, WorkerId, Zone};
+use super::ids::{Generation, HostName, MachineId, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::model::ModelPlace;
-use super::outcome::{Update, WorkerResult};
+use super::outcome::{Inability, Update, WorkerResult};
 use super::question::{Question, Reply};
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
@@ -36,6 +36,11 @@ pub struct Registration {
     pub device: Device,
     /// The file that it would write the model to, if it was given a directory.
     pub model: Option<ModelPlace>,
+    /// Its machine, if that has a name.
+    pub host: Option<HostName>,
+    /// The machine that it runs on, if the system tells: another worker of the same machine at the
+    /// same address proves that this one has ended. Only the coordinators learn it.
+    pub machine: Option<MachineId>,
 }
 
 /// What all workers of a run must agree on. The first to register fixes it.
@@ -85,7 +90,7 @@ pub struct Heartbeat {
     pub unwritten: Option<String>,
 }
 
-/// How long a device has computed a data shard, and how long it takes for one in this generation.
+/// How long a device has computed a data shard, and how long it takes for one as a rule.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardTime {
     /// So long it has computed the present one, milliseconds.
@@ -129,9 +134,11 @@ pub enum Message {
         /// Why.
         reason: String,
     },
-    /// The run cannot be computed here, for a reason that follows from the run: its model or data
-    /// cannot be built, or a sample cannot be read. The worker stays for the next run.
+    /// The run cannot be computed here: its model or data cannot be built, or a sample cannot be
+    /// read. The worker stays, for the next run or to try again.
     Unable {
+        /// Where the reason lies.
+        inability: Inability,
         /// Why.
         reason: String,
     },
@@ -392,6 +399,14 @@ pub enum Message {
     Ask(Question),
     /// The answer to Ask.
     Told(Reply),
+
+    // Coordinator to coordinator.
+    /// Workers have links with the sender, which follows the receiver: a leader that hears none
+    /// lets the sender lead.
+    Hears {
+        /// How many.
+        workers: u32,
+    },
 }
 
 impl Message {
@@ -467,6 +482,7 @@ impl Message {
             Self::Told(Reply::Tokens(_)) => "told_tokens",
             Self::Told(Reply::Runs(_)) => "told_runs",
             Self::Told(Reply::Revoked(_)) => "told_revoked",
+            Self::Hears { .. } => "hears",
         }
     }
 }

@@ -53,6 +53,9 @@ pub struct ModelAwaited {
 pub struct WriteFailure {
     /// The worker that tried.
     pub worker: WorkerId,
+    /// What people call it.
+    #[serde(rename = "worker_number")]
+    pub number: u32,
     /// The file.
     pub place: ModelPlace,
     /// The words of its operating system.
@@ -62,10 +65,11 @@ pub struct WriteFailure {
 impl fmt::Display for ModelAwaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.failed {
-            Some(WriteFailure { worker, place, reason }) => write!(
+            Some(WriteFailure { worker, number, place, reason }) => write!(
                 f,
-                "all steps are trained, and the model cannot be written: worker {worker}, {place}: \
-                 {reason}; make room there, or start a worker with another --dir"
+                "all steps are trained, and the model cannot be written: worker {number} (id \
+                 {worker}), {place}: {reason}; make room there, or start a worker with another \
+                 --dir"
             ),
             None => f.write_str(
                 "all steps are trained, and no worker has a directory to write the model to; start \

@@ -3,6 +3,8 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod told;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,19 +14,20 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::cluster::{CoordinatorId, RunId};
 use super::device::{Device, Telemetry};
 use super::generation::Cause;
-use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId, Zone};
+use super::ids::{
+    DataShard, Generation, HostName, NodeName, Rank, Shard, Step, Term, WorkerId, WorkerLabel, Zone,
+};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::step::MetricsLine;
 
 /// One line of `events.jsonl`.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Event {
     /// Its number, from 1.
     pub number: u64,
     /// Wall clock of the coordinator.
     pub unix_ms: u64,
     /// What happened.
-    #[serde(flatten)]
     pub kind: EventKind,
 }
 
@@ -58,6 +61,8 @@ pub enum EventKind {
     Leading {
         /// Its term.
         term: Term,
+        /// Its id.
+        coordinator: CoordinatorId,
     },
     /// A generation began.
     Generation {
@@ -125,12 +130,14 @@ pub enum EventKind {
         /// The coordinator that is left.
         coordinator: CoordinatorId,
     },
-    /// A worker cannot compute the run, and waits for the next one.
+    /// A worker cannot compute the run: it waits for the next one, or tries again.
     Unable {
         /// Its node.
         name: NodeName,
         /// Why.
         reason: String,
+        /// Where the reason lies.
+        inability: Inability,
     },
     /// The model's file could not be written; the run waits until it is.
     Unwritten {
@@ -159,6 +166,23 @@ pub enum EventKind {
         /// Why.
         reason: String,
     },
+    /// No device of the run gets on, so no other worker could take the place of one. Told once,
+    /// until a device has gone on.
+    Standstill {
+        /// Which worker's device computes one data shard for how long.
+        reason: String,
+    },
+}
+
+/// Where the reason lies why a worker cannot compute a run.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Inability {
+    /// In the run: it would recur on every worker.
+    Run,
+    /// In the worker's place, such as a lack of memory: the worker tries again, and another one may
+    /// be able to compute the run meanwhile.
+    Place,
 }
 
 /// What a worker is doing.
@@ -211,6 +235,15 @@ pub struct WorkerView {
     pub retained: u32,
     /// What its joining or leaving waits for, in words, where that takes long.
     pub waits_for: Option<String>,
+    /// Its machine, if it has said so.
+    pub host: Option<HostName>,
+}
+
+impl WorkerView {
+    /// What people call it.
+    pub fn label(&self) -> WorkerLabel {
+        WorkerLabel { number: self.number, worker: self.worker, host: self.host.clone() }
+    }
 }
 
 /// Validation of one data shard's part of the held-out samples.
@@ -311,7 +344,8 @@ pub struct Update {
     pub owners_awaited: Option<OwnersAwaited>,
     /// What the model of a trained run waits for.
     pub model_awaited: Option<ModelAwaited>,
-    /// Why workers cannot compute the run, where some cannot and it has not begun.
+    /// Why workers cannot compute the run: where it has not begun all that cannot, and where it has
+    /// those whose place is the reason.
     pub unable: Vec<(NodeName, String)>,
     /// Pairs of members that cannot reach each other, of which neither can be left out: no step
     /// commits before they can.
@@ -340,20 +374,22 @@ pub struct OwnersAwaited {
     pub owners: Vec<WorkerId>,
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
+    /// The silent owners, as people call them.
+    pub workers: Vec<WorkerLabel>,
 }
 
 impl fmt::Display for OwnersAwaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ids: Vec<String> = self.owners.iter().map(ToString::to_string).collect();
-        let (noun, is, has, it) = match ids.len() {
-            1 => ("worker", "is", "has", "it"),
-            _ => ("workers", "are", "have", "they"),
+        let called: Vec<String> = self.workers.iter().map(ToString::to_string).collect();
+        let (is, has, it) = match called.len() {
+            1 => ("is", "has", "it"),
+            _ => ("are", "have", "they"),
         };
-        let (ids, shards) = (ids.join(", "), self.shards);
+        let (called, shards) = (called.join(", "), self.shards);
         let plural = if shards == 1 { "" } else { "s" };
         write!(
             f,
-            "{noun} {ids} {is} silent, and no other worker holds {shards} parameter \
+            "{called} {is} silent, and no other worker holds {shards} parameter \
              shard{plural}; if {it} {has} ended for good, `everstep run rollback --step 0` gives \
              up what {it} held"
         )

@@ -11,7 +11,7 @@ use serde::Serializer;
 
 use super::cluster::{CoordinatorView, RunId};
 use super::figures::RunFigures;
-use super::ids::{NodeName, Step, Term};
+use super::ids::{Generation, NodeName, Step, Term};
 use crate::identity::{Role, TokenId, format_token_id};
 
 /// What is asked.
@@ -107,6 +107,8 @@ pub struct RunView {
     pub status: String,
     /// Its newest settled step.
     pub step: Step,
+    /// Its newest generation while it goes on; 0 before the first, and when the run is over.
+    pub generation: Generation,
     /// The state hash, if it is complete.
     #[serde(serialize_with = "hex")]
     pub hash: Option<[u8; 32]>,

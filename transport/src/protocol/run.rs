@@ -140,6 +140,21 @@ pub struct DataSpec {
     pub validation: f64,
 }
 
+impl DataSpec {
+    /// Why workers on other machines would not find the text, if they would not: it has a relative
+    /// path. Other data sets may mean by their path what they like.
+    pub fn is_elsewhere(&self) -> Option<String> {
+        let path = self.path.strip_prefix('@').unwrap_or(&self.path);
+        (self.kind == "text" && !path.starts_with('/')).then(|| {
+            format!(
+                "data.path is \"{}\", a relative path: every worker looks for it in its own \
+                 working directory, on its own machine",
+                self.path
+            )
+        })
+    }
+}
+
 /// The global batch: `data_shards * accumulate * micro_batch` samples.
 #[derive(
     Archive,

@@ -94,6 +94,10 @@ pub struct Contribution {
     pub loss: f64,
     /// The indices of the samples that were in its batches, in the order of their rows.
     pub samples: Vec<u64>,
+    /// How many samples of its plan were not in them.
+    pub samples_lost: u64,
+    /// How many were in them that are not of its plan, or once more than planned.
+    pub samples_repeated: u64,
 }
 
 /// A vote: "I have computed my data shards, hold every reduced shard that I own, and have applied

@@ -6,7 +6,8 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex as Lock};
 use std::time::Duration;
 
 use quinn::crypto::rustls::HandshakeData;
@@ -49,7 +50,7 @@ const RESETS: &str = "everstep: stateless resets of QUIC links";
 /// One UDP port of this process. Dropped, it closes all its links: to their peers it is gone.
 pub struct Endpoint {
     quinn: quinn::Endpoint,
-    client: ClientConfig,
+    conduct: Lock<Conduct>,
     site: Arc<Site>,
     buffers: SocketBuffers,
     local_address: SocketAddr,
@@ -169,7 +170,8 @@ impl Endpoint {
             failures,
             probes,
         });
-        let (client, server) = configurations(&site)?;
+        let conduct = Conduct::of(&site)?;
+        let server = conduct.server.clone();
         let secret = site.enrolment.as_ref().map(|enrolment| reset_secret(enrolment, credentials));
         let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint(secret));
         let mtu = site.settings.largest_mtu;
@@ -181,7 +183,19 @@ impl Endpoint {
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
         tokio::spawn(Arc::new(Door { site: site.clone(), deliver }).attend(quinn.clone()));
         let arrivals = Mutex::new(arrivals);
-        Ok(Self { quinn, client, site, buffers, local_address, arrivals })
+        let conduct = Lock::new(conduct);
+        Ok(Self { quinn, conduct, site, buffers, local_address, arrivals })
+    }
+
+    /// So many peers share the budget of the windows: links that begin from now on have windows
+    /// accordingly. Those that are up keep theirs, since a window that was granted cannot be taken
+    /// back.
+    pub fn share_among(&self, peers: u32) {
+        let mut conduct = self.conduct.lock().expect("nothing panics meanwhile");
+        if conduct.peers != peers {
+            conduct.share_among(&self.site.settings, peers);
+            self.quinn.set_server_config(Some(conduct.server.clone()));
+        }
     }
 
     /// Presents these credentials from now on: they are the node's own, renewed. Links that are up
@@ -207,6 +221,12 @@ impl Endpoint {
         self.site.roster.replace(roster);
         // Whose handshake ends now is asked again once its link is in the table.
         self.site.links.expel(|peer| self.site.roster.admits(peer));
+    }
+
+    /// Whether nothing depends on a death that is noticed at once. Peers are probed less often
+    /// then.
+    pub fn rest(&self, rests: bool) {
+        self.site.links.rests.store(rests, Ordering::Relaxed);
     }
 
     /// Nodes of the cluster are at these addresses: slots for handshakes are kept free for them. An
@@ -236,7 +256,8 @@ impl Endpoint {
     ) -> Result<Link, ConnectError> {
         let failed = |reason| ConnectError::Failed { address, reason };
         let handshake = |error| ConnectError::handshake(address, ALPN, error);
-        let connecting = self.quinn.connect_with(self.client.clone(), address, SERVER_NAME);
+        let client = self.conduct.lock().expect("nothing panics meanwhile").client.clone();
+        let connecting = self.quinn.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(error.to_string()))?;
         let connection = connecting.await.map_err(handshake)?;
         let met = identity_of(&connection).map_err(failed)?;
@@ -315,18 +336,33 @@ fn reset_secret(enrolment: &Enrolment, own: &Credentials) -> [u8; 32] {
     *blake3::keyed_hash(&secret, own.identity().to_string().as_bytes()).as_bytes()
 }
 
-/// How both sides of an endpoint present and conduct themselves.
-fn configurations(site: &Site) -> Result<(ClientConfig, ServerConfig), rustls::Error> {
-    let (presented, clock) = (&site.presented, &site.clock);
-    let transport = site.settings.transport();
-    let client = tls::client(presented.clone(), clock.clone())?;
-    let mut client = ClientConfig::new(Arc::new(client));
-    client.transport_config(transport.clone());
-    let server = tls::server(presented.clone(), clock.clone(), site.enrolment.is_some())?;
-    let mut server = ServerConfig::with_crypto(Arc::new(server));
-    let most = site.settings.max_handshakes;
-    server.transport_config(transport).migration(false).max_incoming(most);
-    Ok((client, server))
+/// How both sides of an endpoint present and conduct themselves, on links that begin now.
+struct Conduct {
+    client: ClientConfig,
+    server: ServerConfig,
+    /// How many peers share the budget of the windows.
+    peers: u32,
+}
+
+impl Conduct {
+    fn of(site: &Site) -> Result<Self, rustls::Error> {
+        let (presented, clock) = (&site.presented, &site.clock);
+        let client = tls::client(presented.clone(), clock.clone())?;
+        let server = tls::server(presented.clone(), clock.clone(), site.enrolment.is_some())?;
+        let mut server = ServerConfig::with_crypto(Arc::new(server));
+        server.migration(false).max_incoming(site.settings.max_handshakes);
+        let client = ClientConfig::new(Arc::new(client));
+        let mut conduct = Self { client, server, peers: site.settings.peers };
+        conduct.share_among(&site.settings, site.settings.peers);
+        Ok(conduct)
+    }
+
+    fn share_among(&mut self, settings: &Settings, peers: u32) {
+        self.peers = peers;
+        let transport = settings.transport(peers);
+        self.client.transport_config(transport.clone());
+        self.server.transport_config(transport);
+    }
 }
 
 /// The listening side: lets in whom it may.

@@ -155,7 +155,7 @@ fn client(
         quinn::Endpoint::new(settings.endpoint(None), None, socket, runtime).map_err(failed)?;
     let tls = tls::enrolling(token.authority()).map_err(|error| self::failed(address, error))?;
     let mut config = ClientConfig::new(Arc::new(tls));
-    config.transport_config(settings.transport());
+    config.transport_config(settings.transport(settings.peers));
     endpoint.set_default_client_config(config);
     Ok(endpoint)
 }

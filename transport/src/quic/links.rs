@@ -4,7 +4,7 @@
 //! of links whose peers are not wanted any more. The table holds connections and not links, and
 //! only until they have ended: it does not keep a link alive.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub(super) struct Links {
     pub(super) refused_peers: AtomicU64,
     /// Links whose peers are asked whether they still live.
     pub(super) watched: AtomicU32,
+    /// Peers are asked less often.
+    pub(super) rests: AtomicBool,
     /// By the connection's stable id, which is its own while the table holds it.
     live: DashMap<usize, Live>,
     /// The sums of links that have left the table. Locked while a link moves from there to here, so

@@ -120,6 +120,17 @@ impl Port {
         let failed = |source| BindError::Socket { address: listen, source };
         let (socket, buffers) = socket::open(listen, settings.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
+        // Loopback loses little: its sender is slowed down by its receiver.
+        let shortage = buffers.shortage(settings.socket_buffer);
+        if let Some(remedy) = shortage.filter(|_| !address.ip().is_loopback()) {
+            let SocketBuffers { receive, send } = buffers;
+            tracing::warn!(
+                receive,
+                send,
+                remedy,
+                "the kernel grants small socket buffers: packets are lost under load"
+            );
+        }
         Ok(Self { socket, buffers, address })
     }
 }

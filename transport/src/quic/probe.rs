@@ -34,6 +34,9 @@ const ASK: &[u8] = &[0];
 /// A process that watches many links asks each less often, so that it sends at most 2,000 a second.
 const SPACING: Duration = Duration::from_micros(500);
 
+/// An endpoint at rest asks so many times less often.
+const AT_REST: u32 = 8;
+
 /// Asks every `interval` until the link ends, and ends it when the peer seems to be dead.
 pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {
     let watched = Watched::new(&wire, &peer);
@@ -64,7 +67,7 @@ impl<'a> Watched<'a> {
             if checks.is_open() {
                 self.ask();
             }
-            let pause = began + checks.pause(interval.max(SPACING * self.count()));
+            let pause = began + checks.pause(self.interval(interval));
             loop {
                 tokio::select! {
                     () = sleep_until(pause) => break,
@@ -89,9 +92,11 @@ impl<'a> Watched<'a> {
         self.wire.connection.stats().udp_rx.datagrams + self.peer.signs()
     }
 
-    /// How many links of the endpoint are watched.
-    fn count(&self) -> u32 {
-        self.wire.links.watched.load(Ordering::Relaxed)
+    /// The time between two probes, where nothing is refused.
+    fn interval(&self, wanted: Duration) -> Duration {
+        let links = &self.wire.links;
+        let factor = if links.rests.load(Ordering::Relaxed) { AT_REST } else { 1 };
+        wanted.max(SPACING * links.watched.load(Ordering::Relaxed)) * factor
     }
 }
 

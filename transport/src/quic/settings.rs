@@ -41,7 +41,10 @@ pub struct Settings {
     /// Bytes of bulk data that all peers together may have in flight to this process before it has
     /// read them; also what this process may have unacknowledged. A bound, not an allocation.
     pub window_budget: u64,
-    /// How many peers share the budget. More may connect; then the budget is exceeded.
+    /// How many peers share the budget, until [`Endpoint::share_among`] says how many there are.
+    /// More may connect; then the budget is exceeded.
+    ///
+    /// [`Endpoint::share_among`]: super::Endpoint::share_among
     pub peers: u32,
     /// Bulk streams that a peer may have open at once.
     ///
@@ -59,8 +62,8 @@ pub struct Settings {
     /// An idle link says something this often; a fraction of `idle_timeout`.
     pub keep_alive: Duration,
     /// How often a peer is asked whether its process still lives, on links with a coordinator at
-    /// one end; less often where there are many. A dead one is noticed within this and 60 ms or six
-    /// round trips, instead of `idle_timeout`. None: never.
+    /// one end; less often where there are many, and at rest. A dead one is noticed within this and
+    /// 60 ms or six round trips, instead of `idle_timeout`. None: never.
     pub probe: Option<Duration>,
     /// Whether streams take turns packet by packet. Without, a stream's chunks arrive together and
     /// earlier, in the order in which they were sent.
@@ -164,14 +167,14 @@ impl Settings {
         Ok(())
     }
 
-    /// Bytes in flight on one bulk stream.
-    fn stream_window(&self) -> u64 {
-        let streams = u64::from(self.peers) * u64::from(self.bulk_streams + CONTROL_STREAMS);
+    /// Bytes in flight on one bulk stream, where so many peers share the budget.
+    fn stream_window(&self, peers: u32) -> u64 {
+        let streams = u64::from(peers.max(1)) * u64::from(self.bulk_streams + CONTROL_STREAMS);
         (self.window_budget / streams).clamp(MIN_STREAM_WINDOW, MAX_STREAM_WINDOW)
     }
 
-    pub(super) fn transport(&self) -> Arc<TransportConfig> {
-        let window = self.stream_window();
+    pub(super) fn transport(&self, peers: u32) -> Arc<TransportConfig> {
+        let window = self.stream_window(peers);
         let link_window = window * u64::from(self.bulk_streams + CONTROL_STREAMS);
         let mut discovery = MtuDiscoveryConfig::default();
         discovery.upper_bound(self.largest_mtu);
@@ -218,4 +221,21 @@ impl Settings {
 
 fn varint(value: u64) -> VarInt {
     VarInt::from_u64(value).unwrap_or(VarInt::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_windows_of_all_peers_are_the_budget_or_less_than_fills_a_link() {
+        let settings = Settings::default();
+        for peers in [1, 8, 63, 100] {
+            let streams = u64::from(peers) * u64::from(settings.bulk_streams + CONTROL_STREAMS);
+            let together = settings.stream_window(peers) * streams;
+            assert!(together <= settings.window_budget, "{peers} peers: {together}");
+        }
+        assert_eq!(settings.stream_window(1), MAX_STREAM_WINDOW);
+        assert_eq!(settings.stream_window(10_000), MIN_STREAM_WINDOW);
+    }
 }

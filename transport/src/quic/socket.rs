@@ -22,6 +22,19 @@ pub struct SocketBuffers {
     pub send: usize,
 }
 
+impl SocketBuffers {
+    /// What to do where the kernel grants less than was `wanted`, in words for the user.
+    pub(super) fn shortage(self, wanted: usize) -> Option<String> {
+        // Linux reports twice of what it grants: its bookkeeping comes on top.
+        let short = |granted: usize| granted < 2 * wanted;
+        let names = [(self.receive, "net.core.rmem_max"), (self.send, "net.core.wmem_max")];
+        let settings = names.iter().filter(|(granted, _)| short(*granted));
+        let settings: Vec<String> =
+            settings.map(|(_, name)| format!("sysctl -w {name}={wanted}")).collect();
+        (!settings.is_empty()).then(|| settings.join("; "))
+    }
+}
+
 /// Binds a socket and asks for buffers of `wanted` bytes.
 pub(super) fn open(listen: SocketAddr, wanted: usize) -> io::Result<(UdpSocket, SocketBuffers)> {
     let socket = Socket::new(Domain::for_address(listen), Type::DGRAM, Some(Protocol::UDP))?;
@@ -139,6 +152,16 @@ mod tests {
         fn max_transmit_segments(&self) -> usize {
             self.1.swap(1, Ordering::Relaxed)
         }
+    }
+
+    #[test]
+    fn buffers_that_are_smaller_than_wanted_come_with_the_settings_to_change() {
+        let buffers = |receive, send| SocketBuffers { receive, send };
+        let shortage = |receive, send| buffers(receive, send).shortage(1_000);
+        assert_eq!(shortage(2_000, 2_000), None);
+        assert_eq!(shortage(1_999, 2_000).as_deref(), Some("sysctl -w net.core.rmem_max=1000"));
+        let both = "sysctl -w net.core.rmem_max=1000; sysctl -w net.core.wmem_max=1000";
+        assert_eq!(shortage(400, 400).as_deref(), Some(both));
     }
 
     #[tokio::test]

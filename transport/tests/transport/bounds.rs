@@ -150,6 +150,8 @@ fn the_largest_vote_fits_a_message() {
             data_shard: DataShard(shard),
             loss: 1.0,
             samples: samples.clone(),
+            samples_lost: 0,
+            samples_repeated: 0,
         };
         let shards = 0..MAX_COUNT; // of parameters: as many as a large model has
         let vote = Message::Prepared(Prepared {

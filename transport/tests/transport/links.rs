@@ -465,3 +465,28 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     assert!(later.received_bytes < 2 << 20, "{later:?}");
     assert!(sums(&later).iter().zip(sums(&ended)).all(|(after, before)| *after >= before));
 }
+
+/// How many bytes a worker gets rid of on one bulk stream that nobody reads, where so many peers
+/// share the receiver's budget.
+async fn unread(peers: u32) -> usize {
+    let world = World::new();
+    let (sender, receiver) = (world.worker("sender"), world.worker("receiver"));
+    receiver.share_among(peers);
+    let (here, _there) = link(&sender, &receiver).await;
+    let mut stream = here.bulk().await.unwrap();
+    let (header, body) = (tensor(1, 16 << 10), Bytes::from(vec![0; 64 << 10]));
+    let mut sent = 0;
+    let soon = Duration::from_millis(500);
+    while let Ok(written) = tokio::time::timeout(soon, stream.send(&header, body.clone())).await {
+        written.unwrap();
+        sent += body.len();
+    }
+    sent
+}
+
+#[tokio::test]
+async fn the_more_peers_share_the_windows_the_less_waits_unread_of_each() {
+    let [few, many] = [unread(8).await, unread(10_000).await];
+    println!("{few} bytes of one of 8 peers, {many} of one of 10,000");
+    assert!(few > 2 << 20 && many <= 256 << 10, "{few} {many}");
+}

@@ -88,8 +88,20 @@ async fn relayed(worker: &Endpoint, centre: &Endpoint) -> (Link, Link, Relay) {
 
 #[tokio::test]
 async fn both_ends_notice_that_nobody_listens_at_the_others_port() {
+    notice(false).await;
+}
+
+/// Later, but long before the idle time-out.
+#[tokio::test]
+async fn both_ends_notice_it_at_rest() {
+    notice(true).await;
+}
+
+async fn notice(rests: bool) {
     let world = World::new();
     let (worker, centre) = (world.worker("worker-1"), centre(&world));
+    worker.rest(rests);
+    centre.rest(rests);
     let (here, there, relay) = relayed(&worker, &centre).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!((here.ended(), there.ended()), (None, None));

@@ -470,6 +470,12 @@ impl<T: Storage> Raft<T> {
         self.heartbeat_timeout
     }
 
+    /// Set the length of the heartbeat timeout; fewer ticks than the election timeout.
+    pub fn set_heartbeat_timeout(&mut self, t: usize) {
+        assert!(0 < t && t < self.election_timeout);
+        self.heartbeat_timeout = t;
+    }
+
     /// Fetch the number of ticks elapsed since last heartbeat.
     pub fn heartbeat_elapsed(&self) -> usize {
         self.heartbeat_elapsed

@@ -24,6 +24,8 @@ use crate::step::event::{Effect, Exit, Input, LinkId};
 
 /// How often the core is told the time.
 const TICK: Duration = Duration::from_millis(50);
+/// How often the log tells the loss.
+const LOSS_PACE: Duration = Duration::from_secs(60);
 
 /// How the actor ended, and the links over which the last word goes out.
 pub type Ending = (Exit, Vec<Link>);
@@ -49,6 +51,8 @@ pub struct WorkerActor {
     peers: Peers,
     /// Of so many shards it was last said that they keep the worker from leaving.
     retained: Option<u32>,
+    /// When the log told the loss last, and of which step.
+    loss_told: Option<(Time, Step)>,
     stage: Stage,
     /// The version that the generation resumes with.
     resume: Step,
@@ -83,6 +87,7 @@ impl WorkerActor {
             coordinators: BTreeMap::new(),
             peers,
             retained: None,
+            loss_told: None,
             stage: Stage::default(),
             resume: Step(0),
             changed,
@@ -113,7 +118,9 @@ impl WorkerActor {
             told.extend(self.perform(effect, context));
         }
         self.stage.follow(&self.core);
+        self.shell.endpoint.rest(self.core.member().is_none());
         self.tell_what_keeps_it();
+        self.tell_loss(now);
         if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }
@@ -130,6 +137,17 @@ impl WorkerActor {
         self.retained = retained;
         if let Some(shards @ 1..) = retained {
             tracing::info!(shards, "waits to leave: no worker that stays has a copy of its shards");
+        }
+    }
+
+    /// Says the loss in the log, once a minute.
+    fn tell_loss(&mut self, now: Time) {
+        let Some(commit) = self.core.member().and_then(|member| member.commit()) else { return };
+        let is_new = self.loss_told.is_none_or(|(_, step)| step != commit.step);
+        let is_due = self.loss_told.is_none_or(|(at, _)| now.since(at) >= LOSS_PACE);
+        if is_new && is_due {
+            self.loss_told = Some((now, commit.step));
+            tracing::info!(step = %commit.step, loss = commit.loss, "trained");
         }
     }
 
@@ -159,6 +177,8 @@ impl WorkerActor {
                 }
             }
             Effect::Build(run) => {
+                // Peers may call before the first record is here.
+                self.shell.endpoint.share_among(run.start_workers);
                 self.peers.clear("this worker begins anew");
                 self.cpu_before = None;
                 self.shell.workshop.build(run, context.address());
@@ -168,6 +188,13 @@ impl WorkerActor {
                 return self.peers.meet(worker, name, address);
             }
             Effect::Device(job) => self.shell.workshop.give(job),
+            Effect::GoOn => {
+                let own = context.address();
+                actix::spawn(async move {
+                    tokio::task::yield_now().await; // the links' tasks have their turn
+                    own.do_send(Event(Input::GoOn));
+                });
+            }
             Effect::Exit(exit) => {
                 if let Some(ended) = self.exit.take() {
                     let links = std::mem::take(&mut self.coordinators).into_values().collect();
@@ -181,8 +208,12 @@ impl WorkerActor {
 
     fn enter(&mut self, record: &Record) -> Vec<Input> {
         let (generation, members) = (record.number, record.members.len());
-        tracing::info!(%generation, members, resume = %record.resume, "entered");
+        let id = self.core.worker().unwrap_or_default();
+        let rank = record.members.iter().position(|member| member.worker == id);
+        let resume = record.resume;
+        tracing::info!(id = id.0, rank, %generation, members, %resume, "entered");
         self.resume = record.resume;
+        self.shell.endpoint.share_among(members as u32);
         self.cpu_before.get_or_insert_with(traffic::cpu_seconds);
         self.peers.enter(self.core.worker(), record)
     }

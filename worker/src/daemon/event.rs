@@ -1,9 +1,12 @@
 //! What tasks tell the actor, and ask it.
 
+use std::sync::Arc;
+
 use everstep_transport::protocol::{Chunk, WorkerId};
 use everstep_transport::quic::Link;
 
 use crate::device::Device;
+use crate::registry::BuildError;
 use crate::step::event::{Admission, Built, Input, LinkId, Report};
 
 /// Something happened.
@@ -61,8 +64,10 @@ pub struct Connected {
 pub struct DeviceBuilt {
     /// Its number.
     pub build: u64,
+    /// Lives as long as the device does.
+    pub alive: Arc<()>,
     /// The device, or why there is none.
-    pub built: Result<(Device, Built), String>,
+    pub built: Result<(Device, Built), BuildError>,
 }
 
 /// A device has done something.

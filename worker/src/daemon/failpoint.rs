@@ -132,7 +132,11 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
         Effect::Device(Job::Gradient { .. }) => Some("load"),
         Effect::Device(Job::Update { .. }) => Some("update"),
         Effect::Device(Job::Restore { .. }) => Some("restore"),
-        Effect::Coordinators(_) | Effect::Build(_) | Effect::Device(_) | Effect::Exit(_) => None,
+        Effect::Coordinators(_)
+        | Effect::Build(_)
+        | Effect::Device(_)
+        | Effect::GoOn
+        | Effect::Exit(_) => None,
     }
 }
 
@@ -175,7 +179,13 @@ mod tests {
             let values = everstep_kernels::buffer::Buffer::detached(vec![0.0]);
             Input::Piece { from: PEER, chunk, values }
         };
-        let contribution = Contribution { data_shard: DataShard(0), loss: 1.0, samples: vec![] };
+        let contribution = Contribution {
+            data_shard: DataShard(0),
+            loss: 1.0,
+            samples: vec![],
+            samples_lost: 0,
+            samples_repeated: 0,
+        };
         let (step, seconds) = (Step(4), 1.0);
         let sum = everstep_kernels::buffer::Shared::new(
             everstep_kernels::buffer::Buffer::detached(vec![0.0]),
@@ -188,7 +198,7 @@ mod tests {
             piece(ChunkKind::Parameters, 4),
             piece(ChunkKind::Master, 4),
             piece(ChunkKind::State, 4),
-            Input::Device(Report::Computed { step, contribution, seconds }),
+            Input::Device(Report::Computed { step, contribution, seconds, load_seconds: 0.0 }),
             Input::Device(Report::Partial { step, shard: Shard(0), node, sum }),
         ];
         inputs.iter().filter_map(|input| of_input(input, Step(3))).collect()
@@ -233,7 +243,7 @@ mod tests {
 
     /// What a worker neither says nor hears, or only where there are several coordinators or runs;
     /// what it does all the time, and what ends it anyway.
-    const WITHOUT_A_POINT: [&str; 32] = [
+    const WITHOUT_A_POINT: [&str; 33] = [
         "heartbeat",
         "failed",
         "unable",
@@ -248,6 +258,7 @@ mod tests {
         "removed",
         "join",
         "joined",
+        "hears",
         "fetch_history",
         "history",
         "fetch_lines",

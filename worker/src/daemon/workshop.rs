@@ -1,16 +1,18 @@
 //! Where devices are built and run, one at a time.
 //!
 //! Each build has a number, so that what an earlier device still reports is told from the present
-//! one's, and its own incarnation: it registers as a worker that was never seen.
+//! one's, and its own incarnation: it registers as a worker that was never seen. Two devices never
+//! share the memory of the machine: a build begins when all earlier devices have ended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use actix::Addr;
 use everstep_kernels::buffer::Pool;
+use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{RunSpec, Telemetry};
 
 use super::actor::WorkerActor;
@@ -18,11 +20,17 @@ use super::event::{DeviceBuilt, Reported};
 use super::telemetry::{self, Figures};
 use crate::device::build::{Place, build};
 use crate::device::{Device, thread as device_thread};
-use crate::registry::Registry;
+use crate::registry::{BuildError, Registry};
 use crate::step::event::{Input, Job, Report};
 
 /// Builds like devices give way to the network thread: heartbeats go out meanwhile.
 const NICE: i32 = 5;
+
+/// How long a build waits for the ends of earlier devices before it fails, at least; as long as a
+/// data shard may take in its run, if that is longer.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The device, or the want of one.
 pub struct Workshop {
@@ -35,6 +43,8 @@ pub struct Workshop {
     /// The number of the last build.
     build: u64,
     device: Option<Sender<Job>>,
+    /// The devices that were built or begun: each is there as long as its thread.
+    begun: Vec<Weak<()>>,
     /// How the device's GPU does, if it has one.
     figures: Option<Figures>,
 }
@@ -42,25 +52,41 @@ pub struct Workshop {
 impl Workshop {
     /// Without a device.
     pub fn new(registry: Arc<Registry>, place: Place, pool: Pool) -> Self {
-        Self { registry, place, pool, build: 0, device: None, figures: None }
+        Self { registry, place, pool, build: 0, device: None, begun: vec![], figures: None }
     }
 
-    /// Drops the device, which ends when it has done the jobs that it was given, and builds another
-    /// one; `own` is told when it is done.
+    /// Drops the device, which ends when it has done the jobs that it was given, and then builds
+    /// another one; `own` is told when it is done, or that the device does not end.
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
         (self.device, self.figures) = (None, None);
         self.build += 1;
         self.place.incarnation = random();
         let (registry, place) = (self.registry.clone(), self.place.clone());
         let (pool, number) = (self.pool.clone(), self.build);
+        let (earlier, alive) = (self.begin(), Arc::new(()));
+        self.begun.push(Arc::downgrade(&alive));
         let builder = thread::Builder::new().name("build".into());
         let spawned = builder.spawn(move || {
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-            let built = catch_unwind(AssertUnwindSafe(|| build(&registry, &run, &place, pool)))
-                .unwrap_or_else(|_| Err("building the model panicked".into()));
-            own.do_send(DeviceBuilt { build: number, built });
+            let build = || {
+                let within = ENDS_WITHIN.max(Duration::from_millis(run.hang_after_ms));
+                await_ends(&earlier, within)?;
+                build(&registry, &run, &place, pool)
+            };
+            let built = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
+                let words = device_thread::words(&*panic);
+                let reason = format!("building the model or the data set panicked: {words}");
+                Err(BuildError::Run(reason))
+            });
+            own.do_send(DeviceBuilt { build: number, alive, built });
         });
         spawned.expect("the system gives a process a thread");
+    }
+
+    /// The earlier devices that have not ended.
+    fn begin(&mut self) -> Vec<Weak<()>> {
+        self.begun.retain(|alive| alive.strong_count() > 0);
+        self.begun.clone()
     }
 
     /// A build is done: starts its device. Returns what the core is to be told; nothing of a build
@@ -69,22 +95,28 @@ impl Workshop {
         match done.built {
             _ if done.build != self.build => None,
             Ok((device, built)) => {
-                self.run(device, own);
+                self.run(device, done.alive, own);
                 self.figures = built.registration.device.gpu.map(telemetry::start);
                 Some(Input::Built(built))
             }
-            Err(reason) => {
-                tracing::error!(
-                    reason,
-                    "the run cannot be built here: this worker waits for the next"
-                );
-                Some(Input::BuildFailed(reason))
+            Err(error) => {
+                let (inability, reason) = (error.inability(), error.to_string());
+                match inability {
+                    Inability::Run => tracing::error!(
+                        reason,
+                        "the run cannot be built here: this worker waits for the next"
+                    ),
+                    Inability::Place => {
+                        tracing::warn!(reason, "the run cannot be built yet: it is tried again");
+                    }
+                }
+                Some(Input::BuildFailed { inability, reason })
             }
         }
     }
 
-    fn run(&mut self, device: Device, own: Addr<WorkerActor>) {
-        let (jobs, mut reports) = device_thread::start(device);
+    fn run(&mut self, device: Device, alive: Arc<()>, own: Addr<WorkerActor>) {
+        let (jobs, mut reports) = device_thread::start(device, alive);
         self.device = Some(jobs);
         let build = self.build;
         actix::spawn(async move {
@@ -132,9 +164,48 @@ impl Workshop {
     }
 }
 
+/// Waits until these devices have ended: their memory is needed.
+fn await_ends(devices: &[Weak<()>], within: Duration) -> Result<(), BuildError> {
+    let began = Instant::now();
+    while devices.iter().any(|alive| alive.strong_count() > 0) {
+        if began.elapsed() > within {
+            let reason = "the device of an earlier generation or run still computes, or hangs: its \
+                          memory is not free; if it stays so, restart this worker";
+            return Err(BuildError::Place(reason.into()));
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
 /// A number that no other incarnation draws.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).expect("the system has random numbers");
     u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_waits_for_the_end_of_an_earlier_device() {
+        let alive = Arc::new(());
+        let earlier = [Arc::downgrade(&alive)];
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(alive);
+        });
+        assert_eq!(await_ends(&earlier, Duration::from_secs(60)), Ok(()));
+        ends.join().expect("it ends");
+    }
+
+    #[test]
+    fn a_device_that_hangs_is_an_error_of_the_place() {
+        let alive = Arc::new(());
+        let waited = await_ends(&[Arc::downgrade(&alive)], Duration::from_millis(50));
+        let error = waited.expect_err("it does not end");
+        assert_eq!(error.inability(), Inability::Place);
+    }
 }

@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
+use std::time::Instant;
 
 use everstep_kernels::compute::Batch;
 use everstep_transport::protocol::{DataShard, Step};
@@ -57,6 +58,9 @@ pub struct Loaded {
     pub batches: Vec<Batch>,
     /// The sample in each row, micro-batch after micro-batch: noted as it was filled.
     pub samples: Vec<u64>,
+    /// How long a thread that is ahead took to fill it, seconds; 0 without a thread, where the
+    /// caller has waited for it.
+    pub seconds: f64,
 }
 
 /// There is no batch.
@@ -197,7 +201,11 @@ impl Filler {
     fn follow(&self, Plan { mut step, now, later, filled }: Plan) {
         for data_shards in std::iter::once(&now).chain(std::iter::repeat(&later)) {
             for &data_shard in data_shards {
-                let loaded = self.fill(step, data_shard);
+                let began = Instant::now();
+                let loaded = self.fill(step, data_shard).map(|loaded| {
+                    let seconds = began.elapsed().as_secs_f64();
+                    Loaded { seconds, ..loaded }
+                });
                 let failed = loaded.is_err();
                 if filled.send(loaded).is_err() || failed {
                     return;
@@ -220,7 +228,7 @@ impl Filler {
                 samples.push(index);
             }
         }
-        Ok(Loaded { step, data_shard, batches, samples })
+        Ok(Loaded { step, data_shard, batches, samples, seconds: 0.0 })
     }
 
     /// Appends one row; an error says what the data set did instead.
@@ -306,6 +314,16 @@ mod tests {
                 check(&loaded, step, data_shard);
                 loader.recycle(loaded.batches);
             }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_ahead_says_how_long_it_took() {
+        let (mut ahead, mut asked) = (loader(GOOD), Loader::new(Arc::new(GOOD), sampler(), 0));
+        for (loader, takes_time) in [(&mut ahead, true), (&mut asked, false)] {
+            loader.plan(Step(1), &[DataShard(0)]);
+            let loaded = loader.next(Step(1), DataShard(0)).expect("a batch");
+            assert_eq!(loaded.seconds > 0.0, takes_time);
         }
     }
 

@@ -41,6 +41,27 @@ pub struct Account {
     pub repeated: u64,
 }
 
+impl Account {
+    fn of(planned: impl Iterator<Item = u64> + Clone, recorded: Vec<u64>) -> Self {
+        if planned.clone().eq(recorded.iter().copied()) {
+            return Self::default(); // as it should be; only a difference has to be counted
+        }
+        let mut missing = BTreeMap::<u64, i64>::new();
+        for index in planned {
+            *missing.entry(index).or_default() += 1;
+        }
+        for index in recorded {
+            *missing.entry(index).or_default() -= 1;
+        }
+        let mut account = Self::default();
+        for count in missing.into_values() {
+            let side = if count > 0 { &mut account.lost } else { &mut account.repeated };
+            *side += count.unsigned_abs();
+        }
+        account
+    }
+}
+
 impl Sampler {
     /// The order of `samples` samples in global batches like `batch`.
     ///
@@ -69,7 +90,7 @@ impl Sampler {
         &self,
         step: Step,
         data_shard: DataShard,
-    ) -> impl Iterator<Item = u64> + use<> {
+    ) -> impl Iterator<Item = u64> + Clone + use<> {
         let sampler = *self;
         let first = sampler.shard_position(step, data_shard);
         (0..sampler.batch.shard_samples()).map(move |place| sampler.at(first + place).index)
@@ -77,27 +98,15 @@ impl Sampler {
 
     /// Compares the indices that were recorded for `step`, in any order, with the plan.
     pub fn account(&self, recorded: impl Iterator<Item = u64>, step: Step) -> Account {
-        let planned = || {
-            let data_shards = (0..self.batch.data_shards).map(DataShard);
-            data_shards.flat_map(|data_shard| self.shard_samples(step, data_shard))
-        };
-        let recorded: Vec<u64> = recorded.collect();
-        if planned().eq(recorded.iter().copied()) {
-            return Account::default(); // as it should be; only a difference has to be counted
-        }
-        let mut missing = BTreeMap::<u64, i64>::new();
-        for index in planned() {
-            *missing.entry(index).or_default() += 1;
-        }
-        for index in recorded {
-            *missing.entry(index).or_default() -= 1;
-        }
-        let mut account = Account::default();
-        for count in missing.into_values() {
-            let side = if count > 0 { &mut account.lost } else { &mut account.repeated };
-            *side += count.unsigned_abs();
-        }
-        account
+        let data_shards = (0..self.batch.data_shards).map(DataShard);
+        let planned = data_shards.flat_map(|data_shard| self.shard_samples(step, data_shard));
+        Account::of(planned, recorded.collect())
+    }
+
+    /// The same for one data shard. Where every data shard contributes once, and each of them what
+    /// was planned, so does the step.
+    pub fn account_of(&self, recorded: &[u64], step: Step, data_shard: DataShard) -> Account {
+        Account::of(self.shard_samples(step, data_shard), recorded.to_vec())
     }
 
     /// The place of a data shard's first sample. A valid run's last place still fits 64 bits.
@@ -166,6 +175,16 @@ mod tests {
         recorded[5] = recorded[6];
         let account = sampler.account(recorded.into_iter(), Step(2));
         assert_eq!(account, Account { lost: 1, repeated: 1 });
+    }
+
+    #[test]
+    fn a_data_shard_is_held_against_its_own_plan() {
+        let sampler = Sampler::new(1, 1_000, BATCH);
+        let samples: Vec<u64> = sampler.shard_samples(Step(2), DataShard(1)).collect();
+        assert_eq!(sampler.account_of(&samples, Step(2), DataShard(1)), Account::default());
+        let foreign = Account { lost: 6, repeated: 6 };
+        assert_eq!(sampler.account_of(&samples, Step(2), DataShard(0)), foreign);
+        assert_eq!(sampler.account_of(&samples[1..], Step(2), DataShard(1)).lost, 1);
     }
 
     #[test]

@@ -115,8 +115,15 @@ pub enum TextError {
 }
 
 impl TextError {
+    /// Whether another machine, or this one later, may well read the same text. What is there and
+    /// is no text is so everywhere.
+    pub(crate) fn is_of_place(&self) -> bool {
+        let Self::Unreadable { source, .. } = self else { return false };
+        !matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Other)
+    }
+
     /// What became of `path`.
-    pub(super) fn unreadable(path: &Path, source: io::Error) -> Self {
+    pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
             io::ErrorKind::NotFound => Self::Missing { path },

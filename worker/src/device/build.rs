@@ -13,7 +13,7 @@ use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
-    self, DataShard, DeviceName, GpuId, ModelPlace, RunSpec, Step, Zone,
+    self, DataShard, DeviceName, GpuId, HostName, MachineId, ModelPlace, RunSpec, Step, Zone,
 };
 
 use super::announced::Announced;
@@ -27,7 +27,7 @@ use crate::data::sampler::Sampler;
 use crate::free_memory::free_bytes;
 use crate::memory::Memory;
 use crate::optimize;
-use crate::registry::Registry;
+use crate::registry::{BuildError, Registry};
 use crate::step::event::Built;
 
 /// How long memory that is needed may take to be free.
@@ -40,6 +40,8 @@ pub struct Place {
     pub incarnation: u64,
     /// Where it listens.
     pub address: SocketAddr,
+    /// The machine, if the system tells.
+    pub machine: Option<MachineId>,
     /// What its machine may fail together with, if it was told.
     pub zone: Option<Zone>,
     /// Where the model goes, if this worker is to write it.
@@ -52,23 +54,24 @@ pub struct Place {
     pub prefetch: usize,
 }
 
-/// Builds the device of a run. Errors are in words for the user.
+/// Builds the device of a run.
 pub fn build(
     registry: &Registry,
     run: &RunSpec,
     place: &Place,
     pool: Pool,
-) -> Result<(Device, Built), String> {
+) -> Result<(Device, Built), BuildError> {
     optimize::optimizer(run).map_err(|error| error.to_string())?;
     check_memory(registry, run, place.device)?;
-    let mut compute = registry.build_model(run, place.device).map_err(|error| error.to_string())?;
-    let dataset = registry.build_dataset(run).map_err(|error| error.to_string())?;
+    let mut compute = registry.build_model(run, place.device)?;
+    let dataset = registry.build_dataset(run)?;
     if dataset.is_empty() {
-        return Err("the data set is empty: there is nothing to train on".into());
+        let reason = "the data set is empty: there is nothing to train on";
+        return Err(BuildError::Run(reason.into()));
     }
     let layout = compute.layout().clone();
     if layout.count() == 0 {
-        return Err("the model has no parameters".into());
+        return Err(BuildError::Run("the model has no parameters".into()));
     }
     load_initial(run, compute.as_mut());
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
@@ -84,6 +87,8 @@ pub fn build(
         zone: place.zone.clone(),
         device: described(run, compute.as_ref()),
         model: path.as_deref().map(stated),
+        host: HostName::of(&node_name()),
+        machine: place.machine,
     };
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
@@ -102,16 +107,20 @@ pub fn build(
     Ok((Device::new(parts), built))
 }
 
-/// Refuses a model that this machine's memory does not hold. An earlier device may be about to give
-/// its memory back.
-fn check_memory(registry: &Registry, run: &RunSpec, device: DeviceChoice) -> Result<(), String> {
+/// Refuses a model that this machine's memory does not hold now. Another process may be about to
+/// give its memory back.
+fn check_memory(
+    registry: &Registry,
+    run: &RunSpec,
+    device: DeviceChoice,
+) -> Result<(), BuildError> {
     let on_host = match device {
         DeviceChoice::Cpu => true,
         DeviceChoice::Auto(_) => device::usable_gpus().is_empty(),
         DeviceChoice::Cuda(_) => false,
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
-    let plan = plan.map_err(|error| error.to_string())?;
+    let plan = plan?;
     let memory = Memory::of_worker(run, &plan, run.start_workers);
     let needed = memory.map_err(|error| error.to_string())?.total();
     let began = Instant::now();
@@ -119,11 +128,11 @@ fn check_memory(registry: &Registry, run: &RunSpec, device: DeviceChoice) -> Res
         let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };
         if began.elapsed() > MEMORY_PATIENCE {
             let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
-            return Err(format!(
+            return Err(BuildError::Place(format!(
                 "a worker of this run needs {needed} MiB of memory, and this machine has {free} \
-                 MiB free; lower model.layers, model.width or batch.micro_batch, or start more \
-                 workers"
-            ));
+                 MiB free; free some, lower model.layers, model.width or batch.micro_batch, or \
+                 start more workers"
+            )));
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -134,9 +143,13 @@ fn stated(path: &Path) -> ModelPlace {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let shown = |c: char| if c.is_control() { '?' } else { c };
     ModelPlace {
-        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        host: node_name().chars().map(shown).collect(),
         path: absolute.display().to_string().chars().map(shown).collect(),
     }
+}
+
+fn node_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// What the model computes on, for others.
@@ -199,12 +212,12 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
 
 /// A digest of the first micro-batch's loss and gradient: machines that get the same bits here are
 /// taken to get them in every step.
-fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, String> {
+fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, BuildError> {
     let mut announced = Announced::default();
     let pass = Pass { first: true, last: true, scale: 1.0 };
     let loss = compute
         .gradient(batch, pass, &mut announced)
-        .map_err(|error| format!("the first micro-batch fails: {error}"))?;
+        .map_err(|error| BuildError::Run(format!("the first micro-batch fails: {error}")))?;
     announced.check(compute.layout())?;
     let collect = announced.collect;
     let mut hasher = blake3::Hasher::new();

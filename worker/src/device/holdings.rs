@@ -149,10 +149,15 @@ impl Holdings {
         &self.layout
     }
 
-    /// The shards of which this worker is primary, with copies of their master weights.
-    pub fn masters(&self) -> impl Iterator<Item = (Shard, Shared)> {
+    /// The shards of which this worker is primary, with copies of their master weights. An item is
+    /// an error where a shard has changed in memory since its last update: no digest goes with
+    /// these values, so nobody could tell later.
+    pub fn masters(&self) -> impl Iterator<Item = Result<(Shard, Shared), String>> {
         let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
-        primaries.map(|(shard, copy)| (shard, Shared::new(copied(&copy.state.master, &self.pool))))
+        primaries.map(|(shard, copy)| {
+            copy.verify(shard)?;
+            Ok((shard, Shared::new(copied(&copy.state.master, &self.pool))))
+        })
     }
 
     /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
@@ -419,4 +424,62 @@ fn copied(values: &[f32], pool: &Pool) -> Buffer {
     let mut copy = pool.take(values.len());
     copy.copy_from_slice(values);
     copy
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_kernels::layout::Init;
+    use everstep_transport::protocol::{Generation, exemplars};
+    use everstep_transport::time::Time;
+
+    use super::*;
+
+    /// Keeps what is reported.
+    #[derive(Default)]
+    struct Reports(Vec<Report>);
+
+    impl Port for Reports {
+        fn report(&mut self, report: Report) {
+            self.0.push(report);
+        }
+        fn wait(&mut self) -> Option<Job> {
+            None
+        }
+        fn now(&self) -> Time {
+            Time(0)
+        }
+    }
+
+    /// The primary of two shards, in one of which a bit has flipped.
+    fn flipped() -> Holdings {
+        let mut layout = Layout::new();
+        layout.push("weights", &[2_048], Init::Normal { deviation: 0.1 });
+        let mut holdings = Holdings::new(&exemplars::run(), layout, Pool::new(1 << 20));
+        let owned = vec![(Shard(0), true), (Shard(1), true)];
+        let (generation, origin, learned) = (Generation(1), Origin::Seed, Vec::new());
+        let enter = Job::Enter { generation, origin, owned, learned };
+        holdings.handle(enter, &mut Reports::default(), &mut |_, _| {}).expect("it enters");
+        let weight = &mut holdings.copies.get_mut(&Shard(1)).expect("owned").state.master[3];
+        *weight = f32::from_bits(weight.to_bits() ^ 1);
+        holdings
+    }
+
+    #[test]
+    fn parameters_that_changed_in_memory_are_not_shared() {
+        let mut holdings = flipped();
+        let mut shares = |shard| {
+            let share = Job::Share { to: WorkerId(7), shards: vec![Shard(shard)] };
+            let mut reports = Reports::default();
+            let done = holdings.handle(share, &mut reports, &mut |_, _| {});
+            (done.is_ok(), reports.0.len())
+        };
+        assert_eq!((shares(0), shares(1)), ((true, 1), (false, 0)));
+    }
+
+    #[test]
+    fn weights_that_changed_in_memory_are_not_written() {
+        let holdings = flipped();
+        let masters: Vec<_> = holdings.masters().collect();
+        assert!(matches!(&masters[..], [Ok((Shard(0), _)), Err(_)]), "{masters:?}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
@@ -21,15 +22,20 @@ const BATCH_BYTES: usize = 256 << 10;
 /// kills its own healthy connections.
 const NICE: i32 = 5;
 
-/// Starts the device's thread. It ends when the sender is dropped.
+/// Starts the device's thread. It ends when the sender is dropped, and `alive` with it, after the
+/// device.
 ///
 /// Jobs are not bounded here but by the plan: a step has so many pieces and no more.
-pub fn start(device: Device) -> (Sender<Job>, mpsc::Receiver<Report>) {
+pub fn start(device: Device, alive: Arc<()>) -> (Sender<Job>, mpsc::Receiver<Report>) {
     let (jobs, received) = channel();
     let (reports, reported) = mpsc::channel(REPORTS);
     let port = ThreadPort::new(received, reports);
     let thread = thread::Builder::new().name("device".into());
-    thread.spawn(move || run(device, port)).expect("the system gives a process a thread");
+    let device = move || {
+        run(device, port);
+        drop(alive);
+    };
+    thread.spawn(device).expect("the system gives a process a thread");
     (jobs, reported)
 }
 
@@ -41,7 +47,8 @@ fn run(mut device: Device, mut port: ThreadPort) {
     }
 }
 
-fn words(panic: &(dyn Any + Send)) -> &str {
+/// What a panic said.
+pub(crate) fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

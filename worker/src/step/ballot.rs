@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, Prepared, Shard, Step, WorkerId};
+use everstep_transport::protocol::{Prepared, Shard, Step, WorkerId};
 
 use super::plan::Plan;
 
@@ -27,19 +27,19 @@ pub struct Ballot {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VoteError {
     /// Of another step, or of no member.
-    #[error("a vote of worker {0} that nobody asked for")]
+    #[error("a vote of the worker with id {0} that nobody asked for")]
     Stray(WorkerId),
     /// The member has voted already.
-    #[error("a second vote of worker {0}")]
+    #[error("a second vote of the worker with id {0}")]
     Repeated(WorkerId),
     /// The vote is not what the plan assigns to the member.
-    #[error("a vote of worker {0} that does not match its assignment")]
+    #[error("a vote of the worker with id {0} that does not match its assignment")]
     Mismatch(WorkerId),
 }
 
 /// Two owners hold different bits of one version of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("workers {first} and {second} hold different bits of parameter shard {shard}")]
+#[error("the workers with ids {first} and {second} hold different bits of parameter shard {shard}")]
 pub struct Diverged {
     /// The shard.
     pub shard: Shard,
@@ -56,7 +56,9 @@ pub enum Broken {
     #[error(transparent)]
     Diverged(Diverged),
     /// A commit's loss scale does not follow from the one before and its decision (invariant I2).
-    #[error("worker {from} tells a commit of step {step} whose loss scale does not follow")]
+    #[error(
+        "the worker with id {from} tells a commit of step {step} whose loss scale does not follow"
+    )]
     Unscaled {
         /// The step.
         step: Step,
@@ -64,7 +66,9 @@ pub enum Broken {
         from: WorkerId,
     },
     /// One step was committed in two ways (invariant I2).
-    #[error("worker {from} tells another commit of step {step} than the one that is known")]
+    #[error(
+        "the worker with id {from} tells another commit of step {step} than the one that is known"
+    )]
     Contradiction {
         /// The step.
         step: Step,
@@ -95,8 +99,10 @@ pub struct Tally {
     /// From vote to commit of the step before, of the member that waited least for the step
     /// leader's word, seconds.
     pub commit_seconds: f64,
-    /// The samples that each data shard contains, in index order.
-    pub samples: Vec<(DataShard, Vec<u64>)>,
+    /// Planned samples that no data shard contains.
+    pub samples_lost: u64,
+    /// Samples that were not planned, or were once more than planned.
+    pub samples_repeated: u64,
 }
 
 impl Ballot {
@@ -180,7 +186,8 @@ impl Ballot {
             loss: parts.iter().map(|part| part.loss).sum::<f64>() / parts.len() as f64,
             compute_seconds: votes.map(|vote| vote.compute_seconds).fold(0.0, f64::max),
             commit_seconds: waits.reduce(f64::min).unwrap_or(0.0),
-            samples: parts.iter().map(|part| (part.data_shard, part.samples.clone())).collect(),
+            samples_lost: parts.iter().map(|part| part.samples_lost).sum(),
+            samples_repeated: parts.iter().map(|part| part.samples_repeated).sum(),
         }
     }
 }

@@ -26,13 +26,14 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Pool;
 use everstep_transport::protocol::message::{Heartbeat, Registration};
-use everstep_transport::protocol::outcome::WorkerResult;
+use everstep_transport::protocol::outcome::{Inability, WorkerResult};
 use everstep_transport::protocol::{
     Generation, Message, NodeName, RunSpec, Step, Term, WorkerId, codec,
 };
 use everstep_transport::time::Time;
 
 use self::leader::Leader;
+use self::unable::{Pause, Unable};
 use self::writes::Model;
 use super::event::{Built, Effect, Exit, Input, LinkId, Report, Summary};
 use super::holdings::Holdings;
@@ -40,7 +41,6 @@ use super::learner::Learner;
 use super::member::Member;
 use super::scaling::{self, Scaling};
 use super::setup::Setup;
-use crate::data::Sampler;
 use crate::optimize;
 
 /// Who the worker is.
@@ -65,8 +65,8 @@ enum Phase {
     Learning(Box<Learner>),
     /// Is a member.
     Training(Box<Member>),
-    /// Cannot compute the run, for this reason, and waits for the next one.
-    Unable(Box<RunSpec>, String),
+    /// Cannot compute the run, and waits for the next one or to try again.
+    Unable(Box<RunSpec>, Unable),
     /// Has said its last word.
     Ended,
 }
@@ -75,6 +75,9 @@ enum Phase {
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
 /// The least time between heartbeats that tell something at once.
 const PRESSING: Duration = Duration::from_millis(25);
+/// Bytes of kept sums that are added up before links, heartbeats and other inputs have their turn:
+/// some milliseconds.
+const MERGE_BYTES: usize = 16 << 20;
 /// Most lines in one heartbeat: it must fit the control stream.
 const LINES_PER_HEARTBEAT: usize = 200;
 
@@ -85,6 +88,8 @@ pub struct Core {
     pool: Pool,
     /// So many good steps in a row double the loss scale of fp16.
     growth: u32,
+    /// So many bytes of kept sums are added up at once.
+    merge_bytes: usize,
     phase: Phase,
     leader: Leader,
     worker: Option<WorkerId>,
@@ -107,6 +112,8 @@ pub struct Core {
     /// What it has reported at the end, in this generation.
     finished: Option<WorkerResult>,
     model: Model,
+    /// How long the next failure of a build is waited out.
+    pause: Pause,
     refused: u64,
     out: VecDeque<Effect>,
     #[cfg(feature = "planted")]
@@ -120,6 +127,7 @@ impl Core {
             identity,
             pool,
             growth: scaling::GROWTH,
+            merge_bytes: MERGE_BYTES,
             phase: Phase::Greeting,
             leader: Leader::default(),
             worker: None,
@@ -133,6 +141,7 @@ impl Core {
             early: BTreeMap::new(),
             finished: None,
             model: Model::default(),
+            pause: Pause::default(),
             refused: 0,
             out: VecDeque::new(),
             #[cfg(feature = "planted")]
@@ -144,6 +153,12 @@ impl Core {
     /// the same number for every worker.
     pub fn growing_after(self, growth: u32) -> Self {
         Self { growth, ..self }
+    }
+
+    /// Where shards are small, fewer bytes of kept sums may be added up at once: one shard's at
+    /// least.
+    pub fn merging(self, merge_bytes: usize) -> Self {
+        Self { merge_bytes, ..self }
     }
 
     /// From its next generation on, the worker has this bug.
@@ -221,15 +236,19 @@ impl Core {
             Input::Drain => self.drain(),
             Input::DrainOverdue => self.end(Exit::Drained),
             Input::Built(built) => self.built(built),
-            Input::BuildFailed(reason) | Input::Device(Report::Unable(reason)) => {
-                self.unable(reason);
-            }
+            Input::BuildFailed { inability, reason } => self.unable(now, inability, reason),
+            Input::Device(Report::Unable(reason)) => self.unable(now, Inability::Run, reason),
             Input::Peer { from, message } => self.peer(now, from, message),
             Input::PeerLost { from, .. } => self.peer_lost(now, from),
             Input::Piece { from, chunk, values } => self.piece(now, from, &chunk, values),
             Input::Refused => self.refused += 1,
             Input::Device(Report::Failed(reason)) => self.fail(None, false, reason),
             Input::Device(report) => self.report(now, report),
+            Input::GoOn => {
+                if let Phase::Training(member) = &mut self.phase {
+                    member.go_on(now);
+                }
+            }
             Input::Tick => self.tick(now),
         }
         self.follow(now);
@@ -255,15 +274,16 @@ impl Core {
             self.phase = phase;
             return;
         };
+        self.pause = Pause::default();
         let fingerprint = &built.registration.fingerprint;
         let setup = Arc::new(Setup {
             parameters: fingerprint.parameters as usize,
-            sampler: Sampler::new(run.seed, fingerprint.samples, run.batch),
             scaling: Scaling::of(run.model.precision, self.growth),
             schedule: optimize::schedule(&run),
             tokens_per_step: built.tokens_per_step,
             unix_ms_at_zero: self.identity.unix_ms_at_zero,
             pool: self.pool.clone(),
+            merge_bytes: self.merge_bytes,
             run: *run,
         });
         self.model = Model::of(built.registration.model.clone());
@@ -280,6 +300,7 @@ impl Core {
             _ => {}
         }
         self.go_on_writing(now);
+        self.try_again(now);
         if now.since(self.heartbeat_at) >= HEARTBEAT {
             self.heartbeat(now);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::PartEvaluation;
+use everstep_transport::protocol::outcome::{Inability, PartEvaluation};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
     Chunk, CoordinatorView, DataShard, Generation, LossScale, Message, NodeName, Record, RunSpec,
@@ -50,7 +50,12 @@ pub enum Input {
     /// The run's model and data are built.
     Built(Built),
     /// They could not be.
-    BuildFailed(String),
+    BuildFailed {
+        /// Where the reason lies.
+        inability: Inability,
+        /// Why, in words for the user.
+        reason: String,
+    },
     /// Another member said something.
     Peer {
         /// Who.
@@ -78,6 +83,8 @@ pub enum Input {
     Refused,
     /// The device has done something.
     Device(Report),
+    /// Everything else that had come has had its turn: what [`Effect::GoOn`] put off is due.
+    GoOn,
     /// Time passes.
     Tick,
 }
@@ -133,6 +140,9 @@ pub enum Effect {
     },
     /// Give the device a job.
     Device(Job),
+    /// There is more to do than an input should take: let links and other inputs have their turn,
+    /// and then give [`Input::GoOn`].
+    GoOn,
     /// The worker's process ends.
     Exit(Exit),
 }
@@ -391,6 +401,8 @@ pub enum Report {
         contribution: Contribution,
         /// How long it took, without waiting, seconds.
         seconds: f64,
+        /// How long its samples took to load, beside other data shards or not, seconds.
+        load_seconds: f64,
     },
     /// A shard that is held has a new version.
     Updated {

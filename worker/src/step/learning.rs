@@ -20,6 +20,7 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Commit, Message, Shard, Ste
 use everstep_transport::time::Time;
 
 use self::lesson::{Lesson, MAX_WAITING};
+pub(crate) use self::window::MOST as MOST_UNDER_WAY;
 use self::window::Window;
 use super::event::{Admission, Effect, Gradient};
 use super::holdings::Holdings;

@@ -21,6 +21,7 @@ mod serve;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use everstep_kernels::buffer::Shared;
 use everstep_kernels::reduce::{Node, Sum};
@@ -50,6 +51,8 @@ use super::setup::Setup;
 struct Round {
     /// What was computed here, on its way up to the subtrees that this member sends.
     merge: Merge,
+    /// What was kept of an aborted try and is not on its way yet, in order.
+    kept: VecDeque<(Shard, Node, Shared)>,
     /// The sums of the shards of which this member is primary.
     sums: BTreeMap<Shard, Sum>,
     squares: BTreeMap<Shard, f64>,
@@ -242,9 +245,10 @@ impl Member {
         let Some(report) = self.follow_device(report) else { return };
         match report {
             Report::Partial { step, shard, node, sum } => self.partial(step, shard, node, sum),
-            Report::Computed { step, contribution, seconds } => {
+            Report::Computed { step, contribution, seconds, load_seconds } => {
                 let tree = self.plan.tree();
-                self.holdings.progress.computed(now);
+                let loaded = Duration::try_from_secs_f64(load_seconds).unwrap_or_default();
+                self.holdings.progress.computed(now, loaded);
                 self.holdings.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {

@@ -33,7 +33,7 @@ pub enum PlanError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The worker is not listed.
-    #[error("worker {worker} is not a member of generation {generation}")]
+    #[error("the worker with id {worker} is not a member of generation {generation}")]
     NotMember {
         /// The worker.
         worker: WorkerId,

@@ -3,8 +3,10 @@
 //! Input: time, whether the device has all that it needs, and its reports. Output: a [`ShardTime`]
 //! for the heartbeat, by which a coordinator notices a device that hangs while its worker's
 //! heartbeats go on. Waiting for parameters is no part of a data shard's time, but loading is: a
-//! data set that is always slow has long data shards. The first data shard of a generation tells
-//! nothing, since a device may compile then; nor does a validation, which is no data shard.
+//! data set that is always slow has long data shards. The first data shard after the model was
+//! built is never under suspicion, since a device may compile then; nor is a validation, which is
+//! no data shard. A change of generation builds nothing, so what is usual outlives it: a sample
+//! that hangs one worker after the other is found at each of them.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -17,23 +19,57 @@ use everstep_transport::time::Time;
 /// computed meanwhile.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The device's progress in one generation. It is kept at a change of generation until the device
-/// has followed: a device that hangs then never does.
+/// The device's progress since its model was built. What is under way is kept at a change of
+/// generation until the device has followed: a device that hangs then never does.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
     /// When somebody last looked while the device had something to compute.
     looked: Option<Time>,
     /// How long it has computed the present data shard.
     under_way: Duration,
-    /// The device has reported a data shard in this generation.
-    is_warm: bool,
-    usual: Option<Duration>,
+    usual: Usual,
+    /// When time passed last, and how much has passed since the newest data shard, not counting
+    /// spans in which this process stood still.
+    passed: (Option<Time>, Duration),
+}
+
+/// How long a data shard takes as a rule.
+#[derive(Clone, Copy, Debug, Default)]
+enum Usual {
+    /// The device has computed none yet.
+    #[default]
+    Unknown,
+    /// Not longer than the first one, in which the device may have compiled.
+    AtMost(Duration),
+    /// About so long.
+    About(Duration),
+}
+
+impl Usual {
+    /// Another data shard took so long. What is usual rises at once and falls slowly.
+    fn after(self, took: Duration) -> Self {
+        match self {
+            Self::Unknown => Self::AtMost(took),
+            Self::AtMost(_) => Self::About(took),
+            Self::About(usual) => Self::About(took.max((7 * usual + took) / 8)),
+        }
+    }
+
+    fn known(self) -> Option<Duration> {
+        match self {
+            Self::Unknown => None,
+            Self::AtMost(usual) | Self::About(usual) => Some(usual),
+        }
+    }
 }
 
 impl Progress {
     /// Time passes. `is_ready` says whether the device has a data shard to compute, and all that it
     /// needs for it.
     pub(super) fn look(&mut self, now: Time, is_ready: bool) {
+        let (before, passed) = self.passed;
+        let span = before.map_or(Duration::ZERO, |before| now.since(before).min(LOOK));
+        self.passed = (Some(now), passed + span);
         if !is_ready {
             (self.looked, self.under_way) = (None, Duration::ZERO);
             return;
@@ -43,26 +79,28 @@ impl Progress {
         }
     }
 
-    /// The device has computed a data shard. What is usual rises at once and falls slowly.
-    pub(super) fn computed(&mut self, now: Time) {
+    /// The device has computed a data shard, whose samples took so long to load. They may have been
+    /// loaded ahead, and will not be where a generation begins: so that time is usual, too, but for
+    /// the time in which this process stood still.
+    pub(super) fn computed(&mut self, now: Time, loaded: Duration) {
         let is_timed = self.looked.is_some();
         self.look(now, true);
-        let took = std::mem::take(&mut self.under_way);
-        if std::mem::replace(&mut self.is_warm, true) && is_timed {
-            let usual = self.usual.unwrap_or(took);
-            self.usual = Some(took.max((7 * usual + took) / 8));
+        let passed = std::mem::take(&mut self.passed.1);
+        let took = std::mem::take(&mut self.under_way).max(loaded.min(passed));
+        if is_timed {
+            self.usual = self.usual.after(took);
         }
     }
 
-    /// The device has followed into the generation.
+    /// The device has followed into the generation: what it computed in the one before is done.
     pub(super) fn entered(&mut self) {
-        *self = Self::default();
+        (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
     /// What a heartbeat says, once it is known what is usual.
     pub(super) fn told(&self) -> Option<ShardTime> {
         let ms = |time: Duration| time.as_millis() as u64;
-        let usual = self.usual.filter(|_| self.looked.is_some())?;
+        let usual = self.usual.known().filter(|_| self.looked.is_some())?;
         Some(ShardTime { under_way_ms: ms(self.under_way), usual_ms: ms(usual) })
     }
 }
@@ -81,7 +119,7 @@ mod tests {
                 progress.look(now, true);
             }
             if index + 1 < tenths.len() {
-                progress.computed(now);
+                progress.computed(now, Duration::ZERO);
             }
         }
         progress
@@ -92,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn the_first_data_shard_tells_nothing() {
+    fn only_the_first_data_shard_of_a_build_tells_nothing() {
         assert_eq!(told(&[900]), None, "it compiles, perhaps");
-        assert_eq!(told(&[900, 10]), None);
+        assert_eq!(told(&[900, 10]), Some((1_000, 90_000)), "no other one takes as long");
         assert_eq!(told(&[900, 10, 3]), Some((300, 1_000)));
     }
 
@@ -121,12 +159,30 @@ mod tests {
     }
 
     #[test]
-    fn a_new_generation_measures_anew_once_the_device_has_followed() {
+    fn what_is_loaded_ahead_is_usual_too() {
+        let mut progress = computing(&[1, 10, 5]);
+        (17..=100).for_each(|tenths| progress.look(Time(tenths * 100_000_000), false));
+        progress.look(Time(10_000_000_000), true);
+        progress.computed(Time(10_000_000_000), Duration::from_secs(8));
+        assert_eq!(progress.told().map(|told| told.usual_ms), Some(8_000));
+    }
+
+    #[test]
+    fn the_time_in_which_a_process_stood_still_is_not_usual() {
+        let mut progress = computing(&[1, 10, 5]);
+        progress.computed(Time(601_600_000_000), Duration::from_secs(600));
+        assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000));
+    }
+
+    #[test]
+    fn a_device_that_hangs_in_the_first_data_shard_of_a_generation_is_told_of() {
         let mut progress = computing(&[1, 10, 50]);
         progress.entered();
-        assert_eq!(progress.told(), None);
-        progress.look(Time(8_000_000_000), true);
-        progress.computed(Time(8_100_000_000));
-        assert_eq!(progress.told(), None, "it is the first of its generation");
+        assert_eq!(progress.told(), None, "what was under way is done");
+        for tenths in 80..=120 {
+            progress.look(Time(tenths * 100_000_000), true);
+        }
+        let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
+        assert_eq!(told, Some((4_000, 1_000)));
     }
 }

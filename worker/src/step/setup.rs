@@ -7,7 +7,6 @@ use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::RunSpec;
 
 use super::scaling::Scaling;
-use crate::data::Sampler;
 use crate::optimize;
 
 /// What does not change with the generation.
@@ -17,8 +16,6 @@ pub struct Setup {
     pub run: RunSpec,
     /// How many parameters the model has.
     pub parameters: usize,
-    /// Which samples belong to which step.
-    pub sampler: Sampler,
     /// How the loss scale changes.
     pub scaling: Scaling,
     /// The learning rate of each step.
@@ -29,6 +26,8 @@ pub struct Setup {
     pub unix_ms_at_zero: u64,
     /// Where new buffers come from.
     pub pool: Pool,
+    /// Bytes of kept sums that a member adds up at once.
+    pub merge_bytes: usize,
 }
 
 impl Setup {

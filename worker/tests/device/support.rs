@@ -129,7 +129,16 @@ impl Bench {
         let address = "127.0.0.1:1".parse().expect("an address");
         let (zone, overlap) = (None, true);
         let device = DeviceChoice::Cpu;
-        let place = Place { incarnation: 1, address, zone, dir, device, overlap, prefetch: 2 };
+        let place = Place {
+            incarnation: 1,
+            address,
+            machine: None,
+            zone,
+            dir,
+            device,
+            overlap,
+            prefetch: 2,
+        };
         let built = build(&registry, run, &place, Pool::new(1 << 20));
         Self { device: built.expect("a device").0, script: Script::default() }
     }

@@ -110,8 +110,7 @@ fn the_tally_is_added_in_index_order_whoever_votes_first() {
     assert_eq!(tally.loss, 3.5);
     assert_eq!(tally.compute_seconds, 2.0, "of the slowest");
     assert_eq!(tally.commit_seconds, 2.0, "of whoever waited least for the step leader");
-    let samples: Vec<_> = (0..8).map(|d| (DataShard(d), vec![u64::from(d); 2])).collect();
-    assert_eq!(tally.samples, samples);
+    assert_eq!((tally.samples_lost, tally.samples_repeated), (1, 1));
     // In another order these sums would have other bits.
     let rounding = |_, vote: &mut Prepared| {
         for part in &mut vote.contributions {

@@ -53,6 +53,8 @@ pub struct Node {
     pub alive: bool,
     /// Whom it lets in: the members of its generation, and whom it has met.
     peers: BTreeSet<WorkerId>,
+    /// How often it is to go on with what it put off.
+    goes_on: usize,
 }
 
 /// A way from one worker to another on which things keep their order.
@@ -110,9 +112,9 @@ impl Cluster {
     /// A worker registers.
     pub fn join(&mut self, worker: WorkerId) {
         let identity = Identity { name: name(worker), unix_ms_at_zero: 0 };
-        let core = Core::new(identity, Pool::new(1 << 22));
+        let core = Core::new(identity, Pool::new(1 << 22)).merging(1);
         let bench = Bench::new(&self.run, PARAMETERS, SAMPLES);
-        let node = Node { core, bench, alive: true, peers: BTreeSet::new() };
+        let node = Node { core, bench, alive: true, peers: BTreeSet::new(), goes_on: 0 };
         self.nodes.insert(worker, node);
         let run = self.run.clone();
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
@@ -131,9 +133,18 @@ impl Cluster {
             samples: SAMPLES,
         };
         let address = (Ipv4Addr::LOCALHOST, 1).into();
-        let (zone, device, model) = (None, Device::default(), Some(place()));
-        let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device, model };
+        let (zone, device, model, host) = (None, Device::default(), Some(place()), None);
+        let registration = Registration {
+            incarnation: 1,
+            address,
+            fingerprint,
+            probe: 0,
+            zone,
+            device,
+            model,
+            host,
+            machine: None,
+        };
         Built { registration, tokens_per_step: 1 }
     }
 
@@ -290,7 +301,13 @@ impl Cluster {
         let alive = self.alive();
         let worker = alive[self.random(alive.len())];
         match self.random(8) {
-            0 => self.beat(worker),
+            0 => {
+                self.beat(worker);
+                let node = self.nodes.get_mut(&worker).expect("a worker");
+                for _ in 0..std::mem::take(&mut node.goes_on) {
+                    self.give(worker, Input::GoOn);
+                }
+            }
             1 => {
                 let said = self.inbox.get_mut(&worker).and_then(VecDeque::pop_front);
                 said.into_iter().for_each(|message| self.say(worker, message));
@@ -378,6 +395,7 @@ impl Cluster {
             Effect::Meet { worker: learner, .. } => {
                 self.nodes.get_mut(&worker).expect("a worker").peers.insert(learner);
             }
+            Effect::GoOn => self.nodes.get_mut(&worker).expect("a worker").goes_on += 1,
             Effect::Coordinators(_) | Effect::Exit(_) => {}
             Effect::Device(job) => {
                 self.nodes.get_mut(&worker).expect("a worker").bench.give(job);

@@ -54,9 +54,18 @@ impl Lone {
             shards: 1,
             samples: SAMPLES,
         };
-        let (zone, device, model) = (None, Device::default(), None);
-        let registration =
-            Registration { incarnation: 1, address, fingerprint, probe: 0, zone, device, model };
+        let (zone, device, model, host) = (None, Device::default(), None, None);
+        let registration = Registration {
+            incarnation: 1,
+            address,
+            fingerprint,
+            probe: 0,
+            zone,
+            device,
+            model,
+            host,
+            machine: None,
+        };
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
         lone.give(Input::CoordinatorUp { link: LINK, name: centre });
         lone.hear(Message::Welcome { run, term: Term(1) });
@@ -113,8 +122,14 @@ impl Lone {
         let partial = Report::Partial { step, shard: Shard(0), node, sum };
         let computed = (0..4).map(DataShard).map(|data_shard| {
             let samples = self.sampler.shard_samples(step, data_shard).collect();
-            let contribution = Contribution { data_shard, loss: 1.0, samples };
-            Report::Computed { step, contribution, seconds: 0.0 }
+            let contribution = Contribution {
+                data_shard,
+                loss: 1.0,
+                samples,
+                samples_lost: 0,
+                samples_repeated: 0,
+            };
+            Report::Computed { step, contribution, seconds: 0.0, load_seconds: 0.0 }
         });
         std::iter::once(partial).chain(computed).collect()
     }

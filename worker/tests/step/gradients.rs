@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, Generation, Shard, Step};
-use everstep_worker::step::event::Work;
+use everstep_transport::protocol::{DataShard, Generation, Message, Record, Shard, Step};
+use everstep_worker::step::event::{Effect, Input, Lane, Work};
 use everstep_worker::step::gradients::{Gradients, Merge};
 use everstep_worker::step::version::Version;
 use proptest::prelude::*;
+
+use crate::solo::{Solo, TERM, next_record};
 
 const SHARD: Shard = Shard(0);
 const BASE: Version = Version { step: Step(4), generation: Generation(2) };
@@ -31,7 +33,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 fn contribution(data_shard: DataShard) -> Contribution {
-    Contribution { data_shard, loss: f64::from(data_shard.0), samples: vec![] }
+    Contribution {
+        data_shard,
+        loss: f64::from(data_shard.0),
+        samples: vec![],
+        samples_lost: 0,
+        samples_repeated: 0,
+    }
 }
 
 /// The device does a piece of work; returns the sums that count.
@@ -177,4 +185,54 @@ proptest! {
         let after: Vec<_> = kept.iter().map(|(_, sum)| bits(sum)).collect();
         prop_assert_eq!(before, after);
     }
+}
+
+/// How many sums each input sends that there are until there is nothing more to do.
+fn portions(solo: &mut Solo) -> Vec<usize> {
+    let mut portions = Vec::new();
+    loop {
+        let effects = solo.took();
+        let is_sum =
+            |effect: &&Effect| matches!(effect, Effect::Stream { lane: Lane::Partials, .. });
+        portions.push(effects.iter().filter(is_sum).count());
+        if !effects.iter().any(|effect| matches!(effect, Effect::GoOn)) {
+            return portions;
+        }
+        solo.give(Input::GoOn);
+    }
+}
+
+/// The generation after the one that the member is in begins.
+fn next_generation(solo: &mut Solo, record: Record) {
+    solo.hear(Message::Pause { term: TERM, number: record.number });
+    solo.took();
+    solo.hear(Message::Announce(record));
+}
+
+/// Of two subtrees and three shards, of which this member is primary of one.
+#[test]
+fn what_was_kept_goes_out_in_portions_and_once() {
+    for (bytes, expected) in [(1, vec![1, 1, 0, 0, 1, 1]), (usize::MAX, vec![4])] {
+        let mut solo = Solo::member_merging(1, bytes);
+        solo.sum_up(1);
+        next_generation(&mut solo, next_record(None));
+        assert_eq!(portions(&mut solo), expected);
+        solo.give(Input::GoOn);
+        assert_eq!(portions(&mut solo), [0], "there is no more");
+    }
+}
+
+#[test]
+fn i7_what_was_put_off_is_void_once_another_generation_is_promised() {
+    let mut solo = Solo::member_merging(1, 1);
+    solo.sum_up(1);
+    let next = next_record(None);
+    next_generation(&mut solo, next.clone());
+    let again = Record { number: next.number.next(), predecessor: next.number, ..next };
+    solo.hear(Message::Pause { term: TERM, number: again.number });
+    solo.took();
+    solo.give(Input::GoOn);
+    assert_eq!(portions(&mut solo), [0]);
+    solo.hear(Message::Announce(again));
+    assert_eq!(portions(&mut solo), [1, 1, 0, 0, 1, 1], "it was kept all the same");
 }

@@ -9,7 +9,6 @@ use everstep_transport::protocol::{
     Step, WorkerId,
 };
 use everstep_transport::time::Time;
-use everstep_worker::data::Sampler;
 use everstep_worker::optimize;
 use everstep_worker::step::event::{Admission, Effect, Report};
 use everstep_worker::step::holdings::Holdings;
@@ -27,12 +26,12 @@ fn enter(worker: WorkerId, record: Record) -> Member {
     run.batch.data_shards = DATA_SHARDS;
     let setup = Setup {
         parameters: PARAMETERS,
-        sampler: Sampler::new(run.seed, 100, run.batch),
         scaling: Scaling::of(run.model.precision, GROWTH),
         schedule: optimize::schedule(&run),
         tokens_per_step: 16,
         unix_ms_at_zero: 0,
         pool: Pool::new(1 << 20),
+        merge_bytes: 1,
         run,
     };
     let plan = Plan::new(record, worker, PARAMETERS, DATA_SHARDS).expect("a member");

@@ -42,13 +42,17 @@ impl Solo {
 
     /// The same for another run.
     pub fn registered_for(run: RunSpec, worker: WorkerId) -> Self {
-        let mut solo = Self::new();
-        solo.connect(LINK);
-        solo.hear(Message::Welcome { run, term: TERM });
-        solo.give(Input::Built(Cluster::built()));
-        solo.hear(Message::Registered { worker, term: TERM });
-        solo.effects.clear();
-        solo
+        Self::new().register(run, worker)
+    }
+
+    /// Becomes registered under this id.
+    fn register(mut self, run: RunSpec, worker: WorkerId) -> Self {
+        self.connect(LINK);
+        self.hear(Message::Welcome { run, term: TERM });
+        self.give(Input::Built(Cluster::built()));
+        self.hear(Message::Registered { worker, term: TERM });
+        self.effects.clear();
+        self
     }
 
     /// Of the generation of three; its device has entered, and given the initial digests.
@@ -58,12 +62,23 @@ impl Solo {
 
     /// The same for another run.
     pub fn member_for(run: RunSpec, rank: usize) -> Self {
-        let mut solo = Self::registered_for(run, MEMBERS[rank]);
-        solo.hear(Message::Pause { term: TERM, number: GENERATION });
-        solo.hear(Message::Announce(record()));
-        solo.entered(GENERATION, Step(0));
-        solo.effects.clear();
-        solo
+        Self::registered_for(run, MEMBERS[rank]).begin()
+    }
+
+    /// The same of a member that adds up so many bytes of kept sums at once.
+    pub fn member_merging(rank: usize, bytes: usize) -> Self {
+        let Self { core, now, effects } = Self::new();
+        let solo = Self { core: core.merging(bytes), now, effects };
+        solo.register(run(10), MEMBERS[rank]).begin()
+    }
+
+    /// Becomes a member of the generation of three.
+    fn begin(mut self) -> Self {
+        self.hear(Message::Pause { term: TERM, number: GENERATION });
+        self.hear(Message::Announce(record()));
+        self.entered(GENERATION, Step(0));
+        self.effects.clear();
+        self
     }
 
     pub fn give(&mut self, input: Input) {
@@ -154,8 +169,8 @@ impl Solo {
         })
     }
 
-    /// The member of rank 1 computes, gets and votes for a step.
-    pub fn prepare(&mut self, step: u64) {
+    /// The device of the member of rank 1 has the sums of a step.
+    pub fn sum_up(&mut self, step: u64) {
         for (level, index) in [(0, 3), (1, 2)] {
             for shard in (0..3).map(Shard) {
                 let sum = Shared::new(Buffer::detached(vec![1.0; length(shard)]));
@@ -163,9 +178,25 @@ impl Solo {
                 self.report(Report::Partial { step: Step(step), shard, node, sum });
             }
         }
+    }
+
+    /// The member of rank 1 computes, gets and votes for a step.
+    pub fn prepare(&mut self, step: u64) {
+        self.sum_up(step);
         for data_shard in [3, 4, 5].map(DataShard) {
-            let contribution = Contribution { data_shard, loss: 1.0, samples: vec![] };
-            self.report(Report::Computed { step: Step(step), contribution, seconds: 0.0 });
+            let contribution = Contribution {
+                data_shard,
+                loss: 1.0,
+                samples: vec![],
+                samples_lost: 0,
+                samples_repeated: 0,
+            };
+            self.report(Report::Computed {
+                step: Step(step),
+                contribution,
+                seconds: 0.0,
+                load_seconds: 0.0,
+            });
         }
         for (from, level, index) in [(0, 1, 0), (0, 0, 2), (2, 1, 3)] {
             let partial = chunk(ChunkKind::Partial, step, 1);

@@ -65,6 +65,8 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
         data_shard: *data_shard,
         loss: f64::from(data_shard.0),
         samples: vec![u64::from(data_shard.0); 2],
+        samples_lost: u64::from(data_shard.0 == 1),
+        samples_repeated: u64::from(data_shard.0 == 2),
     };
     Prepared {
         generation: GENERATION,

@@ -1,6 +1,9 @@
 //! The model's file: what keeps it from being written is waited out, and costs nothing else. A run
 //! that a worker cannot compute is told of, and another one is built.
 
+use std::time::Duration;
+
+use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{Message, RunSpec, Step, WorkerId};
 use everstep_worker::step::event::{Effect, Input, Report};
 
@@ -83,11 +86,55 @@ fn a_worker_that_was_not_told_writes_nothing() {
 fn reasons(solo: &mut Solo) -> Vec<String> {
     let told = solo.told().into_iter();
     let reason = |message| match message {
-        Message::Unable { reason } => Some(reason),
+        Message::Unable { reason, .. } => Some(reason),
         Message::Failed { reason, .. } => panic!("it ends: {reason}"),
         _ => None,
     };
     told.filter_map(reason).collect()
+}
+
+/// A build has failed.
+fn fails(solo: &mut Solo, inability: Inability, reason: &str) {
+    solo.give(Input::BuildFailed { inability, reason: reason.into() });
+}
+
+/// How many seconds go by until the core has its device built again.
+fn seconds_until_built(solo: &mut Solo) -> Option<u64> {
+    let is_build = |effect: &Effect| matches!(effect, Effect::Build(_));
+    (1..=120).find(|_| {
+        solo.now = solo.now + Duration::from_secs(1);
+        solo.give(Input::Tick);
+        solo.took().iter().any(is_build)
+    })
+}
+
+#[test]
+fn what_a_place_lacks_is_waited_out_and_the_run_is_built_again() {
+    let mut solo = Solo::new();
+    solo.connect(LINK);
+    solo.hear(Message::Welcome { run: run(3), term: TERM });
+    solo.took();
+    let pauses = [(); 5].map(|()| {
+        fails(&mut solo, Inability::Place, "no memory");
+        let told = Message::Unable { inability: Inability::Place, reason: "no memory".into() };
+        assert!(solo.told().contains(&told));
+        seconds_until_built(&mut solo)
+    });
+    assert_eq!(pauses, [5, 10, 20, 30, 30].map(Some));
+    solo.give(Input::Built(Cluster::built()));
+    assert!(solo.told().iter().any(|said| matches!(said, Message::Register(_))));
+}
+
+#[test]
+fn a_run_that_others_go_on_with_is_tried_again_whatever_the_reason() {
+    let mut solo = Solo::new();
+    solo.connect(LINK);
+    solo.hear(Message::Welcome { run: run(3), term: TERM });
+    solo.took();
+    for _ in 0..2 {
+        fails(&mut solo, Inability::Run, "no such file");
+        assert_eq!(seconds_until_built(&mut solo), Some(30));
+    }
 }
 
 #[test]
@@ -97,7 +144,7 @@ fn a_run_that_cannot_be_built_is_told_of_and_the_next_one_is_built() {
     let welcome = |run: &RunSpec| Message::Welcome { run: run.clone(), term: TERM };
     let missing = run(3);
     solo.hear(welcome(&missing));
-    solo.give(Input::BuildFailed("no such file".into()));
+    fails(&mut solo, Inability::Run, "no such file");
     assert_eq!(reasons(&mut solo), ["no such file"]);
     solo.hear(welcome(&missing));
     assert_eq!(reasons(&mut solo), ["no such file"], "a leader that did not hear it hears it");
@@ -117,6 +164,7 @@ fn a_sample_that_cannot_be_filled_ends_the_run_and_not_the_worker() {
     solo.hear_on(LINK, Message::Registered { worker: MEMBERS[1], term: TERM });
     let told = reasons(&mut solo);
     assert!(!told.is_empty(), "whoever leads now hears it, too");
+    assert_eq!(seconds_until_built(&mut solo), None, "the run is about to end");
     solo.hear(Message::Released { term: TERM });
     assert!(solo.told().iter().any(|said| matches!(said, Message::Hello { worker: None, .. })));
 }

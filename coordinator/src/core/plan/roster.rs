@@ -56,10 +56,13 @@ impl Roster {
     }
 
     /// Why a member that is not suspected of anything was left out.
-    pub(super) fn reason_to_leave_out(&self, worker: WorkerId) -> String {
-        match self.left_out.get(&worker) {
-            Some(other) => format!("it and worker {other} cannot reach each other"),
-            None => "it did not answer a Pause".into(),
+    pub(super) fn reason_to_leave_out(&self, evidence: &Evidence, worker: WorkerId) -> String {
+        let Some(other) = self.left_out.get(&worker) else {
+            return "it did not answer a Pause".into();
+        };
+        match evidence.workers.get(other) {
+            Some(known) => format!("it and {} cannot reach each other", known.label(*other)),
+            None => format!("it and the worker with id {other} cannot reach each other"),
         }
     }
 
@@ -68,7 +71,10 @@ impl Roster {
         let leaving: Vec<WorkerId> =
             self.members.iter().copied().filter(|id| evidence.is_leaving(*id)).collect();
         for worker in leaving {
-            if holdings.can_spare(worker, &self.members) {
+            let may_go = holdings.can_spare(worker, &self.members);
+            #[cfg(feature = "planted")]
+            let may_go = may_go || evidence.plant == Some(Plant::LastCopiesLeave);
+            if may_go {
                 self.members.retain(|id| *id != worker);
                 self.left.push(worker);
             }

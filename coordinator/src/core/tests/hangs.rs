@@ -51,6 +51,49 @@ fn a_run_says_how_long_a_device_may_take_at_least() {
     assert_eq!(world.generation(), Generation(2));
 }
 
+/// What the events say of devices that all stand still.
+fn standstills(world: &World) -> Vec<String> {
+    let told = |event: &Event| match &event.kind {
+        EventKind::Standstill { reason } => Some(reason.clone()),
+        _ => None,
+    };
+    world.core.state().events().iter().filter_map(told).collect()
+}
+
+#[test]
+fn a_run_says_once_that_the_device_of_its_only_worker_stands_still() {
+    let (mut world, links) = World::training(1);
+    computes(&mut world, links[0], 9_999, 1_000);
+    assert_eq!(
+        (world.core.cluster_view(world.now).standstill, standstills(&world)),
+        (None, vec![])
+    );
+    for seconds in 31..40 {
+        computes(&mut world, links[0], 1_000 * seconds, 2_000);
+    }
+    let worker = world.core.state().called(world.id(links[0]));
+    let reason = format!(
+        "{worker}: its device has computed one data shard for 31.0s, which takes \
+         2.0s there as a rule"
+    );
+    assert_eq!(standstills(&world), std::slice::from_ref(&reason));
+    let standstill = world.core.cluster_view(world.now).standstill.expect("the status says so");
+    assert_eq!(standstill.reason, reason);
+    assert_eq!(world.generation(), Generation(1));
+    computes(&mut world, links[0], 100, 2_000);
+    assert_eq!(world.core.cluster_view(world.now).standstill, None, "it has gone on");
+}
+
+#[test]
+fn a_run_says_that_all_its_devices_stand_still_until_one_goes_on() {
+    let (mut world, links) = World::training(3);
+    links.iter().for_each(|link| computes(&mut world, *link, 9_000, 1_000));
+    links.iter().for_each(|link| computes(&mut world, *link, 12_000, 1_000));
+    assert_eq!((world.generation(), standstills(&world).len()), (Generation(1), 1));
+    world.beat(links[1]);
+    assert_eq!(world.core.cluster_view(world.now).standstill, None);
+}
+
 /// They share the cause: the storage of their data stands still, say.
 #[test]
 fn i8_nobody_is_suspected_when_all_devices_are_slow_at_once() {

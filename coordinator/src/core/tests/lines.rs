@@ -250,3 +250,18 @@ fn events_carry_the_wall_clock() {
     world.request(1, Wish::Submit(run_of(2)));
     assert_eq!(world.watch(0, 0).events[1].unix_ms, EPOCH_UNIX_MS + 2_000);
 }
+
+#[test]
+fn i13_the_line_of_a_resume_step_is_there_though_the_run_ends_before_a_member_tells_it() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=1);
+    world.kill(links[1]);
+    assert_eq!((world.generation(), world.record().resume), (Generation(2), Step(1)));
+    let reason = "two owners differ".to_string();
+    world.say(links[0], Message::Failed { at_fault: None, fatal: true, reason });
+    assert!(!world.running());
+    world.pass(60_000, &[]);
+    assert_eq!(world.journal, lines(Generation(1), 1..=1));
+    let lost = |event: &EventKind| matches!(event, EventKind::LinesLost { .. });
+    assert!(!world.events().iter().any(lost));
+}

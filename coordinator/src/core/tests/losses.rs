@@ -221,7 +221,7 @@ fn a_broken_history_ends_the_run_if_a_member_says_so() {
     world.say(joiner, failed());
     assert!(world.running(), "it is no member");
     world.say(links[1], failed());
-    let expected = "worker-2 (worker 4) cannot go on, nor may anyone: it diverged";
+    let expected = "worker 2 (id 4) cannot go on, nor may anyone: it diverged";
     assert_eq!(world.failure(), expected);
     assert_eq!(world.hear(links[0]).pop(), Some(Message::Dismiss));
 }
@@ -247,7 +247,7 @@ fn the_last_worker_that_fails_ends_the_run_with_its_reason() {
     world.say(links[0], failed("the disk is full"));
     assert!(world.running());
     world.say(links[1], failed("the other disk is full"));
-    let expected = "worker-2 (worker 4) was lost: it failed: the other disk is full";
+    let expected = "worker 2 (id 4) was lost: it failed: the other disk is full";
     assert_eq!(world.failure(), expected);
 }
 
@@ -265,4 +265,50 @@ fn when_everyone_is_dead_the_run_waits_for_whoever_comes() {
     assert_eq!((world.members(), world.cause()), (vec![world.id(new)], Cause::Rollback));
     let gone = [format!("lost {}", ids[0]), format!("lost {}", ids[1])];
     assert_eq!(world.comings_and_goings()[..2], gone);
+}
+
+/// No worker is left to make a generation of.
+#[test]
+fn i13_deaths_are_told_before_the_next_generation_and_once() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=5);
+    let ids = [world.id(links[0]), world.id(links[1])];
+    world.actor(links[1]).mute = true;
+    links.iter().for_each(|link| world.kill(*link));
+    world.pass(100, &[]);
+    let lost = ids.map(|id| format!("lost {id}"));
+    assert_eq!(world.comings_and_goings(), lost);
+    let gone = |view: &WorkerView| view.state == WorkerState::Lost;
+    assert!(world.seen().iter().all(gone));
+    world.pass(5_000, &[]);
+    world.restart();
+    let joiner = world.worker("worker-9");
+    world.pass(3_000, &[joiner]);
+    let joined = [format!("joined {}", world.id(joiner)), "back from 0 to 0".into()];
+    let expected: Vec<String> = lost.into_iter().chain(joined).collect();
+    assert_eq!(world.comings_and_goings(), expected);
+}
+
+/// Its launcher told of the end of the process before it under the same name, say.
+#[test]
+fn a_member_that_was_taken_for_dead_and_answers_is_a_member_anew() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=5);
+    let ids = [world.id(links[0]), world.id(links[1])];
+    links.iter().for_each(|link| world.actor(*link).mute = true);
+    for link in &links {
+        let name = NodeName::parse(&world.workers[link].node).expect("a valid name");
+        world.say(world.operator, Message::Exited { name, how: "was killed".into() });
+    }
+    world.pass(200, &[]);
+    world.actor(links[0]).mute = false;
+    let back = world.relink(links[0]);
+    world.pass(5_000, &[back]);
+    assert_eq!((world.members(), world.record().resume), (vec![ids[0]], Step(5)));
+    let [first, second] = ids;
+    let expected = [format!("lost {first}"), format!("lost {second}"), format!("joined {first}")];
+    assert_eq!(world.comings_and_goings(), expected);
+    world.kill(back);
+    world.pass(100, &[]);
+    assert_eq!(world.comings_and_goings().pop(), Some(format!("lost {first}")), "now it is");
 }

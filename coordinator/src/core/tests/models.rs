@@ -91,6 +91,7 @@ fn a_full_disk_is_told_of_and_after_ten_seconds_another_place_is_tried() {
     pass_full(&mut world, 8, &links, links[0]);
     let failure = WriteFailure {
         worker: world.id(links[0]),
+        number: 1,
         place: place_at(("a", "/m")),
         reason: "no space left".into(),
     };

@@ -49,7 +49,7 @@ fn a_pair_that_fails_again_at_once_is_parted() {
         EventKind::Lost { reason, .. } => Some(reason),
         _ => None,
     });
-    assert_eq!(reason.as_deref(), Some("it and worker 4 cannot reach each other"));
+    assert_eq!(reason.as_deref(), Some("it and worker 2 (id 4) cannot reach each other"));
 }
 
 #[test]

@@ -230,11 +230,12 @@ fn the_last_worker_that_drains_stays_until_another_can_take_over() {
 fn a_drain_is_refused_in_words_where_it_cannot_be() {
     let (mut world, links) = World::training(3);
     world.request(1, Wish::Drain(WorkerId(99)));
-    assert_eq!(world.hear(world.operator), [answer(1, Some("worker 99 is not registered"))]);
+    assert_eq!(world.hear(world.operator), [answer(1, Some("no worker with id 99 is registered"))]);
     let id = world.id(links[2]);
     world.kill(links[2]);
     world.request(2, Wish::Drain(id));
-    assert_eq!(world.hear(world.operator), [answer(2, Some(&format!("worker {id} is gone")))]);
+    let gone = format!("worker 3 (id {id}) is gone");
+    assert_eq!(world.hear(world.operator), [answer(2, Some(&gone))]);
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn who_reads_from_one_that_does_not_lead_is_told_who_does() {
     assert_eq!(world.hear(new), [guide], "once, though these are its first words");
     world.cut_off = false;
     world.term = Term(3);
-    world.give(Input::Elected { term: Term(3) });
+    world.give(Input::Elected { term: Term(3), id: 1 });
     assert!(!world.words(world.operator).contains(&"update"), "it has asked elsewhere since");
 }
 
@@ -76,7 +76,7 @@ fn looks_of_the_shell_wait_for_a_leader_and_are_confirmed_together() {
     world.give(Input::Confirmed { ticket: 2 });
     assert_eq!(world.looked, [1], "it led no longer");
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     world.give(Input::Confirmed { ticket: *world.tickets.last().expect("it has asked again") });
     assert_eq!(world.looked, [1, 3]);
 }

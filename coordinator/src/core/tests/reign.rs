@@ -101,7 +101,7 @@ fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
     world.hear(links[2]);
     world.holds_back = false;
     (world.term, world.now) = (Term(3), world.now + Duration::from_secs(1));
-    world.give(Input::Elected { term: Term(3) });
+    world.give(Input::Elected { term: Term(3), id: 1 });
     assert_eq!(world.words(links[0])[0], "registered");
     assert_eq!(world.words(links[2])[0], "registered");
     assert_eq!(world.members(), [world.id(links[0]), world.id(links[2])]);
@@ -120,7 +120,7 @@ fn a_worker_that_dies_with_the_leader_is_not_waited_for_by_the_next() {
         }
         links.iter().for_each(|link| drop(world.hear(*link)));
         (world.term, world.now) = (Term(3), world.now + Duration::from_secs(1));
-        world.give(Input::Elected { term: Term(3) });
+        world.give(Input::Elected { term: Term(3), id: 1 });
         // A change of leaders alone changes nothing.
         let members = if comes_back { 3 } else { 2 };
         assert_eq!((world.members().len(), world.words(links[0])[0]), (members, "registered"));
@@ -139,7 +139,7 @@ fn who_was_registering_when_the_leader_fell_is_welcomed_again() {
     let id = WorkerId(world.index);
     world.holds_back = false;
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     assert_eq!(world.words(link), ["welcome", "welcome"]);
     world.say(link, Message::Register(registration(link.0)));
     assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
@@ -153,7 +153,7 @@ fn a_worker_that_is_welcomed_though_it_is_registered_says_hello_again() {
     world.give(Input::Deposed);
     let link = world.greeted("worker-1");
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     assert_eq!(world.words(link), ["welcome"]);
     world.say(link, Message::Hello { schema: schema(), worker: Some(id) });
     assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
@@ -196,7 +196,7 @@ fn i13_events_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
     let state = State::decode(&world.core.state().encode()).expect("it was just made");
     world.give(Input::Installed(Box::new(state)));
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     world.operator = world.connect(Role::Operator, "operator");
     world.cancel(1);
     world.hear(world.operator);
@@ -217,7 +217,7 @@ fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
     let (mut world, links) = World::training(2);
     world.holds_back = true;
     (world.term, world.now) = (Term(2), world.now + TICK);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     world.beat(links[0]);
     assert_eq!(world.words(links[0]), [""; 0]);
     world.catch_up();
@@ -229,7 +229,7 @@ fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
 fn an_entry_of_a_later_term_ends_a_reign() {
     let (mut world, links) = World::training(2);
     world.term = Term(2);
-    world.apply(Entry { unix_ms: 1, command: Command::Lead });
+    world.apply(Entry { unix_ms: 1, command: Command::Lead { coordinator: 1 } });
     world.drain();
     world.beat(links[0]);
     world.kill(links[1]);
@@ -248,7 +248,7 @@ fn a_worker_that_says_to_be_another_by_now_is_believed() {
     let command = Command::Register { run, name, registration: registration(77) };
     world.apply(Entry { unix_ms: 1, command });
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     assert_eq!(world.hear(links[0]), [Message::Registered { worker: id, term: Term(2) }]);
 }
 

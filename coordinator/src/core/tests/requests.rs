@@ -15,7 +15,7 @@ fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.events().len(), events.len() + 1, "somebody leads, and that is all");
     world.request(2, Wish::Drain(WorkerId(99)));
-    let refused = answer(2, Some("worker 99 is not registered"));
+    let refused = answer(2, Some("no worker with id 99 is registered"));
     assert_eq!(world.hear(world.operator), [refused]);
 }
 
@@ -103,7 +103,7 @@ fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
     assert_eq!(world.admitted, [(node.clone(), Some(Refusal::Undecided))]);
     world.catch_up();
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     world.give(Input::Admit { token: [0; 9], node: node.clone() });
     assert_eq!(world.admitted[1..], [(node, None)], "it was counted once");
 }
@@ -150,7 +150,7 @@ fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
     world.request(1, Wish::Submit(run_of(2)));
     assert_eq!((world.hear(world.operator), world.log.len()), (vec![], 0));
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2) });
+    world.give(Input::Elected { term: Term(2), id: 1 });
     world.give(Input::Leader { term: Term(2), leader: Some(1) });
     assert_eq!((world.hear(world.operator), world.core.state().run()), (vec![], None), "not kept");
     world.found(true);

@@ -24,9 +24,9 @@ fn a_coordinator_that_is_not_elected_says_and_proposes_nothing() {
     assert!(matches!(core.poll_effect(), Some(Effect::History(_))));
     assert!(matches!(core.poll_effect(), Some(Effect::OpenLines(_))));
     assert_eq!(core.poll_effect(), None);
-    core.handle(Time(0), Input::Elected { term: Term(2) });
+    core.handle(Time(0), Input::Elected { term: Term(2), id: 1 });
     let Some(Effect::Propose(entry)) = core.poll_effect() else { panic!("not proposed") };
-    assert_eq!((&entry.command, core.poll_effect()), (&Command::Lead, None));
+    assert_eq!((&entry.command, core.poll_effect()), (&Command::Lead { coordinator: 1 }, None));
     say(&mut core, operator, request(2, Wish::Submit(run_of(2))));
     let Some(Effect::Propose(next)) = core.poll_effect() else { panic!("not proposed") };
     assert_eq!((next.command, core.poll_effect()), (submits(2), None), "it will lead by then");

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// Two copies on four workers in a ring: two neighbours hold some shards alone.
@@ -43,7 +45,7 @@ fn when_all_owners_of_a_shard_are_dead_the_run_begins_anew_with_everyone_who_is_
         EventKind::Rollback { reason, .. } => Some(reason),
         _ => None,
     });
-    let owners = "worker-2 (worker 4) and worker-3 (worker 5)";
+    let owners = "worker 2 (id 4) and worker 3 (id 5)";
     let expected = format!("parameter shard 2, of {owners}, and 1 others were lost");
     assert_eq!(reason, Some(expected));
     assert_eq!((world.journal.len(), world.watch(0, 0).lines.len()), (0, 0));
@@ -145,17 +147,17 @@ fn i21_an_operator_gives_up_what_silent_owners_hold() {
     let living = [links[0], links[3]];
     world.pass(15_000, &living);
     let run = world.core.state().run_id();
-    world.request(1, Wish::Rollback { run, step: Step(3) });
+    world.request(1, Wish::Rollback { run, step: Step(3), generation: Generation(0) });
     assert_eq!(
         world.hear(world.operator),
         [answer(1, Some("there is no checkpoint of step 3, only of step 0"))]
     );
-    world.request(2, Wish::Rollback { run: run + 1, step: Step(0) });
+    world.request(2, Wish::Rollback { run: run + 1, step: Step(0), generation: Generation(0) });
     assert_eq!(world.generation(), Generation(2), "that is another run");
-    world.request(3, Wish::Rollback { run, step: Step(0) });
+    world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(0) });
     world.pass(100, &living);
     assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
-    world.request(3, Wish::Rollback { run, step: Step(0) });
+    world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(0) });
     world.pass(5_000, &living);
     let backs = world.comings_and_goings().iter().filter(|it| it.starts_with("back")).count();
     assert_eq!(backs, 1, "asked again, it goes back once");
@@ -166,7 +168,7 @@ fn an_operator_lets_a_healthy_run_go_back() {
     let (mut world, links) = World::training(3);
     world.commit(1..=5);
     let run = world.core.state().run_id();
-    world.request(1, Wish::Rollback { run, step: Step(0) });
+    world.request(1, Wish::Rollback { run, step: Step(0), generation: Generation(0) });
     world.pass(100, &links);
     assert_eq!((world.cause(), world.members().len()), (Cause::Rollback, 3));
 }
@@ -229,4 +231,85 @@ fn a_learner_that_alone_holds_a_shard_is_taken_in() {
     world.kill(links[1]);
     assert_eq!((world.record().resume, world.members().len()), (record.resume.max(Step(5)), 2));
     assert_eq!(world.comings_and_goings()[1], format!("joined {}", world.id(joiner)));
+}
+
+/// The only worker is stopped for a while.
+#[test]
+fn a_run_that_no_worker_answers_says_for_whom_it_waits() {
+    let (mut world, links) = World::training(1);
+    world.commit(1..=5);
+    let since = EPOCH_UNIX_MS + world.now.0 / 1_000_000;
+    world.actor(links[0]).mute = true;
+    world.pass(8_000, &[]);
+    let update = world.watch(0, 0);
+    let awaited = update.owners_awaited.expect("it says for whom it waits");
+    assert_eq!((awaited.shards, &awaited.owners[..]), (SHARDS, &[world.id(links[0])][..]));
+    assert!((since + 2_000..since + 4_000).contains(&awaited.since_unix_ms), "{awaited:?}");
+    assert_eq!(update.waiting, None, "workers enough are there, and may live");
+    world.actor(links[0]).mute = false;
+    world.beat(links[0]);
+    world.pass(500, &links);
+    assert_eq!((world.record().resume, world.watch(0, 0).owners_awaited), (Step(5), None));
+}
+
+/// The leader changes more often than the run would wait for.
+#[test]
+fn i21_the_wait_for_an_owner_goes_on_under_the_next_leader() {
+    let run = RunSpec { give_up_after_ms: Some(30_000), ..run_of(4) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=5);
+    world.kill(links[1]);
+    world.actor(links[2]).mute = true;
+    let silent = world.id(links[2]);
+    let mut living = vec![links[0], links[3]];
+    let mut since = BTreeSet::new();
+    for _ in 0..3 {
+        world.pass(12_000, &living);
+        let awaited = world.watch(0, 0).owners_awaited.expect("it waits");
+        assert_eq!(awaited.owners, [silent], "the other one is known to be dead");
+        since.insert(awaited.since_unix_ms);
+        world.restart();
+        living = living.into_iter().map(|link| world.relink(link)).collect();
+    }
+    assert_eq!(since.len(), 1, "one wait has one beginning: {since:?}");
+    world.pass(9_000, &living);
+    assert_eq!(world.generation(), Generation(2), "the leader has hardly listened itself");
+    world.pass(9_000, &living);
+    assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
+}
+
+/// An owner that a leader before was waiting for is heard, and falls silent again.
+#[test]
+fn i21_an_owner_that_was_heard_is_waited_for_anew() {
+    let run = RunSpec { give_up_after_ms: Some(30_000), ..run_of(4) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=5);
+    world.kill(links[1]);
+    world.actor(links[2]).mute = true;
+    world.pass(25_000, &[links[0], links[3]]);
+    world.restart();
+    let living = [links[0], links[3]].map(|link| world.relink(link));
+    let muted = world.relink(links[2]);
+    world.cut(muted);
+    world.pass(20_000, &living);
+    assert_eq!(world.generation(), Generation(2), "it was heard 20 s ago");
+}
+
+/// A wish that was on its way for long comes when the run has gone back already.
+#[test]
+fn a_rollback_that_is_said_again_late_does_nothing() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=5);
+    let (run, generation) = (world.core.state().run_id(), world.generation());
+    let wish = Wish::Rollback { run, step: Step(0), generation };
+    world.request(1, wish.clone());
+    world.pass(100, &links);
+    assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Rollback));
+    world.hear(world.operator);
+    world.request(2, wish); // its outcome is forgotten, so it looks like a new one
+    let refusal = "the run has gone back since, with generation 2";
+    assert_eq!(world.hear(world.operator), [answer(2, Some(refusal))]);
+    world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(2) });
+    world.pass(100, &links);
+    assert_eq!(world.generation(), Generation(3), "who knows of that may ask for another one");
 }

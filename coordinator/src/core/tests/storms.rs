@@ -110,7 +110,7 @@ impl Storm {
                 self.world.give(Input::Deposed);
                 self.world.log.clear();
                 self.world.term = Term(self.world.term.0 + 1);
-                self.world.give(Input::Elected { term: self.world.term });
+                self.world.give(Input::Elected { term: self.world.term, id: 1 });
             }
             Happening::Pass(millis) => self.pass(millis),
         }

@@ -11,6 +11,7 @@ use everstep_transport::time::Time;
 
 use super::Core;
 use crate::core::change::Phase;
+use crate::core::{Reason, Standstill};
 use crate::standing::{ended, standing};
 use crate::state::PastRun;
 
@@ -37,8 +38,11 @@ pub struct ClusterView {
     pub owners_awaited: Option<OwnersAwaited>,
     /// What the model of a trained run waits for.
     pub model_awaited: Option<ModelAwaited>,
-    /// Why workers cannot compute the run, where some cannot and it has not begun.
-    pub unable: Vec<(NodeName, String)>,
+    /// Why no device of the run gets on, while none does.
+    pub standstill: Option<Standstill>,
+    /// Why workers cannot compute the run: where it has not begun all that cannot, and where it has
+    /// those whose place is the reason.
+    pub unable: Vec<(NodeName, Reason)>,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.
     pub outage: Option<(usize, Duration)>,
@@ -84,6 +88,7 @@ impl Core {
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
             model_awaited: self.model_awaited(),
+            standstill: self.standstill(),
             unable: self.unable(),
             outage: self.silence.outage(now).filter(|_| self.running()),
             now_unix_ms: self.unix_ms(now),
@@ -108,8 +113,18 @@ impl Core {
             let (state, status) = standing(&self.cluster_view(now));
             let (id, name, step) = (self.state.run_id(), run.name.clone(), self.newest_step());
             let (state, divergence) = (state.into(), self.state.divergence());
-            let (hash, figures) = (None, self.figures());
-            runs.push(RunView { id, name, state, status, step, hash, divergence, figures });
+            let (generation, hash, figures) = (self.state.generation(), None, self.figures());
+            runs.push(RunView {
+                id,
+                name,
+                state,
+                status,
+                step,
+                generation,
+                hash,
+                divergence,
+                figures,
+            });
         }
         runs
     }
@@ -127,5 +142,6 @@ fn past(run: &PastRun) -> RunView {
     let end = failure.clone().map_or_else(complete, End::Failed);
     let (state, status) = ended(&end, step);
     let (name, state, divergence) = (name.clone(), state.into(), divergence.clone());
-    RunView { id, name, state, status, step, hash, divergence, figures: figures.clone() }
+    let (generation, figures) = (Generation(0), figures.clone());
+    RunView { id, name, state, status, step, generation, hash, divergence, figures }
 }

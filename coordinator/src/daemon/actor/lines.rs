@@ -8,9 +8,13 @@ use tokio::task::spawn_blocking;
 use super::{Coordinator, LinesKept};
 use crate::core::LinkId;
 use crate::daemon::CoordinatorError;
+use crate::history::WINDOW;
 use crate::lines::{LineRecord, PAGE};
 use crate::seat::Input;
 use crate::state::LineHistory;
+
+/// A coordinator that starts reads the stalls of so many of the newest generations, at most.
+const RECALLED: usize = 1_000;
 
 /// What the thread that makes lines durable is about.
 #[derive(Debug, Default)]
@@ -31,9 +35,20 @@ impl Coordinator {
         self.lines.keep_only(&runs)?;
         let (lineage, now) = (history.lineage, self.now());
         self.line_sync.durable = Some((lineage, found.reach));
+        self.recall_stalls()?;
         let recent: Vec<_> = found.recent.iter().map(|record| record.line.clone()).collect();
         self.history.lines(&recent);
         self.seat.handle(now, Input::LinesOpened { lineage, found })?;
+        Ok(())
+    }
+
+    /// Stalls from before this process started are in the file alone.
+    fn recall_stalls(&mut self) -> Result<(), CoordinatorError> {
+        for step in self.history.unmeasured(RECALLED) {
+            let before = Step(step.next().0.saturating_sub(WINDOW as u64));
+            let lines = self.lines.page(before, (step.next().0 - before.0) as usize)?;
+            self.history.recall(&lines);
+        }
         Ok(())
     }
 

@@ -55,7 +55,11 @@ impl Outfit {
     ) -> Result<Self, CoordinatorError> {
         let Past { log, kept, journal, frames, lines } = past;
         let (id, content) = (cluster.id().unwrap_or_default(), cluster.book.content());
-        tracing::info!(id, entries = kept.entries.len(), frames = frames.len(), "it goes on");
+        let (entries, frames_kept) = (kept.entries.len(), frames.len());
+        match content.revision {
+            0 if content.founds.is_some() => tracing::info!(id, "a cluster is founded"),
+            _ => tracing::info!(id, entries, frames = frames_kept, "it goes on from its log"),
+        }
         let start = Instant::now();
         // A founder that has not founded yet has only itself in its book.
         let heard = match content.revision {

@@ -32,9 +32,9 @@ pub(super) fn log(state: &State, event: &Event) {
             let (generation, members, at_step) = (generation.0, workers.len(), at_step.0);
             info!(event = "generation", number, generation, members, at_step, redone, "{words}");
         }
-        EventKind::Leading { term } => {
+        EventKind::Leading { term, coordinator } => {
             let term = term.0;
-            info!(event = "leading", number, term, "{words}");
+            info!(event = "leading", number, term, coordinator, "{words}");
         }
         EventKind::Registered { worker, name, .. } => {
             let worker = worker.0;

@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    fn build(&mut self, run: RunSpec) {
+    pub(super) fn build(&mut self, run: RunSpec) {
         self.out.push_back(Effect::Build(run.clone()));
         self.phase = Phase::Building(Box::new(run));
     }
@@ -130,7 +130,7 @@ impl Core {
     }
 
     /// Whatever it holds is void: it begins again, as another worker in the same process.
-    fn evicted(&mut self) {
+    pub(super) fn evicted(&mut self) {
         if let Some(run) = self.forget() {
             self.build(run);
             self.greet_all(|_| true);

@@ -1,17 +1,59 @@
-//! A run that this worker cannot compute, for a reason that would recur on every worker.
+//! A run that this worker cannot compute.
 //!
-//! The worker says so, drops what it holds, and stays for the next run. It says so again whenever
-//! its word may have been lost; the run is the coordinator's to end.
+//! The worker says so, drops what it holds, and stays. It says so again whenever its word may have
+//! been lost. A reason of the run would recur on every worker, and the run is the coordinator's to
+//! end; as long as it is not ended, others can evidently compute it, so the worker tries again. A
+//! reason of the worker's place may pass, so the worker tries again sooner.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+use std::time::Duration;
+
 use everstep_transport::protocol::Message;
+use everstep_transport::protocol::outcome::Inability;
+use everstep_transport::time::Time;
 
 use super::{Core, Phase};
 
+/// How long the first error of the place is waited out; each next one twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest pause after an error of the place, and the pause after each error of the run.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Why a worker cannot compute the run, and when it tries again.
+#[derive(Clone, Debug)]
+pub(super) struct Unable {
+    inability: Inability,
+    reason: String,
+    again_at: Time,
+}
+
+/// How long the next error of the place is waited out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pause(Duration);
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self(FIRST_PAUSE)
+    }
+}
+
+impl Pause {
+    /// The pause after an error of this kind.
+    fn after(&mut self, inability: Inability) -> Duration {
+        match inability {
+            Inability::Run => LONGEST_PAUSE,
+            Inability::Place => {
+                let longer = Self((2 * self.0).min(LONGEST_PAUSE));
+                std::mem::replace(self, longer).0
+            }
+        }
+    }
+}
+
 impl Core {
     /// The model or the data cannot be built, or fail on the way.
-    pub(super) fn unable(&mut self, reason: String) {
+    pub(super) fn unable(&mut self, now: Time, inability: Inability, reason: String) {
         let run = match self.leave() {
             Some((setup, _)) => setup.run.clone(),
             None => match &self.phase {
@@ -20,15 +62,31 @@ impl Core {
             },
         };
         self.model.renew(false);
-        self.phase = Phase::Unable(Box::new(run), reason);
+        let again_at = now + self.pause.after(inability);
+        self.phase = Phase::Unable(Box::new(run), Unable { inability, reason, again_at });
         self.say_unable();
     }
 
     /// Says again why the run cannot be computed here.
     pub(super) fn say_unable(&mut self) {
-        if let Phase::Unable(_, reason) = &self.phase {
-            let reason = reason.clone();
-            self.tell(Message::Unable { reason });
+        if let Phase::Unable(_, Unable { inability, reason, .. }) = &self.phase {
+            let (inability, reason) = (*inability, reason.clone());
+            self.tell(Message::Unable { inability, reason });
+        }
+    }
+
+    /// Time passes: the worker may be able to compute the run by now. A run of which a member has
+    /// said that nobody can compute it is about to end, and nothing is tried.
+    pub(super) fn try_again(&mut self, now: Time) {
+        let Phase::Unable(run, Unable { inability, again_at, .. }) = &self.phase else { return };
+        match (inability, self.worker) {
+            _ if now < *again_at => {}
+            (_, None) => {
+                let run = (**run).clone();
+                self.build(run);
+            }
+            (Inability::Place, Some(_)) => self.evicted(), // What it held is gone.
+            (Inability::Run, Some(_)) => {}
         }
     }
 }

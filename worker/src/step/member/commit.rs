@@ -58,6 +58,7 @@ impl Member {
     fn may_vote(&self) -> bool {
         let entered = self.holdings.device.entering.is_none();
         let current = entered && self.updating.is_empty() && self.gathering.is_empty();
+        let current = current && self.round.kept.is_empty();
         let computed = self.holdings.gradients.contributions().len();
         let done = self.is_over()
             || computed == self.plan.data_shards().len()
@@ -122,8 +123,6 @@ impl Member {
         let step = self.step();
         let finite = tally.norm.is_finite() && tally.loss.is_finite();
         let before = self.commit().map_or(0, |commit| commit.updates);
-        let recorded = tally.samples.iter().flat_map(|(_, samples)| samples.iter().copied());
-        let account = self.setup.sampler.account(recorded, step);
         let decision = if finite { Decision::Apply } else { Decision::Skip };
         let scale = self.loss_scale();
         let line = MetricsLine {
@@ -140,8 +139,8 @@ impl Member {
             unix_ms: self.setup.unix_ms_at_zero + now.0 / 1_000_000,
             compute_seconds: tally.compute_seconds,
             commit_seconds: tally.commit_seconds,
-            samples_lost: account.lost,
-            samples_repeated: account.repeated,
+            samples_lost: tally.samples_lost,
+            samples_repeated: tally.samples_repeated,
         };
         Commit {
             generation: self.plan.generation(),

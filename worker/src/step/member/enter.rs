@@ -52,7 +52,7 @@ impl Member {
         member.fetch();
         if !member.plan.record().waiting {
             member.begin_compute();
-            member.merge_kept();
+            member.take_up_kept();
         }
         member.advance(now);
         member
@@ -86,14 +86,37 @@ impl Member {
     }
 
     /// What was kept of an aborted try goes where this generation's plan wants it.
-    fn merge_kept(&mut self) {
+    fn take_up_kept(&mut self) {
         let kept = self.holdings.gradients.partials();
-        let kept: Vec<_> = kept.map(|(shard, node, sum)| (shard, node, sum.clone())).collect();
-        for (shard, node, sum) in kept {
+        self.round.kept = kept.map(|(shard, node, sum)| (shard, node, sum.clone())).collect();
+        self.merge_kept();
+    }
+
+    /// Adds up some of what was kept. The rest waits for other inputs: of a large model there are
+    /// gigabytes, and links and heartbeats must live meanwhile. The sums have the same bits
+    /// whatever comes in between, since all additions are the tree's.
+    fn merge_kept(&mut self) {
+        let mut bytes = 0;
+        while bytes < self.setup.merge_bytes {
+            let Some((shard, node, sum)) = self.round.kept.pop_front() else { return };
+            bytes += sum.as_bytes().len();
             #[cfg(feature = "planted")]
             let sum = self.add_into_kept(sum);
             self.merge(shard, node, sum);
         }
+        if !self.round.kept.is_empty() {
+            self.out.push_back(Effect::GoOn);
+        }
+    }
+
+    /// Does more of what an earlier input put off. A promise has voided it: what was kept stays
+    /// kept for the next generation.
+    pub fn go_on(&mut self, now: Time) {
+        if self.pace.is_promised() {
+            self.round.kept.clear();
+        }
+        self.merge_kept();
+        self.advance(now);
     }
 
     /// Keeps account of what the device has done; returns what is of this generation.
@@ -104,6 +127,8 @@ impl Member {
                 device.entered(generation);
                 if generation == self.plan.generation() {
                     self.holdings.progress.entered();
+                    #[cfg(feature = "planted")]
+                    self.measure_anew();
                     for (shard, version, digest) in owned {
                         self.entered(shard, version, digest);
                     }

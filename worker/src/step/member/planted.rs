@@ -25,6 +25,13 @@ impl Member {
         self.has_plant(Plant::ForgetScale) && self.committed() == self.plan.record().resume
     }
 
+    /// In truth what is usual outlives the generation.
+    pub(super) fn measure_anew(&mut self) {
+        if self.has_plant(Plant::MeasureAnew) {
+            self.holdings.progress = Default::default();
+        }
+    }
+
     /// In truth it is the gradient's.
     pub(super) fn misstated(&self, shard: Shard, digest: u64) -> u64 {
         let misstates = self.has_plant(Plant::MisstateDigest) && shard.0 == 0;

@@ -216,7 +216,8 @@ impl Bench {
         self.computed.push((step, data_shard));
         let samples = self.sampler.shard_samples(step, data_shard).collect();
         let loss = f64::from(data_shard.0) + step.0 as f64;
-        let contribution = Contribution { data_shard, loss, samples };
+        let contribution =
+            Contribution { data_shard, loss, samples, samples_lost: 0, samples_repeated: 0 };
         let mut reports = Vec::new();
         if last {
             for node in &work.subtrees {
@@ -226,7 +227,7 @@ impl Bench {
                 }
             }
         }
-        reports.push(Report::Computed { step, contribution, seconds: 0.001 });
+        reports.push(Report::Computed { step, contribution, seconds: 0.001, load_seconds: 0.0 });
         reports
     }
 

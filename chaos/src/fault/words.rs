@@ -1,0 +1,139 @@
+//! Faults in words.
+
+use std::fmt;
+
+use super::{Asker, Fault};
+use crate::world::Node;
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = |side: &[Node]| side.iter().map(Node::to_string).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Crash { node, restart: None } => write!(f, "{node} crashes"),
+            Self::Crash { node, restart: Some(after) } => {
+                write!(f, "{node} crashes, and is started again after {after:?}")
+            }
+            Self::CrashProposing { restart } => {
+                write!(
+                    f,
+                    "a coordinator crashes when it proposes, and is started again {restart:?} later"
+                )
+            }
+            Self::CrashExpelling { restart } => {
+                write!(
+                    f,
+                    "a coordinator crashes when it shuts one out, and is back {restart:?} later"
+                )
+            }
+            Self::CrashTogether { side, restart: None } => {
+                write!(f, "{} crash at once", all(side))
+            }
+            Self::CrashTogether { side, restart: Some(after) } => {
+                write!(f, "{} crash at once, and are started again after {after:?}", all(side))
+            }
+            Self::Join { node } => write!(f, "{node} joins, if there is none"),
+            Self::Stop { .. }
+            | Self::Wipe { .. }
+            | Self::Damage { .. }
+            | Self::FullDisk { .. }
+            | Self::Remove { .. } => self.tell_of_a_coordinator(f),
+            Self::Drain { .. } | Self::Pause { .. } | Self::Stall { .. } => {
+                self.tell_of_a_machine(f)
+            }
+            Self::PauseTogether { side, span } => {
+                write!(f, "{} are paused for {span:?}", all(side))
+            }
+            Self::Disconnect { ends: (a, b) } => {
+                write!(f, "the connection of {a} and {b} is lost")
+            }
+            Self::Slow { ends: (a, b), extra, span } => {
+                write!(f, "{a} and {b} are up to {extra:?} slower for {span:?}")
+            }
+            Self::Clog { from, to, span } => write!(f, "{from} to {to} is clogged for {span:?}"),
+            Self::Partition { side, span } => write!(f, "{} cut off for {span:?}", all(side)),
+            Self::Isolation { span } => {
+                write!(f, "no coordinator reaches any worker for {span:?}")
+            }
+            Self::OneWay { side, span } => write!(f, "{} not heard for {span:?}", all(side)),
+            Self::Bridge { ends: (a, b), span } => {
+                write!(f, "{a} and {b} do not reach each other for {span:?}")
+            }
+            Self::Duplicate { from, to, what, after } => {
+                write!(f, "{what:?} of {from} to {to} twice, {after:?} later")
+            }
+            Self::Reorder { from, to, lane, extra, span } => {
+                write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
+            }
+            Self::Refuse { .. }
+            | Self::Deafen { .. }
+            | Self::Misstate { .. }
+            | Self::Drift { .. }
+            | Self::Hang { .. }
+            | Self::FullStore { .. }
+            | Self::Flip { .. }
+            | Self::Garble { .. }
+            | Self::Mistake { .. } => self.tell_of_a_machine(f),
+        }
+    }
+}
+
+impl Fault {
+    /// In words, what happens to a clock, or to a worker's device, store or memory.
+    fn tell_of_a_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Drift { node, permille } => {
+                write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
+            }
+            Self::Drain { node, by: Asker::Operator, .. } => {
+                write!(f, "the operator asks {node} to leave")
+            }
+            Self::Drain { node, grace: Some(grace), .. } => {
+                write!(f, "{node} is to leave within {grace:?}")
+            }
+            Self::Drain { node, grace: None, .. } => {
+                write!(f, "{node} is to leave, as soon as nothing depends on it")
+            }
+            Self::Refuse { node, span } => {
+                write!(f, "a firewall refuses {node} to the coordinators for {span:?}")
+            }
+            Self::Deafen { node, span } => write!(f, "no worker reaches {node} for {span:?}"),
+            Self::Pause { node, span } => write!(f, "{node} is paused for {span:?}"),
+            Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
+            Self::Misstate { node, of } => write!(f, "{node} states the address of {of}"),
+            Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
+            Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
+            Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
+            Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
+            Self::Mistake { node } => write!(f, "{node} errs in an update"),
+            other => f.write_str(other.kind()),
+        }
+    }
+
+    /// In words, what happens to one coordinator.
+    fn tell_of_a_coordinator(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stop { node, restart } => {
+                write!(f, "{node} is asked to stop, and is started again {restart:?} later")
+            }
+            Self::Wipe { node, restart } => {
+                write!(f, "{node} crashes, its disk is lost, and it joins again after {restart:?}")
+            }
+            Self::Damage { node, restart } => {
+                write!(
+                    f,
+                    "{node} crashes, its log is damaged, and it begins anew after {restart:?}"
+                )
+            }
+            Self::FullDisk { node, restart } => {
+                write!(f, "the disk of {node} is full, and has room {restart:?} later")
+            }
+            Self::Remove { node, restart: None } => {
+                write!(f, "the operator does without {node} for good")
+            }
+            Self::Remove { node, restart: Some(after) } => {
+                write!(f, "the operator does without {node}, which joins again after {after:?}")
+            }
+            other => f.write_str(other.kind()),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What looks like the end of a worker and is none: addresses, refusals, and a leader that alone
+//! hears no worker. Each rule has a planted bug that breaks it.
+
+use std::time::Duration;
+
+use everstep_chaos::check::Invariant::{self, I6, I16, I21};
+use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
+use everstep_chaos::simulate::Simulation;
+use everstep_chaos::world::{Node, Prepare};
+use everstep_coordinator::plant::Plant;
+use everstep_coordinator::seat::Seat;
+use everstep_transport::protocol::run::Precision;
+use everstep_transport::time::Time;
+
+/// A seed whose run has one owner of each parameter shard.
+const OF_ONE_COPY: u64 = 3;
+/// A seed whose run has more than one.
+const OF_COPIES: u64 = 1;
+
+macro_rules! plant {
+    ($plant:ident) => {
+        Prepare {
+            coordinator: |now, options, kept, history| {
+                Seat::planted(now, options, kept, history, Plant::$plant)
+            },
+            ..Prepare::default()
+        }
+    };
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn at(at: u64, fault: Fault) -> (Time, Fault) {
+    (Time(0) + ms(at), fault)
+}
+
+fn simulation(rates: Rates, prepare: Prepare) -> Simulation {
+    let cluster = Simulation::new(4, ms(20_000), rates).expect("without a fault");
+    cluster.prepared(prepare).precise(Precision::F32)
+}
+
+/// The faults are borne; with the bug they break one of these promises.
+#[track_caller]
+fn find(prepare: Prepare, faults: Vec<(Time, Fault)>, promised: &[Invariant]) {
+    let schedule = Schedule(faults);
+    let sound = simulation(Rates::none(), Prepare::default());
+    let endured = sound.endure(OF_ONE_COPY, &schedule).result;
+    let endured = endured.unwrap_or_else(|failure| panic!("{failure}\n{schedule}"));
+    assert_eq!(endured.changes.rollbacks, 0, "{:?}", endured.changes);
+    let found = simulation(Rates::none(), prepare).endure(OF_ONE_COPY, &schedule).result;
+    let found = found.expect_err("it is found");
+    assert!(found.invariant().is_some_and(|it| promised.contains(&it)), "{found}");
+}
+
+/// The first machine is cut off, and a worker on another one states its address.
+#[test]
+fn i21_an_address_that_counts_as_proof_is_found() {
+    let (node, of) = (Node::Worker(4), Node::Worker(1));
+    let faults = vec![
+        at(900, Fault::Misstate { node, of }),
+        at(1_000, Fault::Partition { side: vec![of], span: ms(10_000) }),
+        at(6_000, Fault::Join { node }),
+    ];
+    find(plant!(AddressIsProof), faults, &[I6, I21]);
+}
+
+/// A firewall refuses a living worker to the coordinators.
+#[test]
+fn i21_a_refusal_that_counts_as_proof_is_found() {
+    let faults = vec![at(1_000, Fault::Refuse { node: Node::Worker(1), span: ms(10_000) })];
+    find(plant!(RefusalIsProof), faults, &[I6, I21]);
+}
+
+/// A worker that shall leave has all the time that it needs, and another one's link is lost.
+#[test]
+fn i16_a_last_copy_that_leaves_is_found() {
+    let drain = Fault::Drain { node: Node::Worker(1), by: Asker::Machine, grace: None };
+    let ends = (Node::Leader, Node::Worker(2));
+    let faults = vec![at(1_000, drain), at(1_030, Fault::Disconnect { ends })];
+    find(plant!(LastCopiesLeave), faults, &[I6, I16, I21]);
+}
+
+/// No worker reaches the leader for most of the time, but all others, and one worker dies: the run
+/// goes on under another leader as soon as the first one has led for its time. A coordinator that
+/// is alone can only wait.
+#[test]
+fn i11_a_leader_that_alone_hears_no_worker_lets_another_one_lead() {
+    let completed = |coordinators| {
+        let cluster = Simulation::new(4, ms(45_000), Rates::none()).expect("without a fault");
+        let cluster = cluster.coordinated(coordinators).precise(Precision::F32);
+        let schedule = Schedule(vec![
+            at(1_000, Fault::Deafen { node: Node::Leader, span: ms(43_000) }),
+            at(1_500, Fault::Crash { node: Node::Worker(2), restart: None }),
+        ]);
+        let endured = cluster.endure(OF_COPIES, &schedule).result;
+        let endured = endured.unwrap_or_else(|failure| panic!("{coordinators}: {failure}"));
+        assert_eq!(endured.changes.rollbacks, 0, "{:?}", endured.changes);
+        endured.completed
+    };
+    assert_eq!(completed(1), 1, "only after the fault");
+    assert!(completed(3) > 1, "one under another leader, and one after the fault");
+}
+
+/// All of it at random, with ordinary crashes.
+#[test]
+fn misleading_evidence_is_borne() {
+    let rates = Rates {
+        refusals: 6.0,
+        deaf_coordinators: 4.0,
+        misstatements: 6.0,
+        worker_crashes: 4.0,
+        joins: 6.0,
+        drains: 4.0,
+        ..Rates::none()
+    };
+    let cluster = simulation(rates, Prepare::default());
+    for seed in 0..60 {
+        let result = cluster.simulate(seed).result;
+        result.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    }
+}

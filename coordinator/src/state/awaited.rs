@@ -1,0 +1,67 @@
+//! The owners of parameter shards that a change of generation waits for, and for how long.
+//!
+//! A leader tells now and then how long it and the leaders before it have listened for each of them
+//! in vain: a later leader goes on from there. No wall clock takes part: those of coordinators
+//! differ, and an owner cannot answer while no coordinator listens.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::{Generation, WorkerId};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::{State, Verdict};
+
+/// An owner that a change of generation waits for.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AwaitedOwner {
+    /// Its id.
+    pub worker: WorkerId,
+    /// For how long leaders have listened for it in vain, while another worker answered,
+    /// milliseconds.
+    pub waited_ms: u64,
+}
+
+/// The owners that a change of generation waits for.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct AwaitedOwners {
+    /// For how long leaders have listened for each of them in vain, milliseconds.
+    owners: BTreeMap<WorkerId, u64>,
+    /// Since when the wait lasts, whichever owners it is for: for people, by the wall clock of the
+    /// leader that told it first, milliseconds of Unix time.
+    since: Option<u64>,
+}
+
+impl AwaitedOwners {
+    /// Since when the wait lasts, milliseconds of Unix time.
+    pub fn since(&self) -> Option<u64> {
+        self.since
+    }
+
+    /// For how long leaders have listened for this owner in vain, milliseconds; 0 if the wait is
+    /// not for it.
+    pub fn waited_ms(&self, worker: WorkerId) -> u64 {
+        self.owners.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// The owners that the wait is for, by id.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = WorkerId> {
+        self.owners.keys().copied()
+    }
+}
+
+impl State {
+    pub(super) fn await_owners(
+        &mut self,
+        unix_ms: u64,
+        generation: Generation,
+        owners: &[AwaitedOwner],
+    ) -> Result<Verdict, String> {
+        if generation != self.generation() {
+            return Err(format!("the change after generation {generation} is over"));
+        }
+        let since = (!owners.is_empty()).then(|| self.awaited.since.unwrap_or(unix_ms));
+        let owners = owners.iter().map(|owner| (owner.worker, owner.waited_ms)).collect();
+        self.awaited = AwaitedOwners { owners, since };
+        Ok(Verdict::Accepted)
+    }
+}
