@@ -7,7 +7,7 @@
 mod add;
 mod recover;
 mod remove;
-mod room;
+pub(crate) mod room;
 mod status;
 mod transfer;
 

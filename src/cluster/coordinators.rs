@@ -220,12 +220,13 @@ impl Coordinators {
     }
 
     /// Asks until somebody answers. If nobody does for long, the processes that cannot be asked are
-    /// started again.
+    /// started again; one that waits for its disk may need a moment to go on after that.
     async fn ask<T>(
         &mut self,
         directory: &Directory,
         mut question: impl AsyncFnMut(&mut Operator) -> Result<T, OperatorError>,
     ) -> Result<T, ClusterError> {
+        let mut asked_in_vain = 0;
         loop {
             let members = self.members();
             let Self { seats, operator, daemons, wait, .. } = self;
@@ -237,8 +238,9 @@ impl Coordinators {
             };
             let Err(OperatorError::Unanswered(reason)) = answer else { return Ok(answer?) };
             tracing::warn!(reason, "the coordinators are asked anew");
+            asked_in_vain += 1;
             let deaf = seats.iter_mut().filter(|seat| !operator.hears(seat.address()));
-            deaf.for_each(Seat::kill);
+            deaf.for_each(|seat| seat.doubt(asked_in_vain));
         }
     }
 

@@ -42,7 +42,7 @@ pub(super) fn await_room(
     tracing::warn!(%error, ?within, "its directory cannot be used: it goes on when that is over");
     while Instant::now() < deadline {
         thread::sleep(LOOK);
-        if has_room(dir) && log_inode(dir) == log {
+        if probe(dir).is_ok() && log_inode(dir) == log {
             tracing::warn!("its directory can be used again: it goes on");
             return true;
         }
@@ -61,11 +61,16 @@ pub(super) fn is_gone(error: &(dyn Error + 'static)) -> bool {
     cause(error) == Some(io::ErrorKind::NotFound)
 }
 
-fn has_room(dir: &Path) -> bool {
+/// Tries whether a coordinator's directory takes as much as the coordinator needs to go on.
+/// The coordinator and its launcher may try at once.
+///
+/// # Errors
+/// Why the directory takes nothing.
+pub(crate) fn probe(dir: &Path) -> io::Result<()> {
     let probe = dir.join("room.tmp");
     let written = std::fs::write(&probe, vec![0; ENOUGH]);
     let _ = std::fs::remove_file(&probe); // what is left of it is written over next time
-    written.is_ok()
+    written
 }
 
 fn is_of_a_place(error: &(dyn Error + 'static)) -> bool {

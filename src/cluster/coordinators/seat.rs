@@ -11,6 +11,7 @@ use crate::cluster::Directory;
 use crate::cluster::error::ClusterError;
 use crate::cluster::files::{is_of_a_place, is_of_missing_file};
 use crate::cluster::process::{CoordinatorStart, Daemons, Origin, Process, Starting};
+use crate::coordinator::room;
 
 /// A coordinator of this launcher.
 pub(in crate::cluster) struct Seat {
@@ -127,10 +128,16 @@ impl Seat {
         Ok(())
     }
 
-    /// Ends a process that cannot be asked: another takes its place.
-    pub(super) fn kill(&mut self) {
-        if let Stage::Runs(process) = &mut self.stage {
-            tracing::warn!(coordinator = self.number, "it does not answer, and is killed");
+    /// The process could not be asked, so often in a row. It waits for its disk by itself; for
+    /// anything else it is ended at the second time, and another takes its place.
+    pub(super) fn doubt(&mut self, asked_in_vain: u32) {
+        let Stage::Runs(process) = &mut self.stage else { return };
+        let number = self.number;
+        if let Err(error) = room::probe(&self.home) {
+            let directory = self.home.display();
+            tracing::warn!(number, %directory, %error, "a coordinator waits for its disk");
+        } else if asked_in_vain > 1 {
+            tracing::warn!(number, "a coordinator does not answer, and is killed");
             process.kill();
         }
     }
