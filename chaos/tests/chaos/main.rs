@@ -11,3 +11,4 @@ mod scaled;
 mod simulated;
 mod skipped;
 mod support;
+mod trained;

@@ -374,7 +374,7 @@ impl Core {
 
     /// A worker that was no member is forgotten; or it has become one, and is missed.
     pub(super) fn lost(&mut self, now: Time, worker: WorkerId, verdict: &Verdict) {
-        if *verdict == Verdict::Accepted {
+        if *verdict == Verdict::Accepted || !self.state.is_present(worker) {
             self.forget(worker);
         }
         if matches!(self.phase, Phase::Steady) {

@@ -31,7 +31,7 @@ pub(super) struct Progress {
 }
 
 /// No device of a run gets on: none of its workers could take the place of another.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct Standstill {
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,

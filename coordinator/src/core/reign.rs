@@ -44,11 +44,12 @@ impl Core {
     }
 
     /// This coordinator leads from now on. What it knows of workers is that they are registered:
-    /// everyone gets a fresh deadline.
+    /// each of them gets a fresh deadline. Workers of a run that is over are expected no more.
     pub(super) fn lead(&mut self, now: Time, term: Term) {
         self.reign = Reign::Leads(term);
         self.begin_anew(now);
-        self.silence = Silence::begin(now, self.state.present().map(|(worker, _)| worker));
+        let workers = self.state.present().map(|(worker, _)| worker);
+        self.silence = Silence::begin(now, workers.filter(|_| self.running()));
         self.reached = self.state.record().map_or(Step(0), |record| record.resume);
         self.receive_waiting(now);
         self.miss_departed(now);

@@ -70,11 +70,15 @@ struct Suspicion {
 }
 
 /// Many workers are missing at once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Outage {
     since: Time,
     /// Until when the missing workers are waited for.
     until: Time,
+    /// The workers that were missing when it was looked last before `until`.
+    awaited: BTreeSet<WorkerId>,
+    /// The workers that an earlier outage has waited for in vain: this one waits for them no more.
+    overdue: BTreeSet<WorkerId>,
 }
 
 /// A worker is heard: what that means for others.
@@ -241,8 +245,10 @@ impl Silence {
 
     /// Whether the worker is silent, and waited for all the same, since many fell silent together.
     pub(super) fn is_awaited(&self, now: Time, worker: WorkerId) -> bool {
-        let lasts = self.outage.is_some_and(|outage| now < outage.until);
-        lasts && self.is_silent(now, worker) && self.certainty(worker) <= Some(Certainty::Silent)
+        let is_excused = |outage: &Outage| now < outage.until && !outage.overdue.contains(&worker);
+        self.outage.as_ref().is_some_and(is_excused)
+            && self.is_silent(now, worker)
+            && self.certainty(worker) <= Some(Certainty::Silent)
     }
 
     /// Time has passed, and this coordinator was there.
@@ -251,36 +257,62 @@ impl Silence {
         self.look_for_outage(now);
     }
 
-    /// Many workers may be missing from now on, or not any more. Returns whether an outage begins.
+    /// Many workers may be missing from now on, or not any more. Returns whether an outage begins:
+    /// workers that an earlier one has waited for in vain make no new one.
     pub(super) fn look_for_outage(&mut self, now: Time) -> bool {
-        let missing = self.missing(now).count();
-        if missing < 2 || !self.are_many(missing) {
-            // Those that are left have as long as any other worker that returns from an outage.
-            let waits = missing > 0 || self.spared.values().any(|until| now < *until);
-            let lasting = self.outage.filter(|outage| waits && now < outage.until);
-            let until = |outage: Outage| outage.until.min(now + RETURN);
-            self.outage = lasting.map(|outage| Outage { until: until(outage), ..outage });
-            if self.outage.is_none() {
-                self.returned.clear();
-                self.spared.clear();
-            }
+        let missing: BTreeSet<WorkerId> = self.missing(now).collect();
+        if !self.is_outage(missing.len()) {
+            self.wane(now, !missing.is_empty());
             return false;
         }
         let all = self.heard.keys().filter(|worker| !self.is_dead(**worker)).count();
-        let begins = self.outage.is_none();
-        let outage = self.outage.get_or_insert(Outage { since: now, until: now + OUTAGE });
-        if missing == all {
-            outage.until = outage.until.max(now + RETURN);
+        let mut overdue = BTreeSet::new();
+        if let Some(outage) = &mut self.outage {
+            if missing.len() == all {
+                outage.until = outage.until.max(now + RETURN);
+            }
+            if now < outage.until {
+                outage.overdue.retain(|worker| missing.contains(worker));
+                outage.awaited = missing;
+                return false;
+            }
+            overdue = missing.intersection(&outage.awaited).copied().collect();
+            if !self.is_outage(missing.len() - overdue.len()) {
+                return false;
+            }
         }
-        begins
+        let (since, until, awaited) = (now, now + OUTAGE, missing);
+        self.outage = Some(Outage { since, until, awaited, overdue });
+        true
+    }
+
+    /// Few workers are missing. Those that are left have as long as any other worker that returns
+    /// from an outage.
+    fn wane(&mut self, now: Time, is_any_missing: bool) {
+        let waits = is_any_missing || self.spared.values().any(|until| now < *until);
+        match &mut self.outage {
+            Some(outage) if waits && now < outage.until => {
+                outage.until = outage.until.min(now + RETURN);
+            }
+            _ => {
+                self.outage = None;
+                self.returned.clear();
+                self.spared.clear();
+            }
+        }
+    }
+
+    /// Whether so many workers that are missing at once are an outage.
+    fn is_outage(&self, missing: usize) -> bool {
+        missing >= 2 && self.are_many(missing)
     }
 
     /// How many workers are silent, and for how long at least one of them has been, if that is an
     /// outage.
     pub(super) fn outage(&self, now: Time) -> Option<(usize, Duration)> {
-        let outage = self.outage?;
-        let silent = self.missing(now).filter(|worker| self.is_silent(now, *worker));
-        Some((silent.count(), now.since(outage.since) + PATIENCE))
+        let outage = self.outage.as_ref().filter(|outage| now < outage.until)?;
+        let silent = self.missing(now).filter(|worker| self.is_silent(now, *worker)).count();
+        (silent > 0).then(|| (silent, now.since(outage.since) + PATIENCE))
     }
 
     /// Workers that are silent or suspected, and may live.

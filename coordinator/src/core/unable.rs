@@ -17,8 +17,7 @@ use super::silence::{Certainty, Doubt};
 use super::workers::bounded;
 use super::{Core, LinkId};
 
-/// Workers that still build the run have so long to show that they can: after that it is not
-/// waited for others that would come.
+/// Workers that still build the run, or are yet to come, have so long to show that they can.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The workers, and why.
@@ -120,7 +119,8 @@ impl Core {
         let hopeless = self.unable.hopeless().count();
         let waiting = self.unable.reasons.len() - hopeless;
         let able = self.links.registered().len() + self.workers_in(building).len() + waiting;
-        let is_due = able == 0 || now.since(since) >= PATIENCE;
+        let all_came = hopeless >= run.start_workers as usize;
+        let is_due = able == 0 && all_came || now.since(since) >= PATIENCE;
         let first = self.unable.hopeless().next();
         let Some((name, reason)) = first.filter(|_| is_due && able < run.start_workers as usize)
         else {

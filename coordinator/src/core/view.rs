@@ -175,8 +175,8 @@ impl Core {
             Standing::Member | Standing::Leaving if self.silence.is_suspected(worker) => {
                 WorkerState::Suspected
             }
-            _ if self.results.contains_key(&worker) => WorkerState::Finished,
             Standing::Leaving => WorkerState::Leaving,
+            _ if self.results.contains_key(&worker) => WorkerState::Finished,
             Standing::Member => WorkerState::Training,
             Standing::Registered if self.feeds.lessons().contains_key(&worker) => {
                 WorkerState::Learning

@@ -1,10 +1,13 @@
 //! Answers as JSON, with the keys of `cluster.json`, `events.jsonl` and `metrics.jsonl`. Pure.
 
+use std::time::Duration;
+
 use everstep_transport::protocol::question::CoordinatorStanding;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Overview, Place};
+use crate::core::ClusterView;
 use crate::standing::standing;
 
 /// Most things in one answer of those that are numbered.
@@ -51,9 +54,19 @@ pub(super) fn status(overview: &Overview) -> Value {
         "bitwise": view.divergence.is_none(),
         "bitwise_reason": view.divergence,
         "waiting": view.waiting,
+        "owners_awaited": view.owners_awaited,
+        "model_awaited": view.model_awaited,
+        "standstill": view.standstill,
+        "outage": view.outage.map(|(silent, span)| outage(view, silent, span)),
+        "unable": view.unable.iter().map(|(name, why)| (name, &why.words)).collect::<Vec<_>>(),
         "unreachable": view.unreachable,
         "under_protected": overview.under_protected,
     })
+}
+
+fn outage(view: &ClusterView, silent: usize, span: Duration) -> Value {
+    let since = view.now_unix_ms.saturating_sub(span.as_millis() as u64); // of this century
+    json!({ "silent": silent, "since_unix_ms": since })
 }
 
 /// The coordinators, as far as this one knows them.
@@ -80,7 +93,10 @@ pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::ModelAwaited;
+
     use super::*;
+    use crate::core::Standstill;
     use crate::http::tests::overview;
 
     #[test]
@@ -104,6 +120,31 @@ mod tests {
         assert_eq!(status["under_protected"], lapse);
         assert_eq!(status["waiting"], Value::Null);
         assert_eq!((&status["bitwise"], &status["bitwise_reason"]), (&true.into(), &Value::Null));
+    }
+
+    #[test]
+    fn the_status_says_in_figures_what_a_run_waits_for() {
+        let mut overview = overview();
+        let view = &mut overview.cluster;
+        view.now_unix_ms = 9_000;
+        view.outage = Some((2, Duration::from_secs(4)));
+        view.standstill = Some(Standstill { since_unix_ms: 7_000, reason: "slow".into() });
+        view.model_awaited = Some(ModelAwaited { failed: None, since_unix_ms: 8_000 });
+        let told = status(&overview);
+        assert_eq!(told["outage"], json!({ "silent": 2, "since_unix_ms": 5_000 }));
+        assert_eq!(told["standstill"], json!({ "since_unix_ms": 7_000, "reason": "slow" }));
+        assert_eq!(told["model_awaited"]["since_unix_ms"], 8_000);
+        assert_eq!((&told["owners_awaited"], &told["waiting"]), (&Value::Null, &Value::Null));
+        let text = crate::http::metrics::text(&overview);
+        for line in [
+            "everstep_waiting 1",
+            "everstep_waiting_seconds{what=\"owners\"} 0",
+            "everstep_waiting_seconds{what=\"store\"} 1",
+            "everstep_waiting_seconds{what=\"devices\"} 2",
+            "everstep_waiting_seconds{what=\"network\"} 4",
+        ] {
+            assert!(text.lines().any(|there| there == line), "{line} is not in:\n{text}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! worker's id or name, but for what it computes on, and how that does. A pure function.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{Device, GpuId, Telemetry};
@@ -51,8 +52,15 @@ fn run(page: &mut Page, Overview { cluster, under_protected, .. }: &Overview) {
     page.gauge("everstep_world_size", "Members of the current generation.", world_size);
     let min = run.map_or(0, |run| run.min_workers);
     page.gauge("everstep_min_workers", "Below so many members the run waits.", f64::from(min));
-    let waiting = flag(cluster.waiting.is_some());
-    page.gauge("everstep_waiting", "Whether the run waits for workers.", waiting);
+    let waits = cluster.waits();
+    let is_waiting = waits.iter().any(|(_, span)| span.is_some());
+    page.gauge("everstep_waiting", "Whether the run waits for anything.", flag(is_waiting));
+    let help = "How long the run has waited: for workers, for silent owners of parameter shards, \
+                for a store that takes the model, for devices that get on, or for a network that \
+                reaches workers; 0 where it does not wait.";
+    let seconds = |span: Option<Duration>| span.unwrap_or_default().as_secs_f64();
+    let spans = waits.map(|(what, span)| ("what", what, seconds(span)));
+    page.labelled("everstep_waiting_seconds", "gauge", help, &spans);
     let help = "Whether a change of generation is under way.";
     page.gauge("everstep_changing", help, flag(cluster.changing));
     let help = "Pairs of members that cannot reach each other, and cannot be left out.";

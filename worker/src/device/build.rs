@@ -77,13 +77,14 @@ pub fn build(
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
     let batch = first_batch(run, &sampler, dataset.as_ref());
     let fingerprint = fingerprint(run, &layout, dataset.as_ref());
-    let digest = run_digest(run, &fingerprint);
+    let probe = probe(compute.as_mut(), &batch)?;
+    let digest = run_digest(run, &fingerprint, probe);
     let path = place.dir.as_ref().map(|dir| model_path(dir, &digest));
     let registration = Registration {
         incarnation: place.incarnation,
         address: place.address,
         fingerprint,
-        probe: probe(compute.as_mut(), &batch)?,
+        probe,
         zone: place.zone.clone(),
         device: described(run, compute.as_ref()),
         model: path.as_deref().map(stated),

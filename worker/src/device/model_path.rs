@@ -19,15 +19,17 @@ pub const RUN_KEY: &str = "everstep.run";
 const MAX_HEAD_BYTES: u64 = 100_000_000;
 
 /// A digest, hexadecimal, of what decides the bits of a run's weights. The run's name, the place of
-/// its data, and the numbers of workers and copies do not. Two runs of one digest train the same
-/// weights, so either may write the other's file.
-pub fn run_digest(run: &RunSpec, fingerprint: &Fingerprint) -> String {
+/// its data, its time-outs, and the numbers of workers and copies do not. `probe` is the digest of
+/// what this worker computes of the first micro-batch: another kind of device computes other bits.
+/// Two runs of one digest train the same weights, so either may write the other's file.
+pub fn run_digest(run: &RunSpec, fingerprint: &Fingerprint, probe: u64) -> String {
     let mut decides = RunSpec { name: String::new(), give_up_after_ms: None, ..run.clone() };
+    decides.hang_after_ms = Default::default();
     decides.data.path.clear();
     (decides.min_workers, decides.start_workers, decides.copies) = (1, 1, 1);
     let mut hasher = blake3::Hasher::new();
     hasher.update(&serde_json::to_vec(&decides).expect("a specification is plain data"));
-    hasher.update(&fingerprint.model).update(&fingerprint.data);
+    hasher.update(&fingerprint.model).update(&fingerprint.data).update(&probe.to_le_bytes());
     hasher.finalize().to_hex()[..16].to_string()
 }
 
@@ -88,13 +90,14 @@ mod tests {
         let (model, data) = ([1; 32], [2; 32]);
         let same = Fingerprint { model, data, parameters: 9, shards: 1, samples: 9 };
         let run = exemplars::run();
-        let digest = run_digest(&run, &same);
+        let digest = run_digest(&run, &same, 1);
         let more = run.copies + 1;
         let larger =
             RunSpec { name: "other".into(), start_workers: 9, copies: more, ..run.clone() };
-        assert_eq!(run_digest(&larger, &same), digest);
-        assert_ne!(run_digest(&RunSpec { seed: run.seed + 1, ..run.clone() }, &same), digest);
-        assert_ne!(run_digest(&run, &Fingerprint { data: [3; 32], ..same }), digest, "other data");
+        assert_eq!(run_digest(&larger, &same, 1), digest);
+        assert_ne!(run_digest(&RunSpec { seed: run.seed + 1, ..run.clone() }, &same, 1), digest);
+        assert_ne!(run_digest(&run, &same, 2), digest, "another kind of device");
+        assert_ne!(run_digest(&run, &Fingerprint { data: [3; 32], ..same }, 1), digest);
     }
 
     #[test]

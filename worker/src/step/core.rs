@@ -396,12 +396,13 @@ impl Core {
 
     // Ends.
 
-    /// No coordinator answers. A registered worker may hold what a run lives on, and goes on until
-    /// one does, or until time is up for it; one that is to leave and is no member may go.
+    /// No coordinator answers for long. A worker that was ever let in waits until one does: it may
+    /// hold what a run lives on, and its join token may be used up. A worker that is to leave and is
+    /// no member may go. A worker that never met a coordinator was probably given a wrong address.
     fn abandoned(&mut self, reason: &str) {
         if self.drains && self.member().is_none() {
             self.end(Exit::Drained);
-        } else if self.worker.is_none() {
+        } else if self.worker.is_none() && !self.leader.has_met_any() {
             self.end(Exit::Failed(format!("no coordinator can be reached: {reason}")));
         }
     }

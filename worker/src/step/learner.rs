@@ -113,7 +113,7 @@ impl Learner {
     /// are no part of this: a member fetches those that it lacks when its generation begins.
     pub fn is_ready(&self) -> bool {
         self.stage == Stage::Fed
-            && (self.roster.record().waiting || self.learning.has_heard())
+            && (self.setup.starts_no_step(self.roster.record()) || self.learning.has_heard())
             && self.learning.is_current(&self.holdings)
             && self.has_every_line()
     }
@@ -282,7 +282,7 @@ impl Learner {
         let mut scene = Scene {
             worker: *worker,
             roster,
-            state_parts: setup.state_parts(),
+            setup,
             promised: *stage == Stage::Promised,
             holdings,
             out,

@@ -25,6 +25,7 @@ use self::window::Window;
 use super::event::{Admission, Effect, Gradient};
 use super::holdings::Holdings;
 use super::roster::Roster;
+use super::setup::Setup;
 use super::version::Version;
 
 /// With so many bytes of gradients waiting, no shard keeps more of them than at first.
@@ -48,8 +49,7 @@ pub(super) struct Learning {
 pub(super) struct Scene<'a> {
     pub worker: WorkerId,
     pub roster: &'a Roster,
-    /// Master weights and moments: so many tensors make up a shard's state.
-    pub state_parts: usize,
+    pub setup: &'a Setup,
     /// A newer generation is promised: nobody is asked for anything.
     pub promised: bool,
     pub holdings: &'a mut Holdings,
@@ -65,12 +65,13 @@ pub(super) struct Head {
 }
 
 impl Scene<'_> {
-    /// Whether no step is under way: the generation waits, or its last commit holds. What an owner
-    /// has now is of the last commit, and every later gradient will come.
+    /// Whether no step is under way: the generation starts none, or its last commit holds. What an
+    /// owner has now is of the last commit, and every later gradient will come.
     fn pauses(&self) -> bool {
         let record = self.roster.record();
         let last = self.holdings.commit.as_ref();
-        record.waiting || last.is_some_and(|last| last.hold && last.generation == record.number)
+        let holds = last.is_some_and(|last| last.hold && last.generation == record.number);
+        holds || self.setup.starts_no_step(record)
     }
 }
 
@@ -182,7 +183,7 @@ impl Learning {
         }
         if let Some(lesson) = self.lessons.get_mut(&shard) {
             self.window.take(values.as_bytes().len());
-            let job = lesson.part(values, scene.state_parts);
+            let job = lesson.part(values, scene.setup.state_parts());
             if job.is_some() {
                 scene.holdings.copies.remove(&shard);
             }
@@ -255,7 +256,8 @@ impl Learning {
         if scene.promised {
             return;
         }
-        let size = |shard| scene.roster.length(shard) * size_of::<f32>() * scene.state_parts;
+        let parts = scene.setup.state_parts();
+        let size = |shard| scene.roster.length(shard) * size_of::<f32>() * parts;
         let under_way = self.lessons.iter().filter(|(_, lesson)| lesson.is_under_way());
         let mut under_way: usize = under_way.map(|(shard, _)| size(*shard)).sum();
         let pauses = scene.pauses();

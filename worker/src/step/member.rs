@@ -205,7 +205,8 @@ impl Member {
     /// Whether it has learned all that it was fed.
     pub fn is_ready(&self) -> bool {
         let current = |learning: &Learning| learning.is_current(&self.holdings);
-        let heard = |learning: &Learning| learning.has_heard() || self.plan.record().waiting;
+        let rests = self.setup.starts_no_step(self.plan.record());
+        let heard = |learning: &Learning| rests || learning.has_heard();
         self.learning.as_ref().is_some_and(|learning| heard(learning) && current(learning))
     }
 
@@ -354,7 +355,7 @@ impl Member {
         let mut scene = Scene {
             worker: plan.worker(),
             roster: plan.roster(),
-            state_parts: setup.state_parts(),
+            setup,
             promised: pace.is_promised(),
             holdings,
             out,

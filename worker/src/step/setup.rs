@@ -4,7 +4,7 @@
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::schedule::Schedule;
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{Record, RunSpec, Step};
 
 use super::scaling::Scaling;
 use crate::optimize;
@@ -31,6 +31,11 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Whether members of this record start no step: the run waits, or its last step is committed.
+    pub fn starts_no_step(&self, record: &Record) -> bool {
+        record.waiting || record.resume >= Step(self.run.steps)
+    }
+
     /// How many tensors a parameter shard's state has: master weights and moments.
     pub fn state_parts(&self) -> usize {
         let optimizer = optimize::optimizer(&self.run);

@@ -53,11 +53,18 @@ fn training_outlives_the_link_to_the_coordinator() {
 }
 
 #[test]
-fn who_is_not_registered_gives_up_when_no_coordinator_answers() {
-    let mut solo = Solo::registered(STRANGER);
-    solo.hear(Message::Evicted { worker: STRANGER });
-    solo.give(Input::CoordinatorGone("nobody answers".into()));
-    assert!(matches!(exit(&mut solo), Some(Exit::Failed(_))));
+fn a_worker_gives_up_without_a_coordinator_only_if_it_never_met_one() {
+    let gives_up = |has_met: bool| {
+        let mut solo = Solo::registered(STRANGER);
+        solo.hear(Message::Evicted { worker: STRANGER });
+        if has_met {
+            let (revision, term, leader, members) = (1, TERM, None, Vec::new());
+            solo.hear(Message::Coordinators { revision, term, leader, members });
+        }
+        solo.give(Input::CoordinatorGone("nobody answers".into()));
+        matches!(exit(&mut solo), Some(Exit::Failed(_)))
+    };
+    assert_eq!([false, true].map(gives_up), [true, false]);
 }
 
 #[test]

@@ -21,11 +21,14 @@ impl Core {
             return self.pause(now);
         }
         self.start(now);
-        if !matches!(self.phase, Phase::Steady) || self.is_over() {
+        let finishes = self.is_over() && self.model_awaited().is_none();
+        if !matches!(self.phase, Phase::Steady) || finishes {
             return;
         }
-        let Some(record) = self.state.record() else { return };
-        let (waiting, learners) = (record.waiting, self.learners(now));
+        let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
+        let is_trained = record.resume >= Step(run.steps);
+        let rests = record.waiting || is_trained;
+        let learners = self.learners(now);
         let frees = frees_somebody(record, &learners.leaving);
         if self.feeds.are_outdated(now, record.number, &learners) {
             self.feed(now, learners);
@@ -33,9 +36,11 @@ impl Core {
         for learner in self.feeds.repeat(now) {
             self.say_feed(learner);
         }
-        if (frees || self.feeds.are_due(now)) && self.all_are_linked() {
-            if waiting { self.pause(now) } else { self.hold(now) }
-        } else if !waiting {
+        // Nothing can be learned of a last step that the record does not state: no commit follows.
+        let lacks_record = self.is_over() && !is_trained && !self.feeds.lessons().is_empty();
+        if lacks_record || (frees || self.feeds.are_due(now)) && self.all_are_linked() {
+            if rests || self.is_over() { self.pause(now) } else { self.hold(now) }
+        } else if !rests {
             self.hold_back(now);
         }
     }
@@ -59,7 +64,8 @@ impl Core {
         }
     }
 
-    /// The last step is committed, and members only finish: no change is worth its while.
+    /// The last step is committed. Members only finish, and no change is worth its while, unless
+    /// the model waits for a place: that may take long, and the weights are in memory alone.
     pub(in crate::core) fn is_over(&self) -> bool {
         self.state.run().is_some_and(|run| self.reached >= Step(run.steps))
     }

@@ -145,3 +145,38 @@ fn a_writer_that_may_not_have_heard_is_told_again_and_another_leader_tells_it_to
     world.pass(100, &[again]);
     assert_eq!(told(&mut world, again), 1);
 }
+
+/// A trained run of workers without a directory: its weights are in memory alone, perhaps for long.
+fn trained_without_a_place(workers: u32) -> (World, Vec<LinkId>) {
+    let mut world = World::with_run(RunSpec { copies: 2, ..run_of(workers) });
+    let links: Vec<_> = (1..=u64::from(workers)).map(|n| join(&mut world, n, None)).collect();
+    train(&mut world, &links);
+    world.pass(500, &links);
+    assert!(world.watch(0, 0).model_awaited.is_some());
+    (world, links)
+}
+
+#[test]
+fn i6_copies_are_repaired_while_the_model_waits_for_a_place() {
+    let (mut world, links) = trained_without_a_place(3);
+    world.kill(links[2]);
+    world.pass(3_000, &links[..2]);
+    assert_eq!((world.members().len(), world.protection()), (2, 1), "they learn");
+    links[..2].iter().for_each(|link| world.learn(*link));
+    world.pass(1_000, &links[..2]);
+    assert_eq!((world.members().len(), world.protection()), (2, 2));
+    assert_eq!(world.record().resume, Step(20));
+}
+
+#[test]
+fn a_worker_leaves_while_the_model_waits_for_a_place() {
+    let (mut world, links) = trained_without_a_place(3);
+    let worker = world.id(links[2]);
+    world.say(links[2], Message::Leave);
+    world.pass(1_000, &links);
+    assert!(world.words(links[2]).contains(&"drain"), "others have copies of all that it holds");
+    assert!(!world.members().contains(&worker));
+    links[..2].iter().for_each(|link| world.learn(*link));
+    world.pass(1_000, &links[..2]);
+    assert_eq!((world.protection(), world.record().resume), (2, Step(20)));
+}

@@ -62,6 +62,50 @@ fn i8_half_of_the_workers_may_stand_still_for_fifteen_seconds() {
     assert_eq!(world.record().resume, Step(5));
 }
 
+/// The workers of a run that is over are missed by no leader: an outage that lasts for ever would
+/// excuse nobody in the next run.
+#[test]
+fn i8_a_leader_that_begins_between_two_runs_expects_no_worker_of_the_first() {
+    let mut world = World::empty();
+    world.found(false);
+    let begin = |world: &mut World, seed: u64, names: [&str; 4]| {
+        world.request(2 * seed, Wish::Submit(RunSpec { seed, ..run_of(4) }));
+        let links = names.map(|name| world.worker(name));
+        assert_eq!(world.generation(), Generation(seed), "it has begun");
+        links
+    };
+    let links = begin(&mut world, 1, ["a", "b", "c", "d"]);
+    world.cancel(3);
+    links.iter().for_each(|link| drop(world.workers.remove(link)));
+    world.restart();
+    world.pass(30_000, &[]);
+    let links = begin(&mut world, 2, ["e", "f", "g", "h"]);
+    world.commit(1..=5);
+    let outage = |world: &World| world.core.cluster_view(world.now).outage;
+    world.pass(1_000, &links);
+    assert_eq!(outage(&world), None);
+    [links[1], links[3]].into_iter().for_each(|link| world.actor(link).mute = true);
+    world.pass(7_000, &[links[0], links[2]]);
+    let silent = outage(&world).map(|(silent, _)| silent);
+    assert_eq!((world.generation(), silent), (Generation(2), Some(2)));
+}
+
+/// Workers that stay silent for ever, and hold last copies, do not keep others from being excused.
+#[test]
+fn i8_a_second_outage_is_waited_out_as_the_first() {
+    let run = RunSpec { copies: 1, ..run_of(6) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=5);
+    links[4..].iter().for_each(|link| world.actor(*link).mute = true);
+    world.pass(40_000, &links[..4]);
+    assert_eq!(world.members().len(), 6, "the run waits for them");
+    links[2..4].iter().for_each(|link| world.actor(*link).mute = true);
+    world.pass(7_000, &links[..2]);
+    assert!(none_was_lost(&world));
+    let awaited = |link: LinkId| world.core.silence.is_awaited(world.now, world.id(link));
+    assert_eq!([links[2], links[3], links[4]].map(awaited), [true, true, false]);
+}
+
 /// Of four workers on a ring, two that are not neighbours hold no last copy.
 #[test]
 fn workers_that_stay_silent_together_are_left_out_if_the_others_can_go_on() {

@@ -72,6 +72,21 @@ impl ClusterView {
     pub fn step(&self) -> Step {
         self.line.as_ref().map_or(Step(0), |line| line.step)
     }
+
+    /// Each thing that the run may wait for, by name, and for how long it has waited.
+    pub fn waits(&self) -> [(&'static str, Option<Duration>); 5] {
+        let passed = |since: u64| Duration::from_millis(self.now_unix_ms.saturating_sub(since));
+        let owners = self.owners_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
+        let store = self.model_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
+        let devices = self.standstill.as_ref().map(|standstill| standstill.since_unix_ms);
+        [
+            ("workers", self.waiting.map(|waiting| passed(waiting.since_unix_ms))),
+            ("owners", owners.map(passed)),
+            ("store", store.map(passed)),
+            ("devices", devices.map(passed)),
+            ("network", self.outage.map(|(_, span)| span)),
+        ]
+    }
 }
 
 impl Core {

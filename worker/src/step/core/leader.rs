@@ -76,6 +76,11 @@ impl Leader {
         holds
     }
 
+    /// Whether a coordinator has ever said who the coordinators are.
+    pub(super) fn has_met_any(&self) -> bool {
+        self.revision > 0
+    }
+
     /// Nobody leads, as far as is known, until somebody lets this worker in again.
     pub(super) fn forget(&mut self) {
         self.link = None;

@@ -1,0 +1,58 @@
+//! Runs whose last step is committed, and whose model no store takes for long.
+
+use std::time::Duration;
+
+use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
+use everstep_chaos::simulate::Simulation;
+use everstep_chaos::toy;
+use everstep_chaos::world::{Node, Tally};
+use everstep_transport::protocol::run::Precision;
+use everstep_transport::time::Time;
+
+/// A seed whose run has three owners of each parameter shard, and goes on with one worker.
+const OF_THREE_COPIES: u64 = 5;
+
+/// Four workers train twenty steps within five seconds, and their stores are full for a minute.
+/// Every ten seconds from then on another one of these faults happens; what the run makes of them.
+fn while_stores_are_full(faults: Vec<Fault>) -> Tally {
+    let span = Duration::from_secs(70);
+    let cluster = Simulation::of(toy::long_run(), 4, span, Rates::none()).expect("faultless");
+    let full = |slot| Fault::FullStore { node: Node::Worker(slot), span: Duration::from_secs(60) };
+    let at = |ms: u64, fault| (Time(0) + Duration::from_millis(ms), fault);
+    let mut schedule: Vec<_> = (0..5).map(|slot| at(100, full(slot))).collect();
+    schedule.extend(faults.into_iter().zip(1..).map(|(fault, turn)| at(10_000 * turn, fault)));
+    let simulation = cluster.precise(Precision::F32).coordinated(1);
+    let endured = simulation.endure(OF_THREE_COPIES, &Schedule(schedule)).result;
+    endured.unwrap_or_else(|failure| panic!("{failure}")).changes
+}
+
+fn crash(slot: usize) -> Fault {
+    Fault::Crash { node: Node::Worker(slot), restart: None }
+}
+
+fn drain(slot: usize, by: Asker) -> Fault {
+    Fault::Drain { node: Node::Worker(slot), by, grace: None }
+}
+
+/// Of four workers, three die one after the other: each time the copies are repaired in between.
+#[test]
+fn i6_a_trained_run_repairs_its_copies_while_its_model_waits() {
+    let changes = while_stores_are_full(vec![crash(3), crash(2), crash(1)]);
+    assert_eq!((changes.lost, changes.rollbacks), (3, 0), "{changes:?}");
+}
+
+#[test]
+fn workers_leave_a_trained_run_while_its_model_waits() {
+    let asked = vec![drain(3, Asker::Machine), drain(2, Asker::Operator), drain(1, Asker::Machine)];
+    let changes = while_stores_are_full(asked);
+    assert_eq!((changes.left, changes.lost, changes.rollbacks), (3, 0, 0), "{changes:?}");
+}
+
+/// A worker that comes after the last step takes over what the others hold.
+#[test]
+fn a_worker_joins_a_trained_run_and_all_others_leave_it() {
+    let join = Fault::Join { node: Node::Worker(4) };
+    let [a, b, c, d] = [0, 1, 2, 3].map(|slot| drain(slot, Asker::Machine));
+    let changes = while_stores_are_full(vec![join, a, b, c, d]);
+    assert_eq!((changes.left, changes.lost, changes.rollbacks), (4, 0, 0), "{changes:?}");
+}
