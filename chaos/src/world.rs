@@ -413,11 +413,21 @@ impl World {
     ) -> Result<(), Violation> {
         let Some(&place) = self.places.get(&worker) else { return Ok(()) };
         let machine = Node::Worker(self.workers[place].slot());
-        if self.is_gone(worker) || self.course.explains(self.now, (place, machine), coordinator) {
+        let explained = self.course.explains(self.now, (place, machine), coordinator)
+            || self.is_last_member(worker) && self.course.hides(self.now, place, coordinator);
+        if self.is_gone(worker) || explained {
             return Ok(());
         }
         let seen = format!("worker {worker} (process {place}) was lost for no reason: {reason}");
         Err(Violation { invariant: Invariant::I8, at: self.now, seen })
+    }
+
+    /// Whether all other members of the current generation are gone.
+    fn is_last_member(&self, worker: WorkerId) -> bool {
+        let record = self.checks.current_record();
+        let members = record.iter().flat_map(|record| &record.members);
+        let mut others = members.map(|member| member.worker).filter(|other| *other != worker);
+        others.all(|other| self.is_gone(other))
     }
 
     /// Whether a worker's process has ended, or has discarded all that it held as this worker.

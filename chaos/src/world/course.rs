@@ -286,9 +286,7 @@ impl Course {
     pub fn explains(&self, now: Time, (place, machine): (usize, Node), coordinator: usize) -> bool {
         let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= AFTERMATH);
         let listener = self.listeners.get(&coordinator);
-        let silent = listener.is_some_and(|listener| {
-            listener.silence(now, place) >= SILENT || recent(listener.silent.get(&place))
-        });
+        let silent = self.is_silent(now, place, coordinator);
         // A coordinator that began to listen meanwhile has heard nobody yet: it cannot tell.
         let reborn = self.isolated.is_some_and(|(since, until)| {
             let awake = listener.map_or(Time(0), |listener| listener.awake);
@@ -316,6 +314,20 @@ impl Course {
             || [&self.refused, &self.hung]
                 .into_iter()
                 .any(|ends| ends.get(&machine).is_some_and(|until| now <= *until + AFTERMATH))
+    }
+
+    fn is_silent(&self, now: Time, place: usize, coordinator: usize) -> bool {
+        let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= AFTERMATH);
+        self.listeners.get(&coordinator).is_some_and(|listener| {
+            listener.silence(now, place) >= SILENT || recent(listener.silent.get(&place))
+        })
+    }
+
+    /// Whether an isolation keeps a coordinator from hearing a process. That explains no loss, as
+    /// long as another worker is missing as well: one that is missing alone may have ended.
+    pub fn hides(&self, now: Time, place: usize, coordinator: usize) -> bool {
+        let lately = |(since, until): (Time, Time)| since <= now && now <= until + AFTERMATH;
+        self.isolated.is_some_and(lately) && self.is_silent(now, place, coordinator)
     }
 
     /// Whether a process was asked to leave.

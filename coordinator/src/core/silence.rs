@@ -258,17 +258,19 @@ impl Silence {
     }
 
     /// Many workers may be missing from now on, or not any more. Returns whether an outage begins:
-    /// workers that an earlier one has waited for in vain make no new one.
+    /// workers that an earlier one has waited for in vain make no new one. An outage goes on while
+    /// no worker is heard, however few of them may still live.
     pub(super) fn look_for_outage(&mut self, now: Time) -> bool {
         let missing: BTreeSet<WorkerId> = self.missing(now).collect();
-        if !self.is_outage(missing.len()) {
+        let all = self.heard.keys().filter(|worker| !self.is_dead(**worker)).count();
+        let hears_none = all > 0 && missing.len() == all;
+        if !self.is_outage(missing.len()) && !(hears_none && self.outage.is_some()) {
             self.wane(now, !missing.is_empty());
             return false;
         }
-        let all = self.heard.keys().filter(|worker| !self.is_dead(**worker)).count();
         let mut overdue = BTreeSet::new();
         if let Some(outage) = &mut self.outage {
-            if missing.len() == all {
+            if hears_none {
                 outage.until = outage.until.max(now + RETURN);
             }
             if now < outage.until {
@@ -377,6 +379,28 @@ mod tests {
         assert_eq!(silence.silent(at(2_300)), [], "nobody is heard any more");
         silence.tick(at(2_400));
         assert_eq!(silence.silent(at(2_400)), [], "all have fallen silent: an outage");
+    }
+
+    #[test]
+    fn i8_the_last_worker_that_may_live_is_waited_for_while_nobody_is_heard() {
+        let workers = [WorkerId(1), WorkerId(2), WorkerId(3)];
+        let mut silence = Silence::begin(at(0), workers.into_iter());
+        silence.tick(at(2_300));
+        for worker in [WorkerId(1), WorkerId(2)] {
+            let doubt = Doubt { reason: "its host says so".into(), certainty: Certainty::Dead };
+            silence.suspect(at(2_400), worker, doubt);
+        }
+        for ms in (2_400..60_000).step_by(100) {
+            silence.tick(at(ms));
+            assert_eq!(silence.silent(at(ms)), [], "after {ms} ms");
+        }
+        // Another worker comes, and is heard: the last one has as long as after any outage.
+        let waited = (60_000..70_000).step_by(100).find(|ms| {
+            silence.heard(at(*ms), WorkerId(4));
+            silence.tick(at(*ms));
+            !silence.silent(at(*ms)).is_empty()
+        });
+        assert!(waited.is_some_and(|ms| (65_000..67_000).contains(&ms)), "{waited:?}");
     }
 
     #[test]
