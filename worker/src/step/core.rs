@@ -397,8 +397,8 @@ impl Core {
     // Ends.
 
     /// No coordinator answers for long. A worker that was ever let in waits until one does: it may
-    /// hold what a run lives on, and its join token may be used up. A worker that is to leave and is
-    /// no member may go. A worker that never met a coordinator was probably given a wrong address.
+    /// hold what a run lives on, and its join token may be used up. A worker that is to leave and
+    /// is no member may go. One that never met a coordinator was probably given a wrong address.
     fn abandoned(&mut self, reason: &str) {
         if self.drains && self.member().is_none() {
             self.end(Exit::Drained);
