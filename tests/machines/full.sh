@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Errors of a place and errors of a run, with real disks: the directory that takes the model is full for ten seconds,
-# read-only, and gone; the disk of a whole local cluster is full for some seconds, then read-only, then its folder is
-# moved away; the data path of a run does not exist.
+# Errors of a place and errors of a run, with real disks: the directory that takes the model is full (meanwhile a worker
+# comes, and workers leave), read-only, and gone; the disk of a whole local cluster is full for some seconds, then
+# read-only, then its folder is moved away; the data path of a run does not exist.
 # Each time the status says so, no worker is lost, and the run completes, or fails once with the worker's words.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: full.sh [EVERSTEP], the program; default: target/release/everstep
@@ -55,18 +55,29 @@ mkdir "$out/disk"
 begin c here "$everstep" coordinator --dir "$out/c" --listen 127.0.0.1:0 --http none --bootstrap
 until_true 10 "the coordinator listens" test -s "$out/c.json"
 address=$(sed 's/.*"address":"\([^"]*\)".*/\1/' "$out/c.json")
-for number in 1 2; do
-    begin "w$number" here "$everstep" worker --coordinators "$address" --join "@$out/c/join.token" --dir "$out/disk" \
+start_worker() {
+    begin "$1" here "$everstep" worker --coordinators "$address" --join "@$out/c/join.token" --dir "$out/disk" \
         --device cpu
-done
+}
+# members COUNT: the generation has so many.
+members() { [ "$(ask worker ls --json | grep -o '"rank": *[0-9]' | wc -l)" = "$1" ]; }
+for name in w1 w2; do start_worker "$name"; done
 
-echo "1. the directory of the model is full for ten seconds"
+echo "1. the directory of the model is full; meanwhile a worker comes, and workers leave"
 mounted "$out/disk" -o size=1m
 head -c 1M /dev/zero > "$out/disk/ballast" 2>/dev/null || true
 submit full 1
 until_said "the model cannot be written: .*No space left on device" 60
 no_worker_is_lost
-sleep 10
+# The weights are in memory alone: another worker takes part in keeping them, and one may leave meanwhile.
+start_worker w3
+until_true 20 "the third worker holds what the others hold" members 3
+kill -TERM "${pid[w2]}"
+timeout 20 tail --pid="${pid[w2]}" -f /dev/null || fail "the second worker does not leave"
+start_worker w2
+until_true 20 "the second worker is back" members 3
+kill -TERM "${pid[w3]}"
+timeout 20 tail --pid="${pid[w3]}" -f /dev/null || fail "the third worker does not leave"
 rm "$out/disk/ballast"
 until_said "complete: all 200 steps; the model is .*:$out/disk/model.safetensors" 60
 [ -s "$out/disk/model.safetensors" ] || fail "there is no model"
