@@ -12,7 +12,7 @@
 //! expect.
 //!
 //! A leader that was given up and is heard again was slow, not gone: then ticks double for a while,
-//! as on a machine that has too much to do. They double too while the cluster is at rest.
+//! as on a machine that has too much to do.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,8 +57,6 @@ pub(super) struct Pace {
     given_up: Option<(ReplicaId, u64)>,
     /// When a leader was last given up too early.
     erred: Option<Time>,
-    /// The cluster is at rest.
-    rests: bool,
 }
 
 impl Pace {
@@ -71,13 +69,7 @@ impl Pace {
             told: LAN_TICK,
             given_up: None,
             erred: None,
-            rests: false,
         }
-    }
-
-    /// The cluster is at rest from now on, or is not any more.
-    pub(super) fn rest(&mut self, rests: bool) {
-        self.rests = rests;
     }
 
     /// Time has passed.
@@ -103,8 +95,7 @@ impl Pace {
     fn wanted(&self, told: Duration) -> Duration {
         let shortest = self.round_trips.values().map(|it| it.last.min(it.this));
         let longest = shortest.max().unwrap_or_default();
-        let is_slow = self.rests || self.erred.is_some();
-        let least = if is_slow { 2 * LAN_TICK } else { LAN_TICK };
+        let least = if self.erred.is_some() { 2 * LAN_TICK } else { LAN_TICK };
         (longest / TICKS_A_ROUND_TRIP).max(least).max(told).min(LONGEST_TICK)
     }
 

@@ -1,7 +1,7 @@
 //! When a replica has something to do by itself next, so that its driver may sleep until then.
 //!
-//! A cluster without a run is at rest: leaders say less often that they live, and ticks are longer
-//! (`pace.rs`). No training depends on a leader then. A run that is submitted ends the rest.
+//! A cluster without a run is at rest: leaders say less often that they live. Time-outs stay as
+//! they are, so a leader that has ended is noticed no later.
 
 use std::time::Duration;
 
@@ -26,7 +26,6 @@ impl Replica {
         if std::mem::replace(&mut self.rests, rests) != rests {
             let ticks = self.heartbeat();
             self.node.raft.set_heartbeat_timeout(ticks);
-            self.pace.rest(rests);
         }
     }
 

@@ -10,8 +10,7 @@ pub const LAN_TICK: Duration = Duration::from_millis(5);
 
 /// Ticks between a leader's heartbeats.
 pub(super) const HEARTBEAT: usize = 5;
-/// The same while the cluster is at rest, where a tick is twice as long: each heartbeat costs every
-/// replica a few wake-ups.
+/// The same while the cluster is at rest: each costs every replica a few wake-ups.
 pub(super) const HEARTBEAT_AT_REST: usize = 10;
 /// Ticks for which who has heard a leader elects no other, and within which a leader has to hear a
 /// majority. Below the shortest time-out, so that whoever runs out of patience does not find the

@@ -530,7 +530,7 @@ fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
         let mut heirs: Vec<_> = ids.into_iter().filter(|id| *id != leader).collect();
         world.deaf = Some(heirs.remove(deaf));
         world.give(leader, Input::HandOver);
-        world.pass(400); // at rest, where ticks are long
+        world.pass(200);
         assert_eq!(world.leader(), Some(heirs[0]), "{:?} is deaf", world.deaf);
     }
 }
