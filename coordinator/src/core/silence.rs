@@ -264,7 +264,8 @@ impl Silence {
         let missing: BTreeSet<WorkerId> = self.missing(now).collect();
         let all = self.heard.keys().filter(|worker| !self.is_dead(**worker)).count();
         let hears_none = all > 0 && missing.len() == all;
-        if !self.is_outage(missing.len()) && !(hears_none && self.outage.is_some()) {
+        let goes_on = hears_none && self.outage.is_some();
+        if !goes_on && !self.is_outage(missing.len()) {
             self.wane(now, !missing.is_empty());
             return false;
         }
