@@ -13,12 +13,7 @@ use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 use everstep_worker::plant::Plant as Bug;
 
-/// A seed whose run has more than one owner of each parameter shard.
-const OF_COPIES: u64 = 1;
-/// A seed whose run has three of each, and goes on with one worker.
-const OF_THREE_COPIES: u64 = 5;
-/// A seed whose run has one.
-const OF_ONE_COPY: u64 = 3;
+use crate::support::{OF_COPIES, OF_ONE_COPY, OF_THREE_COPIES};
 
 fn at(ms: u64, fault: Fault) -> (Time, Fault) {
     (Time(0) + Duration::from_millis(ms), fault)

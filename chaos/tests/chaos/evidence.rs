@@ -12,10 +12,7 @@ use everstep_coordinator::seat::Seat;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
-/// A seed whose run has one owner of each parameter shard.
-const OF_ONE_COPY: u64 = 3;
-/// A seed whose run has more than one.
-const OF_COPIES: u64 = 1;
+use crate::support::{OF_COPIES, OF_ONE_COPY};
 
 macro_rules! plant {
     ($plant:ident) => {

@@ -16,10 +16,10 @@ use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 use everstep_worker::plant::Plant;
 
+use crate::support::OF_ONE_COPY;
+
 /// Within so many seeds each is found.
 const SEEDS: u64 = 1_000;
-/// A seed whose run has one owner of each parameter shard.
-const OF_ONE_COPY: u64 = 3;
 
 /// Prepares the core with a bug, or the device.
 macro_rules! plant {

@@ -10,6 +10,13 @@ use everstep_chaos::world::{Failure, Finished, Passing, Prepare, Scenario, World
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
+/// A seed by which each parameter shard has one owner.
+pub const OF_ONE_COPY: u64 = 3;
+/// A seed by which each parameter shard has more than one owner.
+pub const OF_COPIES: u64 = 1;
+/// A seed by which each parameter shard has three owners, and one worker is enough to go on.
+pub const OF_THREE_COPIES: u64 = 5;
+
 /// Far more virtual time than any toy run needs.
 pub const LIMIT: Duration = Duration::from_secs(30);
 

@@ -1,4 +1,4 @@
-//! Runs whose last step is committed, and whose model no store takes for long.
+//! Runs that have committed their last step, while every store refuses the model for a minute.
 
 use std::time::Duration;
 
@@ -9,8 +9,7 @@ use everstep_chaos::world::{Node, Tally};
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
-/// A seed whose run has three owners of each parameter shard, and goes on with one worker.
-const OF_THREE_COPIES: u64 = 5;
+use crate::support::OF_THREE_COPIES;
 
 /// Four workers train twenty steps within five seconds, and their stores are full for a minute.
 /// Every ten seconds from then on another one of these faults happens; what the run makes of them.

@@ -11,19 +11,19 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Pool};
-use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
+use everstep_transport::protocol::message::Heartbeat;
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Cause, Chunk, Device, Generation, Message, ModelPlace, NodeName, Record, RunSpec, Shard, Step,
-    Term, WorkerId, codec, exemplars,
+    Cause, Chunk, Generation, Message, ModelPlace, NodeName, Record, RunSpec, Shard, Step, Term,
+    WorkerId, codec, exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::core::{Core, Identity};
 use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, LinkId, Parcel};
 
 use self::bench::Bench;
-use crate::support::{DATA_SHARDS, PARAMETERS};
+use crate::support::{DATA_SHARDS, PARAMETERS, registration};
 
 pub const TERM: Term = Term(1);
 pub const SAMPLES: u64 = 1_000;
@@ -125,26 +125,7 @@ impl Cluster {
     }
 
     pub fn built() -> Built {
-        let fingerprint = Fingerprint {
-            model: [0; 32],
-            data: [0; 32],
-            parameters: PARAMETERS as u64,
-            shards: 3,
-            samples: SAMPLES,
-        };
-        let address = (Ipv4Addr::LOCALHOST, 1).into();
-        let (zone, device, model, host) = (None, Device::default(), Some(place()), None);
-        let registration = Registration {
-            incarnation: 1,
-            address,
-            fingerprint,
-            probe: 0,
-            zone,
-            device,
-            model,
-            host,
-            machine: None,
-        };
+        let registration = registration((PARAMETERS, 3, SAMPLES), Some(place()));
         Built { registration, tokens_per_step: 1 }
     }
 

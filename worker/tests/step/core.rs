@@ -1,14 +1,12 @@
 //! The worker's core with a device that answers at once: what it tells the coordinator.
 
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce::Node;
-use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    DataShard, Device, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
+    DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
     exemplars,
 };
 use everstep_transport::time::Time;
@@ -16,7 +14,7 @@ use everstep_worker::data::Sampler;
 use everstep_worker::step::core::{Core, Identity};
 use everstep_worker::step::event::{Built, Effect, Input, Job, LinkId, Report};
 
-use crate::support::{GENERATION, record_of};
+use crate::support::{GENERATION, record_of, registration};
 
 const SAMPLES: u64 = 100;
 const WORKER: WorkerId = WorkerId(7);
@@ -46,26 +44,7 @@ impl Lone {
     /// Waits for a generation.
     fn registered(name: NodeName, run: RunSpec) -> Self {
         let mut lone = Self::new(name, &run);
-        let address: SocketAddr = (Ipv4Addr::LOCALHOST, 1).into();
-        let fingerprint = Fingerprint {
-            model: [0; 32],
-            data: [0; 32],
-            parameters: 1_024,
-            shards: 1,
-            samples: SAMPLES,
-        };
-        let (zone, device, model, host) = (None, Device::default(), None, None);
-        let registration = Registration {
-            incarnation: 1,
-            address,
-            fingerprint,
-            probe: 0,
-            zone,
-            device,
-            model,
-            host,
-            machine: None,
-        };
+        let registration = registration((1_024, 1, SAMPLES), None);
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
         lone.give(Input::CoordinatorUp { link: LINK, name: centre });
         lone.hear(Message::Welcome { run, term: Term(1) });

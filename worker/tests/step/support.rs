@@ -2,10 +2,11 @@
 
 use std::net::Ipv4Addr;
 
+use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Cause, DataShard, Generation, Member, NodeName, Ownership, Prepared, Rank, Record, Shard, Step,
-    Term, WorkerId,
+    Cause, DataShard, Device, Generation, Member, ModelPlace, NodeName, Ownership, Prepared, Rank,
+    Record, Shard, Step, Term, WorkerId,
 };
 use everstep_worker::step::plan::Plan;
 
@@ -77,4 +78,17 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
         compute_seconds: f64::from(rank),
         commit_seconds: f64::from(rank + 1),
     }
+}
+
+/// What a worker of a model of so many parameters states; `model` is where it could write the model.
+pub fn registration(
+    (parameters, shards, samples): (usize, u32, u64),
+    model: Option<ModelPlace>,
+) -> Registration {
+    let (parameters, model_digest, data) = (parameters as u64, [0; 32], [0; 32]);
+    let fingerprint = Fingerprint { model: model_digest, data, parameters, shards, samples };
+    let address = (Ipv4Addr::LOCALHOST, 1).into();
+    let (zone, device, host, machine) = (None, Device::default(), None, None);
+    let (incarnation, probe) = (1, 0);
+    Registration { incarnation, address, fingerprint, probe, zone, device, model, host, machine }
 }
