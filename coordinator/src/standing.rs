@@ -20,8 +20,7 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         return ended(end, Step(run.steps));
     }
     if let Some(awaited) = &view.owners_awaited {
-        let waited = view.now_unix_ms.saturating_sub(awaited.since_unix_ms);
-        let waited = seconds(Duration::from_millis(waited));
+        let waited = seconds(view.since(awaited.since_unix_ms));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
     }
     if let Some(waiting) = view.waiting {
@@ -31,8 +30,7 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         return ("waiting", words);
     }
     if let Some(awaited) = &view.model_awaited {
-        let waited = view.now_unix_ms.saturating_sub(awaited.since_unix_ms);
-        let waited = seconds(Duration::from_millis(waited));
+        let waited = seconds(view.since(awaited.since_unix_ms));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
     }
     if let Some((silent, span)) = view.outage {
@@ -45,8 +43,7 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         return ("cut_off", words);
     }
     if let Some(standstill) = &view.standstill {
-        let waited = view.now_unix_ms.saturating_sub(standstill.since_unix_ms);
-        let waited = seconds(Duration::from_millis(waited));
+        let waited = seconds(view.since(standstill.since_unix_ms));
         let words = format!(
             "waiting for {waited}: no device gets on; step {step} of {steps} was the last; {}",
             standstill.reason

@@ -73,9 +73,14 @@ impl ClusterView {
         self.line.as_ref().map_or(Step(0), |line| line.step)
     }
 
+    /// How long ago a moment was, in milliseconds of Unix time.
+    pub fn since(&self, unix_ms: u64) -> Duration {
+        Duration::from_millis(self.now_unix_ms.saturating_sub(unix_ms))
+    }
+
     /// Each thing that the run may wait for, by name, and for how long it has waited.
     pub fn waits(&self) -> [(&'static str, Option<Duration>); 5] {
-        let passed = |since: u64| Duration::from_millis(self.now_unix_ms.saturating_sub(since));
+        let passed = |since: u64| self.since(since);
         let owners = self.owners_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
         let store = self.model_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
         let devices = self.standstill.as_ref().map(|standstill| standstill.since_unix_ms);
