@@ -195,7 +195,7 @@ pub enum Fault {
     Misstate {
         /// Which machine.
         node: Node,
-        /// The machine whose address they state.
+        /// The machine that has the stated address.
         of: Node,
     },
     /// Two nodes do not reach each other; both reach all the rest.

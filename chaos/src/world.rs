@@ -93,7 +93,7 @@ pub struct World {
     paused: BTreeMap<Node, Pause>,
     /// How fast each machine's clock runs, thousandths.
     drifts: BTreeMap<Node, u32>,
-    /// The machines whose workers state another machine's address, and that other machine.
+    /// By machine, the other machine that its workers state the address of.
     misstated: BTreeMap<Node, Node>,
     /// Until when a firewall refuses machines to the coordinators.
     refused_until: BTreeMap<Node, Time>,

@@ -219,8 +219,8 @@ impl Coordinators {
         }
     }
 
-    /// Asks until somebody answers. If nobody does for long, the processes that cannot be asked are
-    /// started again; one that waits for its disk may need a moment to go on after that.
+    /// Asks until a coordinator answers. Processes that do not answer twice in a row are started
+    /// again, unless they wait for their disks.
     async fn ask<T>(
         &mut self,
         directory: &Directory,

@@ -73,7 +73,7 @@ pub struct Rates {
     pub refusals: f64,
     /// Coordinators that no worker reaches.
     pub deaf_coordinators: f64,
-    /// Machines whose workers state another machine's address.
+    /// Workers of a machine state the address of another machine.
     pub misstatements: f64,
     /// Things that arrive twice.
     pub duplicates: f64,

@@ -323,8 +323,8 @@ impl Course {
         })
     }
 
-    /// Whether an isolation keeps a coordinator from hearing a process. That explains no loss, as
-    /// long as another worker is missing as well: one that is missing alone may have ended.
+    /// Whether an isolation keeps a coordinator from hearing a process. An isolation explains the
+    /// loss of the last member alone: the coordinator cannot tell it from the member's end.
     pub fn hides(&self, now: Time, place: usize, coordinator: usize) -> bool {
         let lately = |(since, until): (Time, Time)| since <= now && now <= until + AFTERMATH;
         self.isolated.is_some_and(lately) && self.is_silent(now, place, coordinator)

@@ -76,7 +76,7 @@ impl Leader {
         holds
     }
 
-    /// Whether a coordinator has ever said who the coordinators are.
+    /// Whether a coordinator has ever told this worker the list of coordinators.
     pub(super) fn has_met_any(&self) -> bool {
         self.revision > 0
     }
