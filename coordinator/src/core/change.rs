@@ -65,9 +65,10 @@ pub(super) struct Pausing {
 // What sets it off.
 impl Core {
     /// Something happens. If this coordinator was late itself, the answers to its Pause may still
-    /// be in a queue.
+    /// be in a queue; if it hears no worker, they may be on their way for as long as that lasts.
     pub(super) fn wake(&mut self, now: Time) {
-        if self.silence.wake(now)
+        let is_late = self.silence.wake(now);
+        if (is_late || !self.silence.hears_any(now))
             && let Phase::Pausing(pausing) = &mut self.phase
         {
             pausing.since = now;

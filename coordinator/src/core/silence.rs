@@ -75,8 +75,11 @@ struct Outage {
     since: Time,
     /// Until when the missing workers are waited for.
     until: Time,
-    /// The workers that were missing when it was looked last before `until`.
-    awaited: BTreeSet<WorkerId>,
+    /// When the outage was last extended, since many more workers fell silent together; at first,
+    /// when it began.
+    extended: Time,
+    /// The workers that were missing at the last look before `until`, and since when.
+    awaited: BTreeMap<WorkerId, Time>,
     /// The workers that an earlier outage has waited for in vain: this one waits for them no more.
     overdue: BTreeSet<WorkerId>,
 }
@@ -270,23 +273,44 @@ impl Silence {
             return false;
         }
         let mut overdue = BTreeSet::new();
-        if let Some(outage) = &mut self.outage {
+        if let Some(mut outage) = self.outage.take() {
             if hears_none {
                 outage.until = outage.until.max(now + RETURN);
             }
             if now < outage.until {
-                outage.overdue.retain(|worker| missing.contains(worker));
-                outage.awaited = missing;
+                self.go_on(now, &mut outage, &missing);
+                self.outage = Some(outage);
                 return false;
             }
-            overdue = missing.intersection(&outage.awaited).copied().collect();
-            if !self.is_outage(missing.len() - overdue.len()) {
+            overdue =
+                missing.iter().filter(|it| outage.awaited.contains_key(it)).copied().collect();
+            let others = missing.len() - overdue.len();
+            self.outage = Some(outage);
+            if !self.is_outage(others) {
                 return false;
             }
         }
-        let (since, until, awaited) = (now, now + OUTAGE, missing);
-        self.outage = Some(Outage { since, until, awaited, overdue });
+        let awaited = missing.into_iter().map(|worker| (worker, now)).collect();
+        let (since, until, extended) = (now, now + OUTAGE, now);
+        self.outage = Some(Outage { since, until, extended, awaited, overdue });
         true
+    }
+
+    /// The outage lasts. If so many more workers have fallen silent since it began that they would
+    /// be an outage by themselves, it begins anew: but a worker counts only once, so that workers
+    /// whose links come and go cannot keep a dead one in the run.
+    fn go_on(&self, now: Time, outage: &mut Outage, missing: &BTreeSet<WorkerId>) {
+        outage.overdue.retain(|worker| missing.contains(worker));
+        outage.awaited.retain(|worker, _| missing.contains(worker));
+        for worker in missing {
+            outage.awaited.entry(*worker).or_insert(now);
+        }
+        let is_new = |(worker, since): &(&WorkerId, &Time)| {
+            **since > outage.extended && !self.returned.contains(worker)
+        };
+        if self.is_outage(outage.awaited.iter().filter(is_new).count()) {
+            (outage.extended, outage.until) = (now, outage.until.max(now + OUTAGE));
+        }
     }
 
     /// Few workers are missing. Those that are left have as long as any other worker that returns
@@ -340,8 +364,17 @@ impl Silence {
 
     /// Whether another worker was heard a moment ago, if there is any that may live.
     fn hears_another(&self, now: Time, worker: WorkerId) -> bool {
-        let others = self.heard.iter().filter(|(other, _)| **other != worker);
-        let mut living = others.filter(|(other, _)| !self.is_missing(now, **other)).peekable();
+        self.hears_any_of(now, |other| other != worker)
+    }
+
+    /// Whether any worker was heard a moment ago, if there is any that may live.
+    pub(super) fn hears_any(&self, now: Time) -> bool {
+        self.hears_any_of(now, |_| true)
+    }
+
+    fn hears_any_of(&self, now: Time, counts: impl Fn(WorkerId) -> bool) -> bool {
+        let workers = self.heard.iter().filter(|(worker, _)| counts(**worker));
+        let mut living = workers.filter(|(worker, _)| !self.is_missing(now, **worker)).peekable();
         living.peek().is_none() || living.any(|(_, heard)| now.since(*heard) < HEARS)
     }
 

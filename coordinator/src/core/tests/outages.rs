@@ -62,8 +62,8 @@ fn i8_half_of_the_workers_may_stand_still_for_fifteen_seconds() {
     assert_eq!(world.record().resume, Step(5));
 }
 
-/// The workers of a run that is over are missed by no leader: an outage that lasts for ever would
-/// excuse nobody in the next run.
+/// No leader misses the workers of a run that is over: such an outage would never end, and would
+/// excuse no worker of the next run.
 #[test]
 fn i8_a_leader_that_begins_between_two_runs_expects_no_worker_of_the_first() {
     let mut world = World::empty();
@@ -104,6 +104,53 @@ fn i8_a_second_outage_is_waited_out_as_the_first() {
     assert!(none_was_lost(&world));
     let awaited = |link: LinkId| world.core.silence.is_awaited(world.now, world.id(link));
     assert_eq!([links[2], links[3], links[4]].map(awaited), [true, true, false]);
+}
+
+/// One worker stands still, another one misses the Pause, and then the coordinator hears no worker.
+/// Of four workers on a ring, these two hold no last copy: the others could go on without them.
+#[test]
+fn i8_a_pause_is_not_unanswered_while_nobody_is_heard() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    [links[0], links[2]].into_iter().for_each(|link| world.actor(link).mute = true);
+    let others = [links[1], links[3]];
+    world.pass(2_400, &[links[0], links[1], links[3]]);
+    assert!(matches!(world.core.phase, change::Phase::Pausing(_)));
+    for _ in 0..3 {
+        world.pass(2_100, &[]);
+        world.pass(300, &others);
+        assert!(none_was_lost(&world));
+    }
+    world.actor(links[0]).mute = false;
+    world.pass(1_500, &[links[0], links[1], links[3]]);
+    assert!(none_was_lost(&world));
+    world.pass(25_000, &[links[0], links[1], links[3]]);
+    let unheard = world.id(links[0]);
+    assert_eq!((world.members().len(), world.members().contains(&unheard)), (3, true));
+}
+
+/// Two workers fall silent together, and one of them turns out to be dead. Before the other one has
+/// had its time, two more fall silent: they have as long as in any outage.
+#[test]
+fn i8_an_outage_that_ends_does_not_shorten_the_next_one() {
+    let (mut world, links) = World::training(8);
+    world.commit(1..=5);
+    let beating = |silent: &[usize]| -> Vec<LinkId> {
+        let loud = links.iter().enumerate().filter(|(place, _)| !silent.contains(place));
+        loud.map(|(_, link)| *link).collect()
+    };
+    [0, 2, 4, 6].into_iter().for_each(|place| world.actor(links[place]).mute = true);
+    world.pass(3_000, &beating(&[0, 2]));
+    let (second, third) = (world.id(links[4]), world.id(links[6]));
+    world.kill(links[2]);
+    world.pass(2_000, &beating(&[0, 2]));
+    world.pass(18_000, &beating(&[0, 2, 4, 6]));
+    assert!([second, third].iter().all(|worker| world.members().contains(worker)));
+    [4, 6].into_iter().for_each(|place| world.actor(links[place]).mute = false);
+    world.pass(10_000, &beating(&[0, 2]));
+    let members = world.members();
+    assert!([second, third].iter().all(|worker| members.contains(worker)), "{members:?}");
+    assert_eq!(members.len(), 6);
 }
 
 /// Of four workers on a ring, two that are not neighbours hold no last copy.
