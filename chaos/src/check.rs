@@ -187,10 +187,11 @@ impl Checks {
                 let led = promises::recorded(record, term);
                 led.and_then(|()| self.recorded(now, record, lost))
             }
-            Observation::Entered(worker, record, committed) => self
-                .records
-                .entered(record)
-                .and_then(|()| self.commits.entered(worker, record, committed)),
+            Observation::Entered(worker, record, committed) => {
+                let history = self.records.history(record.number);
+                let entered = self.records.entered(record);
+                entered.and_then(|()| self.commits.entered(worker, record, history, committed))
+            }
             Observation::Gone(worker) => {
                 self.holdings.gone(worker);
                 Ok(())
@@ -334,8 +335,7 @@ impl Checks {
         let first = self.resumes.committed(commit)?;
         // Who does not know that its generation is over may yet commit in it: to no effect.
         let current = self.records.current().filter(|it| it.number == commit.generation);
-        let history = self.records.history(commit.generation);
-        let history = current.is_some().then_some(history);
+        let history = (self.records.history(commit.generation), current.is_some());
         self.commits.committed(worker, commit, history, first)?;
         // Other samples make another verdict: the cause is found before what comes of it.
         if let Some(record) = current.filter(|_| first) {

@@ -14,6 +14,8 @@ pub(super) struct Commits {
     verdicts: BTreeMap<Step, Verdict>,
     /// Each member's last commit.
     last: BTreeMap<WorkerId, Step>,
+    /// The same in each history: a member that goes on in another one may have gone further before.
+    reached: BTreeMap<(usize, WorkerId), Step>,
     /// What each member takes for settled, and in which generation.
     settled: BTreeMap<WorkerId, (Generation, Step)>,
     /// The newest settled step of each history.
@@ -30,6 +32,7 @@ impl Commits {
             reference,
             verdicts: BTreeMap::new(),
             last: BTreeMap::new(),
+            reached: BTreeMap::new(),
             settled: BTreeMap::new(),
             newest: BTreeMap::new(),
             ever: Step(0),
@@ -47,9 +50,11 @@ impl Commits {
         &mut self,
         worker: WorkerId,
         record: &Record,
+        history: usize,
         committed: Step,
     ) -> Result<(), Found> {
         self.last.insert(worker, committed);
+        self.reached.insert((history, worker), committed);
         if committed == record.resume {
             return Ok(());
         }
@@ -69,13 +74,13 @@ impl Commits {
         Err((Invariant::I19, seen))
     }
 
-    /// A member commits. `history` is that of the commit's generation, if that is the current one;
-    /// `first` says that nobody has committed this step in it before.
+    /// A member commits. `history` is that of the commit's generation, and whether that is the
+    /// current generation; `first` says that nobody has committed this step in it before.
     pub(super) fn committed(
         &mut self,
         worker: WorkerId,
         commit: &Commit,
-        history: Option<usize>,
+        (history, is_current): (usize, bool),
         first: bool,
     ) -> Result<(), Found> {
         let (step, last) = (commit.step, self.last_of(worker));
@@ -83,12 +88,13 @@ impl Commits {
             let seen = format!("worker {worker} commits step {step} after step {last}");
             return Err((Invariant::I5, seen));
         }
-        let settled = history.map_or(Step(0), |history| self.newest_settled(history));
-        if first && step <= settled {
+        let settled = self.newest_settled(history);
+        if is_current && first && step <= settled {
             let seen = format!("worker {worker} commits step {step} anew; {settled} is settled");
             return Err((Invariant::I5, seen));
         }
         self.last.insert(worker, step);
+        self.reached.insert((history, worker), step);
         self.count += u64::from(first);
         Ok(())
     }
@@ -136,14 +142,16 @@ impl Commits {
             return Err((Invariant::I5, seen));
         }
         let record = records.of(generation).filter(|record| step > record.resume);
-        let mut members = record.iter().flat_map(|record| &record.members);
-        if let Some(behind) = members.find(|member| self.last_of(member.worker) < step) {
-            let seen = format!(
-                "worker {worker} takes {step} for settled; the last commit of worker {} is {}",
-                behind.worker,
-                self.last_of(behind.worker)
-            );
-            return Err((Invariant::I5, seen));
+        for member in record.iter().flat_map(|record| &record.members) {
+            let last = self.reached.get(&(history, member.worker)).copied().unwrap_or_default();
+            if last < step {
+                let behind = member.worker;
+                let seen = format!(
+                    "worker {worker} takes {step} for settled; the last commit of worker {behind} \
+                     is {last}"
+                );
+                return Err((Invariant::I5, seen));
+            }
         }
         self.settle(history, step);
         Ok(())

@@ -289,6 +289,27 @@ fn a_rollback_takes_settled_steps_back() {
     see(&mut checks, Observation::Written(&commit(1).line)).expect("a new line of step 1");
 }
 
+/// A step leader that was paused counts the votes of a generation that a rollback has ended.
+#[test]
+fn i5_votes_count_in_the_history_that_they_were_given_in() {
+    for is_late in [false, true] {
+        let mut checks = checks(None);
+        compute(&mut checks, |_| {}).expect("as planned");
+        let voters = if is_late { vec![FIRST, SECOND] } else { vec![FIRST] };
+        for voter in voters {
+            see(&mut checks, Observation::Committed(voter, &commit(1))).expect("as planned");
+        }
+        let (back, lost) = (record(2), BTreeSet::from([FIRST]));
+        promise(&mut checks, &back);
+        see(&mut checks, Observation::Recorded(&back, back.term, Some(&lost)))
+            .expect("one is lost");
+        let entered = see(&mut checks, Observation::Entered(SECOND, &back, Step(0)));
+        entered.expect("from the beginning");
+        let settled = see(&mut checks, Observation::Settled(FIRST, (Generation(1), Step(1))));
+        assert_eq!(settled, if is_late { Ok(()) } else { Err(Invariant::I5) });
+    }
+}
+
 #[test]
 fn i7_chunks_of_a_generation_or_a_step_that_is_over() {
     let chunk = |kind, generation, step| {
