@@ -30,6 +30,7 @@ mod settings;
 mod site;
 mod slots;
 mod socket;
+mod timer;
 mod tls;
 mod wire;
 

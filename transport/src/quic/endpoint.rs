@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::HandshakeData;
 use quinn::{
-    ClientConfig, Connection, ConnectionError, Incoming, Runtime, ServerConfig, TokioRuntime,
-    TransportErrorCode,
+    ClientConfig, Connection, ConnectionError, Incoming, ServerConfig, TransportErrorCode,
 };
 use rustls::pki_types::CertificateDer;
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
@@ -30,7 +29,8 @@ use super::roster::NOT_LISTED;
 use super::settings::{Settings, SettingsError};
 use super::site::Site;
 use super::slots::{Slot, Slots};
-use super::socket::{Batches, SocketBuffers};
+use super::socket::{Batches, SocketBuffers, Udp};
+use super::timer::TokioTimers;
 use super::{ENROL_ALPN, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
@@ -173,10 +173,9 @@ impl Endpoint {
         let conduct = Conduct::of(&site)?;
         let server = conduct.server.clone();
         let secret = site.enrolment.as_ref().map(|enrolment| reset_secret(enrolment, credentials));
-        let (runtime, config) = (Arc::new(TokioRuntime), site.settings.endpoint(secret));
-        let mtu = site.settings.largest_mtu;
-        let socket = Batches::new(runtime.wrap_udp_socket(socket).map_err(failed)?, mtu, signs);
-        let socket = Arc::new(socket);
+        let (runtime, config) = (Arc::new(TokioTimers), site.settings.endpoint(secret));
+        let socket = Arc::new(Udp::new(socket).map_err(failed)?);
+        let socket = Arc::new(Batches::new(socket, site.settings.largest_mtu, signs));
         let quinn =
             quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
                 .map_err(failed)?;

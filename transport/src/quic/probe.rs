@@ -35,7 +35,7 @@ const ASK: &[u8] = &[0];
 const SPACING: Duration = Duration::from_micros(500);
 
 /// An endpoint at rest asks so many times less often.
-const AT_REST: u32 = 20;
+const AT_REST: u32 = 40;
 
 /// Asks every `interval` until the link ends, and ends it when the peer seems to be dead.
 pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {

@@ -1,5 +1,7 @@
 //! The UDP socket, with buffers as large as the kernel grants, and batches as large as it takes.
 
+mod udp;
+
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::pin::Pin;
@@ -10,6 +12,7 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::{Domain, Protocol, Socket, Type};
 
+pub(super) use self::udp::{Udp, watch};
 use super::probe::Signs;
 
 /// A socket's buffers as the kernel reports them, bytes. Linux counts its own bookkeeping in, so
@@ -119,8 +122,6 @@ impl AsyncUdpSocket for Batches {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use quinn::{Runtime, TokioRuntime};
-
     use super::*;
 
     /// One that finds out that there are no batches here.
@@ -167,7 +168,7 @@ mod tests {
     #[tokio::test]
     async fn who_finds_out_that_there_are_no_batches_is_given_none() {
         let (socket, _) = open(([127, 0, 0, 1], 0).into(), 1 << 20).expect("a free port");
-        let socket = TokioRuntime.wrap_udp_socket(socket).expect("a socket");
+        let socket = Arc::new(Udp::new(socket).expect("a socket"));
         let batches = Batches::new(
             Arc::new(Disillusioned(socket, AtomicUsize::new(10))),
             1_200,
@@ -179,7 +180,7 @@ mod tests {
     #[tokio::test]
     async fn a_batch_is_never_more_than_the_kernel_takes() {
         let (socket, _) = open(([127, 0, 0, 1], 0).into(), 1 << 20).expect("a free port");
-        let socket = TokioRuntime.wrap_udp_socket(socket).expect("a socket");
+        let socket = Arc::new(Udp::new(socket).expect("a socket"));
         let own = socket.max_transmit_segments();
         for (mtu, most) in [(1_200, 54), (8_952, 7), (crate::quic::MAX_MTU, 4)] {
             let batches = Batches::new(socket.clone(), mtu, Arc::default());

@@ -71,10 +71,7 @@ impl Probes {
         if !queue::enable(&socket, own)? {
             return Ok(None);
         }
-        socket.set_nonblocking(true)?;
-        // Deprecated for types whose descriptor may change: that of a std socket never does.
-        #[allow(deprecated)]
-        let socket = AsyncFd::with_interest(socket, ARRIVALS)?;
+        let socket = socket::watch(socket, ARRIVALS)?;
         let port = Arc::new(ProbePort { socket, watchers: Mutex::default() });
         let listener = tokio::spawn(listen(port.clone())).abort_handle();
         Ok(Some(Self { port, signs, listener }))
