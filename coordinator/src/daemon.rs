@@ -32,15 +32,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, Addr, Arbiter, AsyncContext, MailboxError};
+use actix::{Actor, Addr, AsyncContext, MailboxError};
 use everstep_transport::identity::{Credentials, Enrolment, UnixTime};
 use everstep_transport::quic::{Endpoint, HostPort, Port, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::task::yield_now;
 use tokio::time::sleep_until;
 
 pub(crate) use self::actor::Coordinator;
-use self::actor::{Leave, Outfit, Tick};
+use self::actor::{Leave, Outfit, Stop, Tick};
 pub(crate) use self::asked::{Ask, Denial, Known, Petition};
 use self::book::Book;
 pub use self::book::BookError;
@@ -250,19 +251,19 @@ async fn attend(
     stop: Signals,
     ready: impl FnOnce(),
 ) -> Result<Ended, CoordinatorError> {
-    // An arbiter of its own: handshakes never make heartbeats wait.
-    let arbiter = Arbiter::new();
     let (count, backlog) = watch::channel(0);
     let (missing, wanted) = watch::channel(Vec::new());
     let (own, at) = (outfit.id, endpoint.clone());
-    let coordinator = Coordinator::start_in_arbiter(&arbiter.handle(), move |context| {
+    // On the network's thread: at rest, waking another thread for each message would cost more than
+    // the messages.
+    let coordinator = Coordinator::create(move |context| {
         Coordinator::new(outfit, at, count, missing, context.address())
     });
     let links = endpoint.local_address();
     let served = async {
         let api = api.map(|api| api.serve(coordinator.clone(), links)).transpose()?;
         ready();
-        let desk = Desk::new(coordinator, backlog);
+        let desk = Desk::new(coordinator.clone(), backlog);
         let calls = tokio::spawn(dial::attend(own, endpoint.clone(), wanted, desk.clone()));
         let served = serve(&endpoint, desk, stop).await;
         calls.abort();
@@ -273,8 +274,11 @@ async fn attend(
     }
     .await;
     endpoint.close("the coordinator stops").await;
-    arbiter.stop();
-    arbiter.join().map_err(|_| CoordinatorError::Broken)?;
+    // The actor holds the directory's files until it is dropped.
+    coordinator.do_send(Stop);
+    while coordinator.connected() {
+        yield_now().await;
+    }
     served
 }
 

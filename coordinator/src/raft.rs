@@ -240,7 +240,7 @@ impl Replica {
         let tick = self.pace.tick(self.is_elected());
         let due = now.since(self.ticked).as_nanos() / tick.as_nanos();
         let due = due as usize; // a span of time has fewer ticks than that
-        let late = due > self.heartbeat();
+        let late = due > self.quiet_ticks().max(self.heartbeat());
         self.ticked = if late { now } else { self.ticked + tick * due as u32 };
         let leader_before = self.leader_of_term();
         for _ in 0..due.min(LEASE) {

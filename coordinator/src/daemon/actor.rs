@@ -65,6 +65,11 @@ pub(super) struct Expelled;
 #[rtype(result = "bool")]
 pub(super) struct Leave;
 
+/// The process ends: the actor stops, whatever it is doing.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct Stop;
+
 /// What the threads that write report: the log's newest batch that is durable, and how many entries
 /// came with it and those before; or that a file has failed.
 #[derive(Message)]
@@ -388,6 +393,14 @@ impl Handler<Leave> for Coordinator {
             self.happen(Input::HandOver);
         }
         self.may_leave()
+    }
+}
+
+impl Handler<Stop> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, Stop: Stop, context: &mut Self::Context) {
+        context.stop();
     }
 }
 

@@ -6,19 +6,29 @@
 use std::time::Duration;
 
 use super::Replica;
-use super::settings::{HEARTBEAT, HEARTBEAT_AT_REST};
+use super::settings::{HEARTBEAT, HEARTBEAT_AT_REST, LEASE};
 
 impl Replica {
-    /// For so long nothing becomes due here: no heartbeat, and no end of a follower's patience. At
-    /// most the time between two heartbeats, so that a tick that comes then is not late.
+    /// For so long nothing becomes due here: no heartbeat, and no end of a follower's patience.
     pub fn quiet(&self) -> Duration {
-        let raft = &self.node.raft;
+        self.pace.current() * self.quiet_ticks() as u32
+    }
+
+    /// The same, in ticks. A tick that comes after more than these is late.
+    ///
+    /// A follower at rest wakes a heartbeat's time before its patience ends, and then at its end: a
+    /// process that was paused meanwhile is late at the first of the two, and hears what has come
+    /// before it gives the leader up.
+    pub(super) fn quiet_ticks(&self) -> usize {
+        let (raft, heartbeat) = (&self.node.raft, self.heartbeat());
         let election = raft.randomized_election_timeout().saturating_sub(raft.election_elapsed);
         let due = match self.is_elected() {
+            true if self.rests && self.members().are_only(self.id) => return LEASE,
             true => raft.heartbeat_timeout().saturating_sub(raft.heartbeat_elapsed()),
+            false if self.rests && election > heartbeat => return election - heartbeat,
             false => election,
         };
-        self.pace.current() * due.clamp(1, self.heartbeat()) as u32
+        due.clamp(1, heartbeat)
     }
 
     /// The cluster is at rest, or is not any more.
