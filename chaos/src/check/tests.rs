@@ -299,10 +299,10 @@ fn i5_votes_count_in_the_history_that_they_were_given_in() {
         for voter in voters {
             see(&mut checks, Observation::Committed(voter, &commit(1))).expect("as planned");
         }
-        let (back, lost) = (record(2), BTreeSet::from([FIRST]));
+        let (back, lost) = (record(2), BTreeSet::from([FIRST, SECOND]));
         promise(&mut checks, &back);
         see(&mut checks, Observation::Recorded(&back, back.term, Some(&lost)))
-            .expect("one is lost");
+            .expect("both are lost");
         let entered = see(&mut checks, Observation::Entered(SECOND, &back, Step(0)));
         entered.expect("from the beginning");
         let settled = see(&mut checks, Observation::Settled(FIRST, (Generation(1), Step(1))));

@@ -128,8 +128,8 @@ impl Seat {
         Ok(())
     }
 
-    /// The process has not answered `asked_in_vain` questions in a row. A coordinator that waits for
-    /// its disk goes on by itself; any other one is killed the second time, and started again.
+    /// The process has not answered `asked_in_vain` questions in a row. A coordinator that waits
+    /// for its disk goes on by itself. Any other one is killed the second time, and started again.
     pub(super) fn doubt(&mut self, asked_in_vain: u32) {
         let Stage::Runs(process) = &mut self.stage else { return };
         let number = self.number;

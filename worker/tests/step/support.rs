@@ -80,7 +80,8 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
     }
 }
 
-/// What a worker of a model of so many parameters states; `model` is where it could write the model.
+/// The registration of a worker whose model has so many parameters. `model` is where it could write
+/// the model.
 pub fn registration(
     (parameters, shards, samples): (usize, u32, u64),
     model: Option<ModelPlace>,
