@@ -1,7 +1,8 @@
 //! Bugs on purpose: each breaks a promise in one line, and a simulation must find it.
 //!
-//! Only the simulator's own tests build this (feature `planted`). A plant is set on a core or a
-//! device, and asked for at the place that it breaks; what finds it is never at that place.
+//! Only the simulator's own tests build this (feature `planted`). A test sets a plant on a core or
+//! a device. The code at the broken place asks for it. The check that finds the bug is never at
+//! that place.
 
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

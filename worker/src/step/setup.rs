@@ -1,4 +1,4 @@
-//! What a worker knows of its run, whatever the generation.
+//! What a worker knows of its run, in every generation.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -9,10 +9,10 @@ use everstep_transport::protocol::{Record, RunSpec, Step};
 use super::scaling::Scaling;
 use crate::optimize;
 
-/// What does not change with the generation.
+/// The part that does not change with the generation.
 #[derive(Debug)]
 pub struct Setup {
-    /// The run.
+    /// The specification of the run.
     pub run: RunSpec,
     /// How many parameters the model has.
     pub parameters: usize,
