@@ -70,8 +70,8 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// A digest of everything that the samples follow from. The coordinator refuses a worker whose
-    /// data set differs from the run's in its fingerprint.
+    /// A digest of everything that the samples follow from. The coordinator refuses a worker with
+    /// another fingerprint than the run's.
     fn fingerprint(&self) -> [u8; 32];
 
     /// Appends the sample `index`, below [`Dataset::len`], as one row: the same number of tokens,

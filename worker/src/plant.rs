@@ -44,6 +44,6 @@ pub enum Plant {
     MisstateDigest,
     /// A device does not look whether a gradient is what its primary made.
     BelieveGradients,
-    /// A member measures its device anew in every generation.
+    /// A member forgets the usual time of its device in every generation.
     MeasureAnew,
 }

@@ -157,7 +157,7 @@ impl Search {
         }
     }
 
-    /// Dials every wanted address whose time has come. Returns when to look again.
+    /// Dials every wanted address that is due. Returns when to look again.
     fn call(&mut self) -> Instant {
         let (now, is_alone) = (Instant::now(), self.links.is_empty());
         let mut wake = now + PAUSES.1;

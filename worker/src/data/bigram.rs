@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn it_is_what_a_hand_computes() {
-        // After `a` training saw `b` twice and `a` once; after `b` it saw `a` once.
+        // After `a` training saw `b` twice and `a` once. After `b` it saw `a` once.
         let learned = b"abaab";
         // Asked: `ab`, `bb`, `ba`.
         let probabilities: [f64; 3] = [2.01 / 5.56, 0.01 / 3.56, 1.01 / 3.56];

@@ -45,7 +45,7 @@ pub struct Diverged {
     pub shard: Shard,
     /// The first owner in the order of ids.
     pub first: WorkerId,
-    /// An owner whose digest differs from the first one's.
+    /// An owner with another digest than the first one.
     pub second: WorkerId,
 }
 

@@ -106,7 +106,7 @@ pub struct Core {
     heartbeat_at: Time,
     /// Whether the last heartbeat said that the worker holds, and that it is ready.
     told: (bool, bool),
-    /// Peers whose connection was lost since the generation began.
+    /// Peers to which this worker has lost the connection since the generation began.
     unreachable: BTreeSet<WorkerId>,
     /// Messages of peers for a generation that this worker does not know yet.
     early: BTreeMap<WorkerId, VecDeque<Message>>,

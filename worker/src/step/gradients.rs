@@ -139,7 +139,7 @@ impl Gradients {
         self.partials.iter().map(|((shard, node), sum)| (*shard, *node, sum))
     }
 
-    /// Contributions of the computed data shards whose sums count.
+    /// Contributions of the computed data shards that belong to counting sums.
     pub fn contributions(&self) -> &BTreeMap<DataShard, Contribution> {
         &self.contributions
     }

@@ -33,7 +33,7 @@ const KEPT_LINES: usize = 16_384;
 /// All that outlives a generation.
 #[derive(Debug)]
 pub struct Holdings {
-    /// The last generation whose record judged this state. 0 before the first.
+    /// The generation of the last record that judged this state. 0 before the first.
     pub(super) generation: Generation,
     /// The last commit known here. None before the first.
     pub(super) commit: Option<Commit>,
@@ -264,7 +264,7 @@ impl Holdings {
             return None;
         }
         // Only parameters of this history. The device may relabel more, which the worker then loads
-        // anew.
+        // again.
         let before = self.version();
         let current = self.computing.iter_mut().filter(|version| **version == before);
         current.for_each(|version| *version = Version::of(commit));

@@ -99,7 +99,7 @@ impl Learner {
         &self.setup
     }
 
-    /// The last step whose commit is known here.
+    /// The step of the last commit known here.
     pub fn committed(&self) -> Step {
         self.holdings.committed()
     }

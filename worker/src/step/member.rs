@@ -81,11 +81,11 @@ pub struct Member {
     holdings: Holdings,
     pace: Pace,
     round: Round,
-    /// Owned shards whose state is not yet known to be that of the last commit.
+    /// Owned shards that the device has not yet reported at the version of the last commit.
     updating: BTreeSet<Shard>,
     /// Digests of the owned shards, each of its newest version.
     digests: BTreeMap<Shard, u64>,
-    /// Shards of others whose parameters of the last commit have not arrived.
+    /// Shards of other owners for which the parameters of the last commit have not arrived.
     gathering: BTreeSet<Shard>,
     /// The votes on the step under way, if this member is the step leader.
     ballot: Option<Ballot>,
@@ -124,7 +124,7 @@ impl Member {
         &self.setup
     }
 
-    /// The last step whose commit is known here.
+    /// The step of the last commit known here.
     pub fn committed(&self) -> Step {
         self.holdings.committed()
     }

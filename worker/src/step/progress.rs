@@ -110,7 +110,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// A device whose data shards take so many tenths of a second, the last one under way.
+    /// A device with data shards that take so many tenths of a second. The last one is under way.
     fn computing(tenths: &[u64]) -> Progress {
         let (mut progress, mut now) = (Progress::default(), Time(0));
         progress.look(now, true);

@@ -44,7 +44,7 @@ impl Roster {
         self.record.shards()
     }
 
-    /// The elements of a parameter shard; 0 if there is no such shard.
+    /// The elements of a parameter shard. 0 if there is no such shard.
     pub fn length(&self, shard: Shard) -> usize {
         reduce::shard_range(self.parameters, shard.0 as usize).len()
     }

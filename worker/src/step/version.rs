@@ -13,7 +13,7 @@ use everstep_transport::protocol::{Commit, Generation, Record, Step};
 pub struct Version {
     /// The step that made the state. 0 for the initial state.
     pub step: Step,
-    /// The generation that committed it; 0 for the initial state.
+    /// The generation that committed it. 0 for the initial state.
     pub generation: Generation,
 }
 

@@ -10,7 +10,7 @@ use crate::support::{
 
 const ASKING: WorkerId = WorkerId(7);
 
-/// A shard's state as it arrives, to be spoilt at will.
+/// A shard's state as it arrives. A test may spoil it.
 struct State {
     shard: Shard,
     version: Step,

@@ -26,7 +26,8 @@ impl Holdings {
         }
     }
 
-    /// The bug names the wrong generation of the last commit. The true one is the one that made it.
+    /// The bug names the wrong generation of the last commit. The true one is the generation that
+    /// made it.
     pub(super) fn misstate(&self, mut status: Status) -> Status {
         if let Some(commit) =
             status.commit.as_mut().filter(|_| self.has_plant(Plant::OldRecordCommit))
