@@ -168,7 +168,7 @@ async fn work(
         return Err(WorkerError::Loopback { listen, coordinator });
     }
     let settings = Settings::for_address(options.listen.ip());
-    let port = Port::bind(options.listen, &settings)?; // a use of the token is not to be lost
+    let port = Port::bind(options.listen, &settings)?; // the token's use must not be lost
     let enrolling = enrol_anywhere(&options.coordinators, &token);
     let credentials = HostPort::await_answer(&options.coordinators, enrolling).await?;
     let name = credentials.identity().name.clone();

@@ -372,7 +372,7 @@ impl Device {
     }
 }
 
-/// Why a device cannot go on.
+/// Why a device cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The reason is this device's own: another worker may take its place.

@@ -1,9 +1,10 @@
-//! How much memory this process may still take: what the machine has free, or its control group.
+//! The memory that this process may still take: the free memory of its machine, or of its control
+//! group.
 
 use std::fs;
 use std::path::Path;
 
-/// Where the process finds its own control group (version 2).
+/// The path at which a process finds its own control group (version 2).
 const GROUP: &str = "/sys/fs/cgroup";
 
 /// The free bytes. None if the system does not tell.

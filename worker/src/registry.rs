@@ -30,7 +30,7 @@ pub enum BuildError {
 }
 
 impl BuildError {
-    /// Where the reason lies.
+    /// Whether the reason lies in the run or in this worker's place.
     pub fn inability(&self) -> Inability {
         match self {
             Self::Run(_) => Inability::Run,
@@ -70,14 +70,14 @@ pub struct Registry {
 /// A run names a model or a data set that this program does not have, or cannot build.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// Nothing is registered under the name.
+    /// No model or data set is registered under the name.
     #[error("there is no {what} named \"{name}\"; this program has {known}")]
     Unknown {
         /// `model` or `data set`.
         what: &'static str,
-        /// The name asked for.
+        /// The name that the run asks for.
         name: String,
-        /// The names there are.
+        /// The registered names.
         known: String,
     },
     /// The name is registered, but this run's values do not suit it, or this machine does not.

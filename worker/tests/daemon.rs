@@ -98,7 +98,7 @@ impl Scene {
 
     /// Ends the coordinator's process, and starts another one at the same address.
     async fn restart(&mut self, link: Link) {
-        drop((self.endpoint.take(), link)); // either keeps the port
+        drop((self.endpoint.take(), link)); // each of the two keeps the port
         let rebind = async {
             while self.endpoint.is_none() {
                 sleep(Duration::from_millis(20)).await;
@@ -244,7 +244,7 @@ async fn a_second_sigterm_is_the_end_of_patience() {
 
 // A data set that fails.
 
-/// Samples of the data set whose code panics at one of them.
+/// The number of samples of the data set that panics at one of them.
 const SAMPLES: u64 = 1_000;
 
 /// Texts of four bytes. One of them may be unreadable.
@@ -318,7 +318,7 @@ async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Genera
     }
 }
 
-/// With the loader's and the device's own threads.
+/// This uses the loader's and the device's own threads.
 #[tokio::test]
 async fn a_sample_that_panics_fails_the_run_with_its_words_and_the_worker_trains_the_next() {
     let registry = builtin::registry().dataset("torn", |run| {

@@ -34,7 +34,7 @@ pub type Ending = (Exit, Vec<Link>);
 pub struct Shell {
     /// The process's QUIC endpoint, shared with the tasks.
     pub endpoint: Arc<Endpoint>,
-    /// Builds and runs the device.
+    /// Builds, starts and ends devices.
     pub workshop: Workshop,
     /// Tells the search for coordinators the newest list of them. Empty until a coordinator has
     /// sent it.

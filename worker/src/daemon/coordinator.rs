@@ -57,7 +57,7 @@ pub struct Tell {
 
 /// Keeps a link to every coordinator and passes its messages on, until the actor has ended.
 pub async fn attend(reach: Reach, tell: Tell) {
-    let _ = Search::new(reach, tell).run().await; // an error means just that
+    let _ = Search::new(reach, tell).run().await; // an error means that the actor has ended
 }
 
 /// The links, and the search for missing ones.
@@ -67,8 +67,8 @@ struct Search {
     known: watch::Receiver<Vec<CoordinatorView>>,
     tell: Tell,
     places: BTreeMap<SocketAddr, Place>,
-    /// Links that are up. If there are two to one coordinator, that coordinator closes the one that
-    /// it takes for the older.
+    /// Links that are up. If there are two to one coordinator, that coordinator closes the link
+    /// that it takes for the older.
     links: BTreeMap<LinkId, Linked>,
     calls: JoinSet<(SocketAddr, Result<Link, ConnectError>)>,
     /// The reading tasks, one for each link that is up.

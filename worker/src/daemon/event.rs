@@ -65,7 +65,7 @@ pub struct Connected {
 pub struct DeviceBuilt {
     /// Its number, which counts builds of this process.
     pub build: u64,
-    /// Lives as long as the device does.
+    /// Shared with the device's thread, which drops it at its end.
     pub alive: Arc<()>,
     /// The device, or why there is none.
     pub built: Result<(Device, Built), BuildError>,

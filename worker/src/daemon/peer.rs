@@ -37,7 +37,8 @@ pub struct Peer {
     is_member: bool,
     /// Whether this worker has sent anything to it in this generation.
     is_used: bool,
-    /// Since when a link is missing. None once it is up, or once the core was told.
+    /// Since when a link is missing. None once it is up, or once the core has heard that it is
+    /// missing.
     awaited: Option<Instant>,
     /// The task that dials the peer. Empty while none runs.
     call: JoinSet<()>,

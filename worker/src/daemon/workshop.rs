@@ -40,7 +40,7 @@ pub struct Workshop {
     pub place: Place,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
-    /// The number of the last build.
+    /// The number of the newest build, from 1. 0 before the first.
     build: u64,
     device: Option<Sender<Job>>,
     /// The devices that were built or begun. Each is alive as long as its thread.

@@ -359,7 +359,7 @@ mod tests {
         let table = [
             (1, vec![a, c], Some((vec![a, c], vec![a, c]))),
             (2, vec![a, c], None),
-            (2, vec![b], Some((vec![b], vec![a, b, c]))), // done anew, by fewer
+            (2, vec![b], Some((vec![b], vec![a, b, c]))), // the step again, by fewer workers
             (3, vec![a, b, c], None),
             (4, vec![a, b], Some((vec![a, b], vec![a, b]))),
             (9, vec![a, b], Some((vec![a, b], vec![a, b]))),

@@ -100,7 +100,7 @@ pub enum TextError {
         /// The tokens of a sample.
         context: usize,
     },
-    /// The sources that Everstep was built from are not here.
+    /// The default text, the sources of Everstep's dependencies, is not here.
     #[error(
         "there is no text by default: the sources of Everstep's dependencies are not in {} \
          (they are where cargo built it); name a text with --data", path.display()

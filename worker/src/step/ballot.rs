@@ -32,7 +32,7 @@ pub enum VoteError {
     /// The member has voted already.
     #[error("a second vote of the worker with id {0}")]
     Repeated(WorkerId),
-    /// The vote is not what the plan assigns to the member.
+    /// The vote does not match what the plan assigns to the member.
     #[error("a vote of the worker with id {0} that does not match its assignment")]
     Mismatch(WorkerId),
 }
@@ -87,21 +87,21 @@ impl Broken {
     }
 }
 
-/// All votes of a step, counted.
+/// The sums and maxima of all votes of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
     /// Global norm of the gradient.
     pub norm: f64,
     /// Mean loss.
     pub loss: f64,
-    /// Compute of the slowest member, seconds.
+    /// Compute time of the slowest member, seconds.
     pub compute_seconds: f64,
     /// Seconds from vote to commit of the step before, for the member that waited least for the
     /// step leader's commit.
     pub commit_seconds: f64,
     /// Planned samples that no data shard contains.
     pub samples_lost: u64,
-    /// Samples that were not planned, or were once more than planned.
+    /// Samples that were not planned, or were used more often than planned.
     pub samples_repeated: u64,
 }
 
@@ -111,7 +111,7 @@ impl Ballot {
         Self { step, empty, votes: BTreeMap::new() }
     }
 
-    /// The step voted on.
+    /// The step of the votes.
     pub fn step(&self) -> Step {
         self.step
     }

@@ -1,4 +1,4 @@
-//! What goes into the worker's core and what comes out of it.
+//! The inputs and the outputs of the worker's core.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,9 +51,9 @@ pub enum Input {
     Built(Built),
     /// The run's model or data could not be built.
     BuildFailed {
-        /// Where the reason lies.
+        /// Whether the reason lies in the run or in this worker's place.
         inability: Inability,
-        /// Why, in words for the user.
+        /// The reason in words for the user.
         reason: String,
     },
     /// Another worker of the run sent a message.
@@ -70,7 +70,7 @@ pub enum Input {
         /// Why the link is gone.
         reason: String,
     },
-    /// A tensor chunk that was admitted has arrived whole.
+    /// A tensor chunk that the core admitted has arrived whole.
     Piece {
         /// The sender.
         from: WorkerId,
@@ -109,7 +109,7 @@ pub enum Effect {
         /// The message.
         message: Message,
     },
-    /// Put this on a bulk stream: one stream for each peer, lane and step.
+    /// Put a parcel on a bulk stream. Each peer, lane and step has a stream of its own.
     Stream {
         /// The receiver.
         to: WorkerId,
@@ -179,7 +179,7 @@ impl Lane {
     ];
 }
 
-/// One thing on a bulk stream.
+/// An entry of a bulk stream.
 #[derive(Clone, Debug)]
 pub enum Parcel {
     /// A message in the order of the stream: a commit before the parameters that it made, or the
@@ -218,12 +218,12 @@ pub enum Admission {
     Drop,
 }
 
-/// What building the model and data found.
+/// The results of building the model and the data.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// What the worker registers with.
+    /// The worker's registration for this run.
     pub registration: Registration,
-    /// Targets that one step trains on.
+    /// The number of targets that one step trains on.
     pub tokens_per_step: u64,
 }
 
@@ -274,7 +274,7 @@ pub enum Job {
         step: Step,
         /// What the device multiplies the loss by. The gradients that it reports are unscaled.
         scale: LossScale,
-        /// What to compute: all that the plan assigns, or what a redo of the step lacks.
+        /// The work: all that the plan assigns, or the part that a redo of the step lacks.
         work: Arc<Work>,
     },
     /// Parameters have arrived.
@@ -448,7 +448,7 @@ pub enum Report {
         /// Whether the bits match the digest, and so the device took the shard over.
         intact: bool,
     },
-    /// Master weights of a shard of which this worker is primary, at the end.
+    /// At the end: master weights of a shard of which this worker is primary.
     Exported {
         /// The worker that writes the model's file.
         to: WorkerId,
@@ -457,7 +457,7 @@ pub enum Report {
         /// The values.
         values: Shared,
     },
-    /// All that [`Job::Finish`] asked for is done.
+    /// The device has validated and digested, as [`Job::Finish`] asked.
     Finished(Summary),
     /// The model's file is open, and can take every shard.
     Opened,
@@ -467,7 +467,7 @@ pub enum Report {
     Written,
     /// The run cannot be computed, for a reason that every other worker would meet too.
     Unable(String),
-    /// The device cannot go on.
+    /// The device cannot continue.
     Failed(String),
 }
 
@@ -478,7 +478,7 @@ pub struct Summary {
     pub evaluations: Vec<PartEvaluation>,
     /// BLAKE3 of each owned shard's step, master weights and moments.
     pub digests: Vec<(Shard, [u8; 32])>,
-    /// Data shards computed.
+    /// The number of data shards that the device has computed.
     pub data_shards_computed: u64,
     /// Seconds in forward and backward.
     pub compute_seconds: f64,

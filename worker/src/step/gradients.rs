@@ -29,19 +29,19 @@ pub struct Gradients {
     passes: VecDeque<Pass>,
     /// Subtrees that count, computed or to come from a pass. No two share a leaf.
     nodes: BTreeSet<Node>,
-    /// Their sums, as the device made them.
+    /// The sums of these subtrees, as the device made them.
     partials: BTreeMap<(Shard, Node), Shared>,
     contributions: BTreeMap<DataShard, Contribution>,
     seconds: f64,
 }
 
-/// One piece of work on the device.
+/// A job of the device, as far as it is not done.
 #[derive(Debug)]
 struct Pass {
     step: Step,
     /// Data shards that the device has not reported.
     left: BTreeSet<DataShard>,
-    /// Its subtrees that still count.
+    /// The subtrees of the pass that still count.
     nodes: BTreeSet<Node>,
 }
 

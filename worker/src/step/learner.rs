@@ -84,7 +84,7 @@ impl Learner {
 
     // Outputs.
 
-    /// The next thing to be done.
+    /// The next effect, for the shell to carry out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
@@ -215,7 +215,7 @@ impl Learner {
         }
     }
 
-    /// A member says something of this generation.
+    /// A member sends a message of this generation.
     pub fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
         match message {
             Message::Commit(commit) if self.roster.lists(from) => self.hear(now, commit),
@@ -229,7 +229,7 @@ impl Learner {
         }
     }
 
-    /// The device has done something.
+    /// The device reports.
     pub fn report(&mut self, report: Report) {
         match report {
             Report::Entered { generation, .. } => self.holdings.device.entered(generation),
@@ -243,7 +243,7 @@ impl Learner {
         }
     }
 
-    /// A worker cannot be reached.
+    /// The worker cannot reach another worker.
     pub fn lost(&mut self, peer: WorkerId) {
         self.learn_with(|learning, scene| learning.lost(peer, scene));
     }

@@ -47,7 +47,7 @@ use super::learning::{Learning, Scene};
 use super::plan::Plan;
 use super::setup::Setup;
 
-/// This generation's try of the step under way.
+/// This generation's attempt at the step under way.
 #[derive(Debug, Default)]
 struct Round {
     /// Sums that this worker computed, on their way up to the subtrees that it sends.
@@ -242,7 +242,7 @@ impl Member {
         self.advance(now);
     }
 
-    /// The device has done something.
+    /// The device reports.
     pub fn report(&mut self, now: Time, report: Report) {
         let Some(report) = self.follow_device(report) else { return };
         match report {
@@ -344,7 +344,7 @@ impl Member {
         self.refused += 1;
     }
 
-    // Parts of the whole.
+    // Common parts.
 
     /// The step under way.
     fn step(&self) -> Step {

@@ -24,7 +24,7 @@ pub struct Setup {
     pub tokens_per_step: u64,
     /// Wall clock at the core's time zero.
     pub unix_ms_at_zero: u64,
-    /// Where new buffers come from.
+    /// The pool of the buffers for tensors.
     pub pool: Pool,
     /// Bytes of kept sums that a member adds up at once.
     pub merge_bytes: usize,

@@ -68,7 +68,7 @@ fn others_are_answered_while_a_pass_waits() {
     assert_eq!(bits(&reduce(&reports)), bits(&gradients[1]));
 }
 
-/// A pass may take as long as a step, and a worker that learns has to have many states.
+/// A pass may take as long as a step, and a worker that learns needs many states.
 #[test]
 fn others_are_answered_beside_a_pass_that_computes() {
     let mut bench = Bench::primary_of(0..SHARDS);

@@ -129,7 +129,7 @@ impl Cluster {
         Built { registration, tokens_per_step: 1 }
     }
 
-    // What the test does.
+    // Actions of the test.
 
     /// Ends a worker's process, and with it the links of the others to it.
     pub fn kill(&mut self, worker: WorkerId) {
@@ -238,7 +238,7 @@ impl Cluster {
         self.committed().0 == self.run.steps
     }
 
-    /// Lets things happen until this holds.
+    /// Runs events until this holds.
     pub fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         for _ in 0..200_000 {
             if holds(self) {
@@ -249,7 +249,7 @@ impl Cluster {
         panic!("it never came that {what}; failures: {:?}", self.failures);
     }
 
-    /// Lets so many things happen.
+    /// Runs so many events.
     pub fn steps(&mut self, count: u64) {
         (0..count).for_each(|_| self.step());
     }

@@ -181,7 +181,7 @@ impl Solo {
         }
     }
 
-    /// The member of rank 1 computes, gets and votes for a step.
+    /// The member of rank 1 computes, gets its pieces and votes for a step.
     pub fn prepare(&mut self, step: u64) {
         self.sum_up(step);
         for data_shard in [3, 4, 5].map(DataShard) {

@@ -21,7 +21,7 @@ impl Core {
     /// greets it again.
     pub(super) fn coordinator(&mut self, now: Time, link: LinkId, message: Message) {
         if !self.leader.is_up(link) {
-            return; // It was given up.
+            return; // The core has given the link up.
         }
         match message {
             Message::Coordinators { revision, members, .. } => {
@@ -79,7 +79,7 @@ impl Core {
             return;
         }
         if self.worker.is_some() {
-            return self.greet(link); // It got its id after the Hello that this answers.
+            return self.greet(link); // The worker got its id after the Hello that this answers.
         }
         match &self.phase {
             Phase::Building(building) if **building == run => {} // It registers when that is done.
@@ -238,7 +238,7 @@ impl Core {
         let promised = std::mem::replace(&mut self.promised.1, record.number);
         let listed = record.rank(worker).is_some();
         if !listed && matches!(self.phase, Phase::Training(_)) {
-            return self.stop(); // Its state is void, as it will be told.
+            return self.stop(); // Its state is void. The leader will say so.
         }
         let Some((setup, holdings)) = self.leave() else { return };
         #[cfg(feature = "planted")]
@@ -277,7 +277,7 @@ impl Core {
             }
             Phase::Training(member) => {
                 if !member.plan().roster().lists(feed.learner) {
-                    self.unreachable.remove(&feed.learner); // It is let in again.
+                    self.unreachable.remove(&feed.learner); // The learner is let in again.
                 }
                 member.feed(feed);
             }

@@ -59,7 +59,7 @@ impl Core {
             return;
         };
         if generation < self.promised.1 && !self.takes_late(&message) {
-            self.refused += 1; // I7: what is over changes nothing
+            self.refused += 1; // I7: a generation that is over changes nothing
             return;
         }
         match generation.cmp(&self.generation()) {
@@ -90,7 +90,7 @@ impl Core {
         waiting.retain(|message| message.between_workers() >= Some(promised));
         let room = match message {
             Message::FetchState { .. } => MANY_EARLY,
-            _ => MAX_EARLY, // A vote, or a question for parameters, is never said again.
+            _ => MAX_EARLY, // A peer never repeats a vote, or a question for parameters.
         };
         if waiting.len() < room {
             waiting.push_back(message);

@@ -58,7 +58,7 @@ impl Core {
             Some((setup, _)) => setup.run.clone(),
             None => match &self.phase {
                 Phase::Building(run) => (**run).clone(),
-                _ => return, // It is of a run that is over.
+                _ => return, // The error is of a run that is over.
             },
         };
         self.model.renew(false);
@@ -86,7 +86,7 @@ impl Core {
                 let run = (**run).clone();
                 self.build(run);
             }
-            (Inability::Place, Some(_)) => self.evicted(), // What it held is gone.
+            (Inability::Place, Some(_)) => self.evicted(), // The worker's state is gone.
             (Inability::Run, Some(_)) => {}
         }
     }

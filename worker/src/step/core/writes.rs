@@ -18,10 +18,10 @@ use crate::step::event::{Admission, Effect, Job, Report};
 use crate::step::roster::Roster;
 use crate::step::writing::{Due, Writing};
 
-/// What the core knows of the model's file.
+/// The core's account of the model's file.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Where this worker would write it, if it has a directory.
+    /// Where this worker would write it. None if it has no directory.
     place: Option<ModelPlace>,
     /// The leader has told this worker to write it, in this generation.
     told: bool,
@@ -56,7 +56,7 @@ impl Model {
 }
 
 impl Core {
-    /// The leader wants this worker to write the model's file.
+    /// The leader asks this worker to write the model's file.
     pub(super) fn write(&mut self, term: Term, generation: Generation) {
         if self.obeys(term, generation) {
             self.model.told = true;
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Opens the file, once this worker is told to write and the last step is trained.
+    /// Opens the file, once the leader has asked for it and the last step is trained.
     pub(super) fn begin_to_write(&mut self) {
         let Model { told, writing, written, .. } = &self.model;
         if !told || *written || writing.is_some() || self.promised.1 != self.generation() {
@@ -145,7 +145,7 @@ impl Core {
         let owners: BTreeSet<WorkerId> =
             missing.iter().map(|shard| roster.primary(*shard)).collect();
         if self.promised.1 != generation {
-            return; // I15: nothing of the generation is said any more.
+            return; // I15: the worker sends nothing of the generation after a promise.
         }
         for to in owners {
             let message = Message::FetchMasters { generation };

@@ -30,7 +30,7 @@ impl Member {
         parameters: Option<Shared>,
     ) {
         if !self.plan.owned().contains_key(&shard) {
-            return; // one that is being learned
+            return; // a shard that this member learns
         }
         assert_eq!(version, self.committed(), "the device updates to the last commit");
         self.updating.remove(&shard);

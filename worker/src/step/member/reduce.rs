@@ -46,7 +46,7 @@ impl Member {
         match sum.insert(node, partial) {
             Ok(None) => {}
             Ok(Some(total)) => self.reduced(shard, total.into_shared()),
-            Err(_) => self.refuse(), // I18: what would repeat a part is an error, and added nowhere
+            Err(_) => self.refuse(), // I18: a repeated part is an error, and added nowhere
         }
     }
 

@@ -74,7 +74,7 @@ impl Member {
         self.plan.roster().lists(to) || self.feeds.has(to)
     }
 
-    /// The device hands out parameters.
+    /// The device hands parameters out: sends them on, if they answer an open question.
     pub(super) fn shared(&mut self, to: WorkerId, (shard, version): (Shard, Step), values: Shared) {
         // An answer to a question of an earlier generation may come late, with an earlier version.
         let current = version == self.plan.record().resume && version == self.committed();
@@ -85,7 +85,7 @@ impl Member {
         }
     }
 
-    /// The device hands out a state.
+    /// The device hands a state out: sends it on, if it answers an open question.
     pub(super) fn exported(
         &mut self,
         to: WorkerId,
