@@ -55,7 +55,7 @@ pub struct Holdings {
     /// The last step that no failure can undo.
     pub(super) settled: Step,
     /// The worker was a member of that last generation. It has shown what it had committed then at
-    /// every Pause since, so later records resume at that step or before.
+    /// every Pause since, so later records resume at that step or after it.
     pub(super) was_member: bool,
     /// How far the device has followed the records.
     pub(super) device: Following,
