@@ -100,7 +100,7 @@ fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
         Input::Piece { chunk, .. } => match chunk.kind {
             ChunkKind::Partial => Some("reduce_scatter.receive"),
             ChunkKind::Reduced => Some("reduced.receive"),
-            // A commit of this generation made gathered parameters. The member asked for older
+            // Gathered parameters come from a commit of this generation. The member asked for older
             // ones.
             ChunkKind::Parameters if chunk.step > resume => Some("all_gather.receive"),
             ChunkKind::Parameters => Some("parameters.receive"),

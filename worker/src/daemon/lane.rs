@@ -2,10 +2,10 @@
 //!
 //! Each lane has its own queue, task and stream, so a lane with a slow receiver blocks no other.
 //! The plan bounds the queues to a member: a step has so many pieces, and those of the next step
-//! begin only when this one has committed. A worker that learns blocks no other worker. A feed that
-//! it does not take in time is not queued, and it asks again later. This drops all of a step or
-//! nothing. When the lanes are dropped, queued parcels are forgotten, and streams under way are
-//! reset.
+//! begin only when this one has committed. A worker that learns blocks no other worker. The lanes
+//! do not queue a feed that it does not take in time, and it asks again later. They queue all of a
+//! step or nothing. When the lanes are dropped, queued parcels are forgotten, and streams under way
+//! are reset.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

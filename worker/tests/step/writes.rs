@@ -1,5 +1,5 @@
 //! The model's file: the worker waits out what keeps it from writing, and that costs nothing else.
-//! A worker that cannot compute a run says so, and builds again.
+//! A worker reports a run that it cannot compute, and builds another one.
 
 use std::time::Duration;
 

@@ -215,7 +215,8 @@ impl Lesson {
         late
     }
 
-    /// Applies all gradients that it can, or begins again if a gradient will never come.
+    /// Applies all gradients that it can. Begins again if a gradient will never come, or if the
+    /// steps have outrun the lesson.
     pub fn advance(
         &mut self,
         (shard, pauses): (Shard, bool),
