@@ -14,7 +14,7 @@ use crate::data::text_samples::TextSamples;
 use crate::data::{Dataset, Text, TextError};
 use crate::registry::{BuildError, Registry};
 
-/// Tokens are bytes.
+/// The number of tokens: every byte is one.
 const VOCABULARY: usize = 256;
 
 /// A registry with `gpt`, `mlp` and `text`.
@@ -72,7 +72,7 @@ fn mlp_config(run: &RunSpec) -> MlpConfig {
     }
 }
 
-/// In the words of the kernels.
+/// The protocol's precision in the words of the kernels.
 pub fn precision(run: &RunSpec) -> cuda::Precision {
     match run.model.precision {
         Precision::F32 => cuda::Precision::F32,

@@ -1,13 +1,13 @@
 //! The worker's shell: sockets, threads and clocks around the core.
 //!
-//! One thread runs the endpoint and an actor that owns the core; the device has its own thread, and
-//! so has the loader. Messages enter as events, one at a time; every task that brings one waits for
-//! the answer before it reads on, so a busy actor holds its peers back. Tensors are read into
-//! buffers by the task of their stream and change hands by pointer.
+//! One thread runs the endpoint and an actor that owns the core. The device and the loader have
+//! threads of their own. Messages enter as events, one at a time. A task that brings an event waits
+//! for the answer before it reads on, so a busy actor exerts back-pressure on its peers. Each
+//! stream's task reads tensors into buffers, which then change hands by pointer.
 //!
-//! What lasts how long: the process keeps its port, its name and its key; a build keeps a device
-//! and an id; a generation keeps its peers' queues and streams. The links outlive generations, and
-//! training outlives the links to the coordinators.
+//! Lifetimes: the process keeps its port, its name and its key. A build keeps a device and an id. A
+//! generation keeps its peers' queues and streams. The links outlive generations, and training
+//! outlives the links to the coordinators.
 
 mod actor;
 mod coordinator;
@@ -53,34 +53,34 @@ use coordinator::{Reach, Tell};
 use event::Arrival;
 use workshop::Workshop;
 
-/// How a worker daemon is started.
+/// The options of a worker daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where coordinators listen: at least one that answers, which tells of the others.
+    /// Addresses of coordinators. At least one must answer, and it names the others.
     pub coordinators: Vec<HostPort>,
     /// The join token.
     pub token: String,
-    /// Where to listen for other workers; port 0 takes a free one.
+    /// The address to listen on for other workers. Port 0 takes a free port.
     pub listen: SocketAddr,
-    /// What this machine may fail together with: copies of one parameter shard are kept apart.
+    /// What this machine may fail together with. The coordinator keeps copies of one parameter
+    /// shard apart.
     pub zone: Option<Zone>,
-    /// Where the model goes at the end, if this worker is asked to write it.
+    /// Where this worker puts the model at the end. None if it cannot write the model.
     pub dir: Option<PathBuf>,
-    /// Where the model computes.
+    /// The device that the model computes on.
     pub device: DeviceChoice,
-    /// How long it waits after SIGTERM until its shards are copied, at most; none: as long as that
-    /// takes.
+    /// The longest wait after SIGTERM until this worker's shards are copied. None means no limit.
     pub grace: Option<Duration>,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
 }
 
-/// Who the worker is, as soon as it listens.
+/// The worker's name and address, once it listens.
 #[derive(Clone, Debug)]
 pub struct Ready {
     /// The name in its certificate.
     pub name: NodeName,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
 }
 
@@ -89,7 +89,7 @@ pub struct Ready {
 pub enum Ended {
     /// The run is over.
     Dismissed,
-    /// It was told to leave, and has left; the run goes on.
+    /// The worker was told to leave, and has left. The run goes on.
     Drained,
 }
 
@@ -102,16 +102,16 @@ pub enum WorkerError {
     /// The coordinator did not admit the worker.
     #[error("the worker was not admitted to the cluster: {0}")]
     Enrol(#[from] EnrolError),
-    /// No port could be had.
+    /// The worker could not bind a port.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The address is one that no other worker could call.
+    /// No other worker could reach the address.
     #[error("cannot listen on {0}: other workers must be able to call the address; name one")]
     Unspecified(SocketAddr),
-    /// The address is one that no other machine can call, and coordinators are on other machines.
+    /// Other machines cannot reach the address, and a coordinator is on another machine.
     #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
     Loopback {
-        /// The address.
+        /// The worker's address.
         listen: SocketAddr,
         /// A coordinator on another machine.
         coordinator: HostPort,
@@ -119,10 +119,10 @@ pub enum WorkerError {
     /// The coordinator refused the worker.
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
-    /// Something failed on the way.
+    /// The worker could not go on, for this reason.
     #[error("{0}")]
     Failed(String),
-    /// SIGTERM could not be waited for.
+    /// The process cannot wait for SIGTERM.
     #[error("signals cannot be received: {0}")]
     Signals(std::io::Error),
     /// The failpoints cannot be set.
@@ -131,15 +131,15 @@ pub enum WorkerError {
     Failpoints(#[from] failpoint::FailpointError),
 }
 
-/// Data shards that are loaded ahead.
+/// Data shards that the loader fills ahead.
 const PREFETCH: usize = 2;
-/// Free memory that the buffer pool keeps even where the last steps needed less, bytes.
+/// Free memory that the buffer pool keeps even if the last steps needed less, bytes.
 const POOL_BYTES: usize = 64 << 20;
-/// How long a worker goes on asking for a coordinator that does not answer yet.
+/// How long a worker asks for a coordinator before it gives up.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Joins a cluster and works until it is dismissed or, after SIGTERM, has left. Blocks; calls
-/// `ready` once it listens.
+/// Joins a cluster and works until the coordinator dismisses it or, after SIGTERM, it has left.
+/// Blocks. Calls `ready` once the worker listens.
 ///
 /// # Errors
 /// [`WorkerError`], in words for the user.
@@ -168,7 +168,7 @@ async fn work(
         return Err(WorkerError::Loopback { listen, coordinator });
     }
     let settings = Settings::for_address(options.listen.ip());
-    let port = Port::bind(options.listen, &settings)?; // a use of the token is not to be lost
+    let port = Port::bind(options.listen, &settings)?; // the token's use must not be lost
     let enrolling = enrol_anywhere(&options.coordinators, &token);
     let credentials = HostPort::await_answer(&options.coordinators, enrolling).await?;
     let name = credentials.identity().name.clone();
@@ -189,7 +189,7 @@ async fn work(
     let leave = (terminations, grace);
     let (exit, links) = attend(shell, reach, name, leave).await;
     tracing::info!(?exit, "leaving");
-    // The last word must arrive before the process goes.
+    // The last messages must arrive before the process ends.
     let mut finishing = JoinSet::new();
     links.into_iter().for_each(|link| {
         finishing.spawn(async move { link.finish().await });
@@ -204,7 +204,7 @@ async fn work(
     }
 }
 
-/// Runs the actor to its end.
+/// Runs the actor until it ends.
 async fn attend(
     shell: Shell,
     reach: Reach,
@@ -234,13 +234,13 @@ async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
     }
 }
 
-/// Takes the first coordinator that answers, and goes on asking while none does.
+/// Enrols with the first coordinator that answers. Asks again while none answers.
 async fn enrol_anywhere(
     coordinators: &[HostPort],
     token: &JoinToken,
 ) -> Result<Credentials, WorkerError> {
     let began = Instant::now();
-    // However often it asks, it is one node, and spends one use of the token.
+    // The key makes all attempts one node, which spends one use of the token.
     let key = NodeKey::create().map_err(EnrolmentError::from).map_err(EnrolError::from)?;
     loop {
         let mut may_pass = false;

@@ -1,13 +1,14 @@
-//! What a run learns from: data sets, the order of their samples, and batches filled ahead.
+//! The data of a run: data sets, the order of their samples, and batches filled ahead.
 //!
-//! - [`Dataset`]: what a data set must do; a user's own implements it.
-//! - [`sampler`]: which sample stands where in which step, and what was lost or repeated. Pure.
+//! - [`Dataset`]: the trait of a data set. A user can implement it.
+//! - [`sampler`]: which sample stands where in which step, and which samples were lost or repeated.
+//!   Pure.
 //! - [`loader`]: a thread that fills the batches of coming steps.
-//! - [`text`]: files of text as a data set, found by [`text_files`] or, where the user names none,
-//!   by [`default_text`]; cut into samples by [`text_samples`]; measured by [`bigram`].
-//! - [`validation`]: who evaluates which held-out samples. Pure.
+//! - [`text`]: files of text as a data set. [`text_files`] finds them, or [`default_text`] if the
+//!   user names none. [`text_samples`] cuts the text into samples. [`bigram`] measures it.
+//! - [`validation`]: which part of the held-out samples each data shard evaluates. Pure.
 //!
-//! In goes a run specification's data and batch; out come micro-batches with the indices of the
+//! Input: a run specification's data and batch. Output: micro-batches with the indices of the
 //! samples in them. Nothing here knows of workers, generations or models.
 
 pub mod bigram;
@@ -25,11 +26,11 @@ pub use loader::Loader;
 pub use sampler::Sampler;
 pub use text::{Text, TextError};
 
-/// A fixed, numbered set of samples to train on, and another one to validate with.
+/// A fixed, numbered set of samples to train on, and a second set to validate with.
 ///
-/// Every worker of a run opens the same data set, and any of them may be asked for any sample, at
-/// any time, again and again. So a sample is a pure function of its index: no shuffling here (the
-/// [`sampler::Sampler`] does it), no random augmentation unless it is keyed by the index.
+/// Every worker of a run opens the same data set. A run may ask any worker for any sample, at any
+/// time, again and again. So a sample is a pure function of its index. It has no shuffling (the
+/// [`sampler::Sampler`] does that), and no random augmentation unless the index keys it.
 ///
 /// ```
 /// use everstep_kernels::compute::Batch;
@@ -61,27 +62,27 @@ pub use text::{Text, TextError};
 /// assert_eq!((batch.rows, batch.features), (1, vec![0.5, 1.5]));
 /// ```
 pub trait Dataset: Send + Sync {
-    /// How many samples there are to train on. A run needs at least one.
+    /// The number of samples to train on. A run needs at least one.
     fn len(&self) -> u64;
 
-    /// Whether there is nothing to train on.
+    /// Whether there is no sample to train on.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A digest of everything that the samples follow from. A worker whose data set has another
-    /// fingerprint than the run's is refused.
+    /// A digest of everything that the samples follow from. The coordinator refuses a worker with
+    /// another fingerprint than the run's.
     fn fingerprint(&self) -> [u8; 32];
 
     /// Appends the sample `index`, below [`Dataset::len`], as one row: the same number of tokens,
     /// targets and features for every sample, and one more in `batch.rows`.
     ///
-    /// It is called from another thread than the one that computes. There is no error to return:
-    /// what cannot be read should fail when the data set is opened. A panic stops the run with its
+    /// A loading thread may call this, not only the computing one. There is no error to return: a
+    /// data set should find unreadable samples when it is opened. A panic stops the run with its
     /// message.
     fn fill(&self, index: u64, batch: &mut Batch);
 
-    /// How many held-out samples there are. With none the run reports no validation loss.
+    /// The number of held-out samples. With none the run reports no validation loss.
     fn validation_len(&self) -> u64;
 
     /// Appends the held-out sample `index`, below [`Dataset::validation_len`], like

@@ -1,10 +1,10 @@
 //! The device: everything a worker computes, job after job, on a thread of its own.
 //!
-//! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else; while
-//! a pass waits for parameters it takes what arrives, and does or puts off what that is. The same
-//! code runs under a simulator, which calls [`Device::handle`] with a [`Port`] of its own. The
-//! device does not know who the members are, nor what a vote is; of a change of generation it
-//! knows which shards to keep.
+//! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else. While a
+//! pass waits for parameters, it takes the jobs that arrive, and does them or puts them off. The
+//! same code runs under a simulator, which calls [`Device::handle`] with a [`Port`] of its own. The
+//! device knows neither the members nor votes. Of a change of generation it knows which shards to
+//! keep.
 
 pub mod accumulate;
 mod announced;
@@ -38,16 +38,16 @@ use holdings::Holdings;
 use model_file::ModelFile;
 use pass::ShardPass;
 
-/// What the device needs from whoever drives it.
+/// The device's view of its driver: a thread or a simulator.
 pub trait Port {
     /// Hands a report over. May block until there is room.
     fn report(&mut self, report: Report);
 
-    /// The next job, as soon as there is one; `None` when there will be none.
+    /// Waits for the next job. `None` when there will be no more.
     fn wait(&mut self) -> Option<Job>;
 
-    /// A [`Job::Share`] or [`Job::Export`] that has come meanwhile, and that no job which came
-    /// before it concerns. Never blocks.
+    /// A [`Job::Share`] or [`Job::Export`] that has come meanwhile, if no job before it concerns
+    /// its shards. Never blocks.
     fn question(&mut self) -> Option<Job> {
         None
     }
@@ -56,21 +56,21 @@ pub trait Port {
     fn now(&self) -> Time;
 }
 
-/// What a device is made of.
+/// The parts that a device is made of.
 pub struct Parts {
-    /// The run.
+    /// The specification of the run.
     pub run: RunSpec,
-    /// Its model, with the initial parameters loaded.
+    /// The run's model, with the initial parameters loaded.
     pub compute: Box<dyn Compute>,
-    /// Its data.
+    /// The run's data set.
     pub dataset: Arc<dyn Dataset>,
     /// Fills batches ahead.
     pub loader: Loader,
-    /// Where buffers come from.
+    /// The pool of the buffers for tensors.
     pub pool: Pool,
-    /// Where the model goes at the end, if it goes anywhere.
+    /// The model's file. None if this worker has no directory.
     pub model_file: Option<ModelFile>,
-    /// Send gradients while the backward pass goes on, and begin the forward pass before all
+    /// Sends gradients while the backward pass goes on, and begins the forward pass before all
     /// parameters are there. Off only to measure what that saves.
     pub overlap: bool,
 }
@@ -78,24 +78,25 @@ pub struct Parts {
 /// A model, its data, and the parameter shards that this worker holds.
 pub struct Device {
     parts: Parts,
-    /// Which samples a data shard should contain.
+    /// Tells which samples a data shard should contain.
     sampler: Sampler,
     holdings: Holdings,
     accumulator: Accumulator,
-    /// What the newest gradient is of.
+    /// The work of the newest gradient job.
     work: Arc<Work>,
     /// Jobs that came while a pass waited for parameters.
     deferred: VecDeque<Job>,
-    /// When the first pass began; from then on waiting is exposed communication.
+    /// Whether training goes on: from the first pass to the end. Waiting is exposed communication
+    /// then.
     training: bool,
-    /// The model's or the data set's own code is at work.
+    /// The code of the model or the data set is running.
     in_user_code: bool,
     summary: Summary,
     #[cfg(feature = "planted")]
     plant: Option<crate::plant::Plant>,
 }
 
-/// Held-out targets that are evaluated at the end, at most.
+/// The most held-out targets that the device evaluates at the end.
 const VALIDATION_TARGETS: u64 = 64 << 10;
 
 impl Device {
@@ -121,14 +122,14 @@ impl Device {
         }
     }
 
-    /// From now on the device has this bug.
+    /// The device has this bug from now on.
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, plant: crate::plant::Plant) {
         self.plant = Some(plant);
         self.holdings.believes_gradients = plant == crate::plant::Plant::BelieveGradients;
     }
 
-    /// Does jobs until there are no more, or until it cannot go on.
+    /// Does jobs until there are no more, or until the device cannot go on.
     pub fn run(&mut self, port: &mut dyn Port) {
         loop {
             let idle = port.now();
@@ -142,7 +143,7 @@ impl Device {
         }
     }
 
-    /// Does one job, and what was put off meanwhile.
+    /// Does one job, and then the jobs that it put off.
     pub fn handle(&mut self, job: Job, port: &mut dyn Port) -> Result<(), DeviceError> {
         self.perform(job, port)?;
         while let Some(job) = self.deferred.pop_front() {
@@ -172,7 +173,7 @@ impl Device {
                 self.write(shard, &values, port);
                 return Ok(());
             }
-            // Master weights of the generation before may never have come to their end.
+            // The file of the generation before may be incomplete.
             Job::Enter { .. } => self.parts.model_file.iter_mut().for_each(ModelFile::close),
             _ => {}
         }
@@ -203,7 +204,7 @@ impl Device {
         Ok(())
     }
 
-    /// Computes a data shard; none where that has become void.
+    /// Computes a data shard. None if the result has become void.
     fn gradient(
         &mut self,
         step: Step,
@@ -266,7 +267,7 @@ impl Device {
         Ok(Some(Report::Computed { step, contribution, seconds, load_seconds: loaded.seconds }))
     }
 
-    /// In truth a data shard's samples are its own.
+    /// The bug takes samples by place. The true samples are the data shard's own.
     #[cfg(feature = "planted")]
     fn sampled_as(&self, data_shard: DataShard) -> DataShard {
         if self.plant != Some(crate::plant::Plant::SampleByRank) {
@@ -278,7 +279,7 @@ impl Device {
 
     // The end.
 
-    /// What is counted over the run goes on where the end comes again.
+    /// Validates and digests. If the end comes again, the counts of the run continue.
     fn finish(
         &mut self,
         version: Step,
@@ -340,7 +341,7 @@ impl Device {
         }))
     }
 
-    /// Errors of the file end nothing: who asked is told, and asks again.
+    /// Errors of the file end nothing. The worker that asked gets a report, and asks again.
     fn open(&mut self, port: &mut dyn Port) {
         let Some(file) = &mut self.parts.model_file else {
             return port.report(Report::Unwritten("this worker has no directory".into()));
@@ -361,8 +362,8 @@ impl Device {
         }
     }
 
-    /// How a panic is told: one in the model's or the data set's own code would recur on every
-    /// worker.
+    /// The error for a panic. A panic in the model's or the data set's own code would recur on
+    /// every worker.
     pub fn panicked(&self, words: &str) -> DeviceError {
         match self.in_user_code {
             true => DeviceError::Unable(format!("the model or the data set panicked: {words}")),
@@ -371,13 +372,13 @@ impl Device {
     }
 }
 
-/// Why a device cannot go on.
+/// Why a device cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// For a reason of its own: another worker may take its place.
+    /// The reason is this device's own: another worker may take its place.
     #[error("{0}")]
     Failed(String),
-    /// For a reason that follows from the run, and would recur on every worker.
+    /// The reason follows from the run, and would recur on every worker.
     #[error("{0}")]
     Unable(String),
 }

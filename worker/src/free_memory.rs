@@ -1,19 +1,20 @@
-//! How much memory this process may still take: what the machine has free, or its control group.
+//! The memory that this process may still take: the free memory of its machine, or of its control
+//! group.
 
 use std::fs;
 use std::path::Path;
 
-/// Where the process finds its own control group (version 2).
+/// The path at which a process finds its own control group (version 2).
 const GROUP: &str = "/sys/fs/cgroup";
 
-/// Bytes; none where the system does not tell.
+/// The free bytes. None if the system does not tell.
 pub fn free_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
     [machine, free_of_group(Path::new(GROUP))].into_iter().flatten().min()
 }
 
-/// What a control group may still take: pages of files that nobody has used lately count as taken
-/// there, and are given back before anything else is.
+/// The bytes that a control group may still take. A group counts pages of files that no process
+/// used lately as taken, but the system frees them before anything else.
 fn free_of_group(group: &Path) -> Option<u64> {
     let text = |name: &str| fs::read_to_string(group.join(name)).ok();
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();

@@ -2,8 +2,7 @@
 //!
 //! [`step`] decides, as pure state machines. [`device`] computes, on a thread of its own. [`data`]
 //! fills batches. [`daemon`] is the shell that carries events in and effects out, over QUIC.
-//! [`registry`] says what `kind` means;
-//! [`builtin`] is what every program has.
+//! [`registry`] says what `kind` means. [`builtin`] is what every program has.
 
 pub mod builtin;
 pub mod daemon;

@@ -1,4 +1,4 @@
-//! How much memory a worker needs: the formula, from the run alone.
+//! The memory that a worker needs: a formula of the run alone.
 
 use std::collections::BTreeSet;
 
@@ -23,37 +23,39 @@ pub struct Memory {
     writing: u64,
 }
 
-/// What the program, its threads, its connections' windows and its pool of free buffers take: as
-/// measured, with 22 to 97 MB, over many models and numbers of workers.
+/// Bytes of the program, its threads, its connections' windows and its pool of free buffers.
+/// Measured, with 22 to 97 MB, over many models and numbers of workers.
 pub const CONSTANT_BYTES: u64 = 58 << 20;
 
 impl Memory {
-    /// The memory of a worker at the run's start, where `workers` share it; the most of any.
+    /// The memory of a worker at the run's start, when `workers` share it. It is that of the worker
+    /// that needs most.
     ///
     /// With `N` parameters, `W` workers and `C = min(copies, W)` owners of each shard:
     ///
-    /// - device: parameters, gradient and activations, as the model has planned them: of a `gpt`
-    ///   with `recompute` only the input of each block, and one block's activations;
-    /// - optimizer: `C N / W` times master weights and moments;
-    /// - partials: `4 N` for each complete subtree, and for each level of the one under way;
+    /// - device: parameters, gradient and activations, as the model plans them. A `gpt` with
+    ///   `recompute` has only the input of each block, and one block's activations.
+    /// - optimizer: `C N / W` times master weights and moments.
+    /// - partials: `4 N` for each complete subtree, and for each level of the one under way.
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
     ///   each partial of its own shards that can wait for its sibling: one of every two that come.
     ///   A worker that is alone keeps its one partial, which is the sum.
     ///
-    /// A planned change of generation that leaves more to fewer workers makes this the formula of
-    /// fewer workers; after a loss there is one partial more for each orphaned block, until then.
-    /// For a while there is more than that, always bounded, and the pool of free buffers
-    /// keeps it some steps longer:
+    /// After a planned change of generation that leaves fewer workers, the formula for fewer
+    /// workers holds. After a loss there is one partial more for each orphaned block, until the
+    /// next planned change. For a while a worker needs more than that. The excess is always
+    /// bounded, and the pool of free buffers keeps it some steps longer:
     ///
-    /// - a step that is done anew keeps the partials of its first try until it commits, and adds
-    ///   them up to those of the new plan in memory of their own: at most the partials once more;
-    /// - a shard that is learned counts as an owned one, and at most four of its reduced gradients
-    ///   wait, 16 bytes for each of its parameters; where steps outrun a state, more of them, but
-    ///   no more than 64 MiB of all shards;
-    /// - states under way: what arrives at a learner in two seconds, 64 MiB at least, 512 MiB or
-    ///   its part of the state at most, and the same with those that it asks: [`Self::passing`];
-    /// - at the end, the master weights that the model's file has not taken: at the worker that
-    ///   writes it all of them at most, if its disk is slower than the network, and at each primary
+    /// - A repeated step keeps the partials of its first try until it commits, and adds them up to
+    ///   those of the new plan in other memory: at most the partials once more.
+    /// - A learned shard counts as an owned one, and at most four of its reduced gradients wait, 16
+    ///   bytes for each of its parameters. If steps outrun a state, more of them wait, but no more
+    ///   than 64 MiB of all shards.
+    /// - States under way: the bytes that arrive at a learner in two seconds, 64 MiB at least, 512
+    ///   MiB or its part of the state at most. The owners that it asks need the same:
+    ///   [`Self::passing`].
+    /// - At the end, the master weights that the model's file has not taken. The worker that writes
+    ///   it holds all of them at most, if its disk is slower than the network. Each primary holds
     ///   those of its shards: [`Self::passing`].
     pub fn of_worker(
         run: &RunSpec,
@@ -82,13 +84,13 @@ impl Memory {
         })
     }
 
-    /// What is left of it on the host where a GPU computes, and what copies take then. CUDA's own
-    /// libraries take some hundred MB more, and the formula does not know them.
+    /// The memory on the host if a GPU computes, with the buffers for copies. CUDA's own libraries
+    /// take some hundred MB more, and the formula does not know them.
     pub fn beside_gpu(self) -> Self {
         Self { device: 0, pinned: cuda::memory::PINNED_BYTES as u64, ..self }
     }
 
-    /// The parts, with their names; one of the first two is none.
+    /// The parts, with their names. One of the first two is 0.
     pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
             ("model and activations", self.device),
@@ -100,22 +102,22 @@ impl Memory {
         ]
     }
 
-    /// What comes on top for a while, at most, with its occasion: states under way while a worker
-    /// joins or makes up for a lost one, and the weights that wait for the disk of the worker that
-    /// writes the model.
+    /// The passing memory on top, at most, with its occasion: states under way while a worker joins
+    /// or replaces a lost one, and the weights that wait for the disk of the worker that writes the
+    /// model.
     pub fn passing(&self) -> [(&'static str, u64); 2] {
         [("while workers join", self.joining), ("at the end, to write", self.writing)]
     }
 
-    /// All parts together, but for what passes.
+    /// All parts together, without the passing memory.
     pub fn total(&self) -> u64 {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
 }
 
-/// The subtrees that each worker sends, in the order in which it computes them. A planned change of
-/// generation gives every worker a block of data shards for each binary one of its share, the
-/// longest blocks of all workers first.
+/// The subtrees that each worker sends, in the order in which it computes them. After a planned
+/// change of generation a worker has one block of data shards for each 1 in the binary form of its
+/// share. The longest blocks of all workers come first.
 fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<Node>> {
     let tree = Tree::new(data_shards);
     let (share, more) = (data_shards / workers, data_shards % workers);
@@ -131,8 +133,9 @@ fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<Node>> {
     shares.into_iter().map(move |mine| tree.subtrees(&mine))
 }
 
-/// How many partials of the whole vector a worker holds at once, at most: those of its complete
-/// subtrees, which are kept until the commit, and of the one under way a left half on every level.
+/// The most partials of the whole vector that a worker holds at once. They are those of its
+/// complete subtrees, which it keeps until the commit, and a left half on every level of the one
+/// under way.
 fn partials_held(subtrees: &[Node]) -> u64 {
     let held = |(complete, node): (usize, &Node)| complete as u64 + u64::from(node.level);
     let under_way = subtrees.iter().enumerate().map(held).max();
@@ -162,13 +165,13 @@ mod tests {
         let run = exemplars::run();
         let rows = u64::from(run.batch.micro_batch * run.model.context);
         let (width, heads) = (u64::from(run.model.width), u64::from(run.model.heads));
-        // Of each of the four blocks that lie where the fifth does.
+        // For each of the four blocks that, with `recompute`, lie where the fifth does.
         let least = 4 * 4 * rows * (15 * width + 2 * 2 + heads);
         assert!(again.device + least <= kept.device, "{again:?} {kept:?}");
         assert_eq!(Memory { device: 0, ..again }, Memory { device: 0, ..kept });
     }
 
-    /// A plan states what the model would take: the sizes of one that is built.
+    /// A plan states the sizes of the model that would be built.
     #[test]
     fn a_plan_has_the_sizes_of_the_model_that_is_built() {
         for (kind, recompute) in [("gpt", false), ("gpt", true), ("mlp", false)] {

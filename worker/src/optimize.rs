@@ -21,8 +21,8 @@ pub fn schedule(run: &RunSpec) -> Schedule {
     }
 }
 
-/// The run's optimizer, with the settings that the papers propose for what the specification does
-/// not name.
+/// The run's optimizer. Settings that the specification does not name have the values that the
+/// papers propose.
 pub fn optimizer(run: &RunSpec) -> Result<Optimizer, InvalidSetting> {
     let rule = match run.optimizer.kind {
         OptimizerKind::Adamw => Rule::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },

@@ -1,4 +1,4 @@
-//! Models and data sets by name: what `kind` in a run specification means.
+//! Models and data sets by name: the meaning of `kind` in a run specification.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,16 +21,16 @@ type BuildDataset = Box<dyn Fn(&RunSpec) -> Result<Arc<dyn Dataset>, BuildError>
 /// Why a model or a data set cannot be built, in words for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// For a reason that follows from the run, and would recur on every worker.
+    /// The reason follows from the run, and would recur on every worker.
     #[error("{0}")]
     Run(String),
-    /// For a reason of this worker's place, such as a lack of memory: it may pass.
+    /// The reason lies in this worker's place, such as a lack of memory: it may pass.
     #[error("{0}")]
     Place(String),
 }
 
 impl BuildError {
-    /// Where the reason lies.
+    /// Whether the reason lies in the run or in this worker's place.
     pub fn inability(&self) -> Inability {
         match self {
             Self::Run(_) => Inability::Run,
@@ -57,12 +57,12 @@ impl From<RegistryError> for BuildError {
 
 /// The models and data sets that a program can train.
 ///
-/// Every process of a cluster runs the same program, so all of them know the same names. One that
-/// begins with a dot is the program's own, and not offered to users.
+/// Every process of a cluster runs the same program, so all of them know the same names. A name
+/// that begins with a dot is the program's own, and users are not offered it.
 #[derive(Default)]
 pub struct Registry {
     models: BTreeMap<String, BuildModel>,
-    /// Of models whose sizes can be known without building them.
+    /// For models with known sizes before they are built.
     plans: BTreeMap<String, PlanModel>,
     datasets: BTreeMap<String, BuildDataset>,
 }
@@ -70,24 +70,24 @@ pub struct Registry {
 /// A run names a model or a data set that this program does not have, or cannot build.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// Nothing is registered under the name.
+    /// No model or data set is registered under the name.
     #[error("there is no {what} named \"{name}\"; this program has {known}")]
     Unknown {
         /// `model` or `data set`.
         what: &'static str,
-        /// The name asked for.
+        /// The name that the run asks for.
         name: String,
-        /// The names there are.
+        /// The registered names.
         known: String,
     },
-    /// It is registered, but this run's values do not suit it, or this machine does not.
+    /// The name is registered, but this run's values do not suit it, or this machine does not.
     #[error("cannot build the {what} \"{name}\": {error}")]
     Build {
         /// `model` or `data set`.
         what: &'static str,
-        /// Its name.
+        /// The name in the run.
         name: String,
-        /// What it said.
+        /// The error of the model or the data set.
         error: BuildError,
     },
 }
@@ -98,7 +98,7 @@ impl Registry {
         Self::default()
     }
 
-    /// Registers a model under a name: what builds it for a run, on the device that its user has
+    /// Registers a model under a name. `build` makes it for a run, on the device that its user has
     /// chosen. A model that knows one device only may ignore the choice.
     pub fn model<F>(mut self, name: &str, build: F) -> Self
     where
@@ -109,8 +109,8 @@ impl Registry {
         self
     }
 
-    /// States how large the model of this name is, for a run: what builds it would allocate as
-    /// much. A run whose model does not fit into memory is refused before it is built.
+    /// States the size of the model of this name, for a run: building it would allocate as much.
+    /// The worker refuses a model that does not fit into memory before it builds it.
     pub fn plan<F>(mut self, name: &str, plan: F) -> Self
     where
         F: Fn(&RunSpec) -> Result<ModelPlan, String> + Send + Sync + 'static,
@@ -127,7 +127,8 @@ impl Registry {
         self.placed_dataset(name, move |run| Ok(build(run)?))
     }
 
-    /// The same of a data set that can tell an error of the place from one of the run.
+    /// As [`Registry::dataset`], for a data set that can tell an error of the place from one of the
+    /// run.
     pub fn placed_dataset<F>(mut self, name: &str, build: F) -> Self
     where
         F: Fn(&RunSpec) -> Result<Arc<dyn Dataset>, BuildError> + Send + Sync + 'static,
@@ -152,15 +153,15 @@ impl Registry {
         build("model", name, found, known, |make| Ok(make(run, device)?))
     }
 
-    /// Builds the run's model on the CPU and in f32, whatever it is trained with: to look at it, or
-    /// to compute a little with the weights that were trained.
+    /// Builds the run's model on the CPU and in f32, whatever precision and device train it.
+    /// Callers look at it, or compute a little with the trained weights.
     pub fn build_model_on_host(&self, run: &RunSpec) -> Result<Box<dyn Compute>, RegistryError> {
         let mut run = run.clone();
         run.model.precision = Precision::F32;
         self.build_model(&run, DeviceChoice::Cpu)
     }
 
-    /// How large the run's model is on a host. One that cannot tell is built.
+    /// The size of the run's model on a host. A model that cannot tell is built.
     pub fn plan_model(&self, run: &RunSpec) -> Result<ModelPlan, RegistryError> {
         match self.known_plan(run) {
             Some(plan) => plan,
@@ -168,7 +169,7 @@ impl Registry {
         }
     }
 
-    /// The same, of a model that can tell without being built.
+    /// The size of a model that can tell without a build. None for any other model.
     pub fn known_plan(&self, run: &RunSpec) -> Option<Result<ModelPlan, RegistryError>> {
         let name = &run.model.kind;
         let found = self.plans.get(name)?;

@@ -1,6 +1,6 @@
-//! A worker's daemon in a thread, and a coordinator that is played: what a worker says on links
-//! that end and come again, when it is evicted, when it is told to leave, and when its data set
-//! fails on a sample.
+//! A worker's daemon in a thread, with a test in the place of its coordinator. It checks what a
+//! worker sends on links that end and come again, when the coordinator evicts it, when it is told
+//! to leave, and when its data set fails on a sample.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,10 +31,10 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 const FIRST: WorkerId = WorkerId(5);
 const TERM: Term = Term(1);
-/// Where its machine stands.
+/// The zone of the worker's machine.
 const ZONE: &str = "rack 7";
 
-/// One cluster: its played coordinator, and one worker.
+/// One cluster: its coordinator, which the test plays, and one worker.
 struct Scene {
     authority: Arc<Authority>,
     token: JoinToken,
@@ -50,7 +50,7 @@ impl Scene {
         Self::with(builtin::registry())
     }
 
-    /// The worker trains what this registry has.
+    /// Starts a worker that can train the models and data of this registry.
     fn with(registry: Registry) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let authority = Arc::new(Authority::create().unwrap());
@@ -85,7 +85,7 @@ impl Scene {
         link_of(self.endpoint.as_ref().expect("a coordinator")).await
     }
 
-    /// A link on which the worker has registered under [`FIRST`], and what it registered with.
+    /// A link on which the worker has registered under [`FIRST`], and its registration.
     async fn registered(&self) -> (Link, Registration) {
         let link = self.link().await;
         assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
@@ -96,9 +96,9 @@ impl Scene {
         (link, registration)
     }
 
-    /// The coordinator's process is gone, and then there is another one at the same address.
+    /// Ends the coordinator's process, and starts another one at the same address.
     async fn restart(&mut self, link: Link) {
-        drop((self.endpoint.take(), link)); // either keeps the port
+        drop((self.endpoint.take(), link)); // each of the two keeps the port
         let rebind = async {
             while self.endpoint.is_none() {
                 sleep(Duration::from_millis(20)).await;
@@ -244,10 +244,10 @@ async fn a_second_sigterm_is_the_end_of_patience() {
 
 // A data set that fails.
 
-/// Samples of the data set whose code panics at one of them.
+/// The number of samples of the data set that panics at one of them.
 const SAMPLES: u64 = 1_000;
 
-/// Texts of four bytes, of which one cannot be read.
+/// Texts of four bytes. One of them may be unreadable.
 struct Torn {
     at: Option<u64>,
 }
@@ -271,7 +271,7 @@ impl Dataset for Torn {
     fn fill_validation(&self, _: u64, _: &mut Batch) {}
 }
 
-/// A run on [`Torn`]; its data path says which sample is torn, if one is.
+/// A run on [`Torn`]. Its data path says which sample is torn, if one is.
 fn torn(at: Option<u64>) -> RunSpec {
     let mut run = RunSpec { steps: 3, ..exemplars::run() };
     run.data.kind = "torn".into();
@@ -279,7 +279,7 @@ fn torn(at: Option<u64>) -> RunSpec {
     run
 }
 
-/// The worker on this link trains alone; returns its last word on that.
+/// The worker on this link trains alone. Returns its last message about that.
 async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Generation) -> Message {
     link.send(Message::Welcome { run: run.clone(), term: TERM }).unwrap();
     let registered = registration(link).await;
@@ -318,7 +318,7 @@ async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Genera
     }
 }
 
-/// With the loader's and the device's own threads.
+/// This uses the loader's and the device's own threads.
 #[tokio::test]
 async fn a_sample_that_panics_fails_the_run_with_its_words_and_the_worker_trains_the_next() {
     let registry = builtin::registry().dataset("torn", |run| {

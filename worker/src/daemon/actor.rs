@@ -1,4 +1,4 @@
-//! The actor that owns the core: carries events in and effects out.
+//! The actor that owns the core. It carries events in and effects out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,49 +22,50 @@ use super::workshop::Workshop;
 use crate::step::core::Core;
 use crate::step::event::{Effect, Exit, Input, LinkId};
 
-/// How often the core is told the time.
+/// The interval at which the actor tells the core the time.
 const TICK: Duration = Duration::from_millis(50);
-/// How often the log tells the loss.
+/// The interval at which the log states the loss.
 const LOSS_PACE: Duration = Duration::from_secs(60);
 
-/// How the actor ended, and the links over which the last word goes out.
+/// How the actor ended, and the links that must still deliver its last messages.
 pub type Ending = (Exit, Vec<Link>);
 
-/// The outside world, as the actor holds it.
+/// The parts around the core that the actor owns.
 pub struct Shell {
-    /// The process's port.
+    /// The process's QUIC endpoint, shared with the tasks.
     pub endpoint: Arc<Endpoint>,
-    /// Builds and runs the device.
+    /// Builds, starts and ends devices.
     pub workshop: Workshop,
-    /// Tells whoever finds coordinators who they are; nobody, until somebody has said so.
+    /// Tells the search for coordinators the newest list of them. Empty until a coordinator has
+    /// sent it.
     pub known: watch::Sender<Vec<CoordinatorView>>,
     /// The core's time zero.
     pub began: Instant,
 }
 
-/// The actor.
+/// The core with its surroundings, as an actix actor.
 pub struct WorkerActor {
     core: Core,
     shell: Shell,
     /// The links to coordinators.
     coordinators: BTreeMap<LinkId, Link>,
     peers: Peers,
-    /// Of so many shards it was last said that they keep the worker from leaving.
+    /// The number of shards that keep the worker from leaving, as the log said last.
     retained: Option<u32>,
-    /// When the log told the loss last, and of which step.
+    /// When the log stated the loss last, and of which step.
     loss_told: Option<(Time, Step)>,
     stage: Stage,
     /// The version that the generation resumes with.
     resume: Step,
     changed: watch::Sender<u64>,
     traffic: Arc<Traffic>,
-    /// CPU seconds that were used before the first generation since the device was built.
+    /// CPU seconds that the process had used when the first generation since the build began.
     cpu_before: Option<f64>,
     exit: Option<oneshot::Sender<Ending>>,
 }
 
 impl WorkerActor {
-    /// The actor, in `context`, which is not started yet; `exit` is told how it ended.
+    /// Makes the actor in `context`, which has not started yet. `exit` gets its ending.
     pub fn new(
         core: Core,
         shell: Shell,
@@ -106,8 +107,8 @@ impl WorkerActor {
         failpoint::on_input(&input, self.resume);
         let now = self.now();
         let committed = |core: &Core| core.member().map(|member| member.committed());
-        // Generations, promises and commits change what is admitted: all come with a message, but
-        // for the commits that this worker decides itself.
+        // Generations, promises and commits change what the core admits. All of them come with a
+        // message, except the commits that this worker decides itself.
         let is_message = matches!(input, Input::Coordinator { .. } | Input::Peer { .. });
         let before = committed(&self.core);
         self.core.handle(now, input);
@@ -124,11 +125,11 @@ impl WorkerActor {
         if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }
-        // Only a generation's beginning has something to tell, so this ends.
+        // Only the beginning of a generation produces inputs, so this recursion ends.
         told.into_iter().for_each(|input| self.feed(input, context));
     }
 
-    /// Says in the log what a worker that is to leave waits for, whenever that changes.
+    /// Logs what a worker that shall leave waits for, whenever that changes.
     fn tell_what_keeps_it(&mut self) {
         let retained = self.core.leaving().filter(|_| self.core.member().is_some());
         if self.retained == retained {
@@ -140,7 +141,7 @@ impl WorkerActor {
         }
     }
 
-    /// Says the loss in the log, once a minute.
+    /// Logs the loss, once a minute.
     fn tell_loss(&mut self, now: Time) {
         let Some(commit) = self.core.member().and_then(|member| member.commit()) else { return };
         let is_new = self.loss_told.is_none_or(|(_, step)| step != commit.step);
@@ -151,7 +152,7 @@ impl WorkerActor {
         }
     }
 
-    /// Does what the core wants done; returns what the core is to be told of it.
+    /// Carries out an effect. Returns the inputs for the core that follow from it.
     fn perform(&mut self, effect: Effect, context: &mut Context<Self>) -> Vec<Input> {
         match effect {
             Effect::Tell { link, message: Message::Finished(result) } => {
@@ -177,7 +178,7 @@ impl WorkerActor {
                 }
             }
             Effect::Build(run) => {
-                // Peers may call before the first record is here.
+                // Peers may connect before the first record is here.
                 self.shell.endpoint.share_among(run.start_workers);
                 self.peers.clear("this worker begins anew");
                 self.cpu_before = None;
@@ -219,14 +220,14 @@ impl WorkerActor {
     }
 
     fn tell(&self, link: LinkId, message: Message) {
-        // What is lost is said again when there is another link: the core sees to that.
+        // The core repeats a lost message when there is a new link.
         let Some(link) = self.coordinators.get(&link) else { return };
         if let Err(error) = link.send(message) {
             tracing::debug!(%error, "the coordinator cannot be told");
         }
     }
 
-    /// Adds what only the shell has measured.
+    /// Adds the shell's own measurements.
     fn complete(&self, mut result: WorkerResult) -> WorkerResult {
         let endpoint = self.shell.endpoint.stats();
         let buffers = self.shell.endpoint.socket_buffers();

@@ -1,12 +1,12 @@
-//! The links to coordinators: one to each of them, found again whenever it is lost.
+//! The links to coordinators: one to each. The worker dials again whenever it loses one.
 //!
-//! In: the addresses of the command line and, once somebody has told the core, who the coordinators
-//! are. Out: which links are up, what is said on them, which are gone; and that there was none at
-//! all for long. Whether that ends the worker is the core's to say, and as long as it does not, the
-//! search goes on. Training goes on meanwhile.
+//! Input: the addresses of the command line and, once a coordinator has sent it to the core, the
+//! list of coordinators. Output: links that come up, their messages, links that are gone, and a
+//! report when there was no link at all for long. The core decides whether that ends the worker.
+//! Until then the search goes on. Training goes on meanwhile.
 //!
-//! Which coordinator leads is not known here. One that says nothing is no worse than another: its
-//! link is lost when QUIC finds that its process is gone, and not before.
+//! This module does not know which coordinator leads. A silent coordinator is as good as any other.
+//! A link is lost when QUIC finds that the coordinator's process is gone, and not before.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,79 +24,79 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::event::{Connected, Event};
 use crate::step::event::{Input, LinkId};
 
-/// How long coordinators are looked for before the core is told that there are none.
+/// How long the search lasts before the core hears that there are no coordinators.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How often the log says that none is found.
+/// The interval at which the log says that no coordinator can be reached.
 const WARNING: Duration = Duration::from_secs(60);
-/// Between two calls at one place, at first and at most.
+/// The pause between two calls at one place, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How long one call may take, at first and at most: QUIC asks a silent port ever less often, so a
-/// fresh call hears sooner of a coordinator that has just come up.
+/// How long one call may take, at first and at most. QUIC retries a silent port ever less often, so
+/// a new call finds a coordinator that has just come up sooner.
 const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 
-/// What it takes to reach coordinators.
+/// The means to reach coordinators.
 pub struct Reach {
-    /// The process's port.
+    /// The process's QUIC endpoint.
     pub endpoint: Arc<Endpoint>,
-    /// Where some listen: called as long as nobody has said who they are, and when all links are
-    /// gone. Names are resolved each time.
+    /// Addresses of the command line. The worker dials them until it has a list of coordinators,
+    /// and whenever all links are gone. It resolves names each time.
     pub places: Vec<HostPort>,
-    /// Who they are; empty until somebody has said so.
+    /// The list of coordinators. Empty until a coordinator has sent it.
     pub known: watch::Receiver<Vec<CoordinatorView>>,
     /// The join token.
     pub token: JoinToken,
 }
 
-/// Who is told what comes of it.
+/// The receivers of the search's events.
 pub struct Tell {
-    /// That a link is up.
+    /// Gets each link that comes up.
     pub connected: Recipient<Connected>,
-    /// What is said on it, that it is gone, and that there is none.
+    /// Gets the messages of links, the loss of links, and the report that there is none.
     pub event: Recipient<Event>,
 }
 
-/// Holds a link to every coordinator and carries what they say, until whoever is told has ended.
+/// Keeps a link to every coordinator and passes its messages on, until the actor has ended.
 pub async fn attend(reach: Reach, tell: Tell) {
-    let _ = Search::new(reach, tell).run().await; // an error means just that
+    let _ = Search::new(reach, tell).run().await; // an error means that the actor has ended
 }
 
-/// The links, and where others are looked for.
+/// The links, and the search for missing ones.
 struct Search {
     caller: Arc<Caller>,
     named: Named,
     known: watch::Receiver<Vec<CoordinatorView>>,
     tell: Tell,
     places: BTreeMap<SocketAddr, Place>,
-    /// Those that are up. Where there are two to one coordinator, it closes the one that it takes
-    /// for the older.
+    /// Links that are up. If there are two to one coordinator, that coordinator closes the link
+    /// that it takes for the older.
     links: BTreeMap<LinkId, Linked>,
     calls: JoinSet<(SocketAddr, Result<Link, ConnectError>)>,
-    /// One for each link that is up.
+    /// The reading tasks, one for each link that is up.
     readers: JoinSet<Result<Ended, MailboxError>>,
-    /// How many links have been up.
+    /// The number of links that have been up.
     count: u64,
     want: Want,
 }
 
-/// An address that is called.
+/// An address that the worker dials.
 struct Place {
-    /// Who was there.
+    /// The name of the coordinator that the worker met there. None before the first link.
     met: Option<NodeName>,
     is_called: bool,
-    /// When it may be called again.
+    /// The time before which the worker does not dial it again.
     due: Instant,
     pause: Duration,
     limit: Duration,
 }
 
-/// The places of the command line.
+/// The addresses of the command line.
 struct Named {
     places: Vec<HostPort>,
-    /// What they stood for when they were last resolved.
+    /// The addresses that the names last resolved to.
     addresses: Vec<SocketAddr>,
-    /// The task that resolves them.
+    /// The task that resolves the names.
     resolving: JoinSet<Vec<SocketAddr>>,
-    /// When they may be resolved again.
+    /// The time before which the names are not resolved again.
     due: Instant,
 }
 
@@ -106,14 +106,14 @@ struct Linked {
     link: Link,
 }
 
-/// A link that is gone, and why.
+/// A link that is gone, and the reason.
 struct Ended(LinkId, LinkError);
 
-/// The want of any link.
+/// How long there has been no link.
 struct Want {
     since: Instant,
     warned: Instant,
-    /// Why the last call led to nothing.
+    /// Why the last call failed.
     reason: String,
 }
 
@@ -141,7 +141,7 @@ impl Search {
             tokio::select! {
                 changed = self.known.changed() => match changed {
                     Ok(()) => self.take(),
-                    Err(_) => return Ok(()), // nobody is there to tell
+                    Err(_) => return Ok(()), // The actor has ended.
                 },
                 Some(Ok((address, called))) = self.calls.join_next() => {
                     self.called(address, called).await?;
@@ -157,7 +157,7 @@ impl Search {
         }
     }
 
-    /// Calls where a link is wanted, once it is time; returns when it is time to look again.
+    /// Dials every wanted address that is due. Returns when to look again.
     fn call(&mut self) -> Instant {
         let (now, is_alone) = (Instant::now(), self.links.is_empty());
         let mut wake = now + PAUSES.1;
@@ -182,7 +182,7 @@ impl Search {
         wake
     }
 
-    /// Where links are wanted, and to whom.
+    /// The addresses to dial, and the node expected at each.
     fn wanted(&self) -> BTreeMap<SocketAddr, Expected> {
         let known = self.known.borrow();
         let named = match known.is_empty() || self.links.is_empty() {
@@ -196,7 +196,8 @@ impl Search {
         };
         let named = named.iter().filter(|address| !is_linked(address));
         let named = named.map(|address| (*address, Expected::Role(Role::Coordinator)));
-        // One that has moved is called where it is now, though its old link may not have ended.
+        // The worker dials a moved coordinator at its new address, even if the old link has not
+        // ended.
         let is_there = |view: &CoordinatorView| {
             let is =
                 |linked: &Linked| (linked.name(), linked.address) == (&view.name, view.address);
@@ -209,14 +210,14 @@ impl Search {
         named.chain(listed).collect()
     }
 
-    /// There is news of who the coordinators are.
+    /// There is a new list of coordinators.
     fn take(&mut self) {
         drop(self.known.borrow_and_update());
         self.forget();
         self.part();
     }
 
-    /// Forgets addresses at which no coordinator is looked for any more.
+    /// Forgets addresses that the worker no longer dials.
     fn forget(&mut self) {
         let (known, named) = (self.known.borrow(), &self.named.addresses);
         let is_named = |address: &SocketAddr| {
@@ -225,7 +226,8 @@ impl Search {
         self.places.retain(|address, place| place.is_called || is_named(address));
     }
 
-    /// Parts with those that are no coordinators any more, once there is a link to one that is.
+    /// Closes links to nodes that are no longer coordinators, once there is a link to a current
+    /// one.
     fn part(&self) {
         let known = self.known.borrow();
         let is_known = |linked: &&Linked| known.iter().any(|view| view.name == *linked.name());
@@ -269,7 +271,8 @@ impl Search {
         Ok(())
     }
 
-    /// A link is gone. It is called again after a short while only: it may go at once each time.
+    /// A link is gone. The worker dials again after a short pause, since the link may go at once
+    /// each time.
     async fn lost(&mut self, Ended(id, reason): Ended) -> Result<(), MailboxError> {
         let now = Instant::now();
         if let Some(linked) = self.links.remove(&id) {
@@ -284,7 +287,7 @@ impl Search {
         self.tell.event.send(Event(Input::CoordinatorLost { link: id })).await
     }
 
-    /// Says now and then that there is no link, if there is none.
+    /// If there is no link, logs that now and then, and tells the core after long.
     async fn complain(&mut self) -> Result<(), MailboxError> {
         if !self.links.is_empty() {
             return Ok(());
@@ -308,7 +311,7 @@ impl Named {
         Self { places, addresses, resolving: JoinSet::new(), due: now }
     }
 
-    /// Has the names resolved, if there are any and it is time.
+    /// Starts to resolve the names, if there are any and it is time.
     fn resolve(&mut self, now: Instant) {
         let is_literal = self.places.iter().all(|place| place.literal().is_some());
         if is_literal || now < self.due || !self.resolving.is_empty() {
@@ -328,7 +331,7 @@ impl Named {
         });
     }
 
-    /// What the names stand for now. Without any answer, what they stood for remains.
+    /// Takes what the names resolve to now. Without any answer the old addresses stay.
     fn take(&mut self, addresses: Vec<SocketAddr>) {
         if !addresses.is_empty() {
             self.addresses = addresses;
@@ -343,7 +346,7 @@ impl Linked {
 }
 
 impl Place {
-    /// To be called at once.
+    /// A place that the worker dials at once.
     fn new(now: Instant) -> Self {
         Self { met: None, is_called: false, due: now, pause: PAUSES.0, limit: CALLS.0 }
     }
@@ -355,8 +358,8 @@ impl Place {
     }
 }
 
-/// Carries one link's messages; returns when it has ended. An error means that nobody is told any
-/// more.
+/// Passes one link's messages on. Returns when the link has ended. An error means that the actor
+/// has ended.
 async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<Ended, MailboxError> {
     loop {
         match link.receive().await {
@@ -366,11 +369,11 @@ async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<Ended, 
     }
 }
 
-/// Calls coordinators, with a certificate that is good for it.
+/// Dials coordinators, with a certificate that is still valid.
 struct Caller {
     endpoint: Arc<Endpoint>,
     token: JoinToken,
-    /// One certificate is enough.
+    /// Held while one call renews the certificate. One new certificate is enough.
     renewing: Mutex<()>,
 }
 
@@ -383,7 +386,7 @@ impl Caller {
         is_alone: bool,
     ) -> Result<Link, ConnectError> {
         let held = self.endpoint.credentials();
-        // No link to renew it over: a certificate that has expired lets nobody in.
+        // There is no link to renew it over, and no coordinator accepts an expired certificate.
         if is_alone && held.are_due(UnixTime::now()) {
             self.renew(address, &held, limit).await;
         }
@@ -396,7 +399,7 @@ impl Caller {
         called
     }
 
-    /// Enrols again with the same key, and so under the same name, unless somebody else has.
+    /// Enrols again with the same key, and so under the same name, unless another call has done so.
     async fn renew(&self, address: SocketAddr, held: &Credentials, limit: Duration) {
         let _alone = self.renewing.lock().await;
         if self.endpoint.credentials().chain() != held.chain() {

@@ -1,9 +1,9 @@
-//! SIGTERM: the worker is to leave, as soon as nothing depends on it.
+//! SIGTERM: the worker leaves, as soon as nothing depends on it.
 //!
-//! By itself it waits for that as long as it takes. It may have the last copy of parameters whose
-//! loss costs the run all its steps, and whatever ends processes (Kubernetes, systemd, a cloud that
-//! takes its machine back) knows its own limit and keeps it. Only an operator can know better: by
-//! `--grace`, or by a second SIGTERM.
+//! By default the worker waits for that without a limit. It may have the last copy of parameters,
+//! and their loss costs the run all its steps. A supervisor that ends processes (Kubernetes,
+//! systemd, a cloud that takes its machine back) knows its own limit and keeps it. Only an operator
+//! can know better: with `--grace`, or with a second SIGTERM.
 
 use std::io;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use super::actor::WorkerActor;
 use super::event::Event;
 use crate::step::event::Input;
 
-/// Takes SIGTERM from the process, which it ends no more.
+/// Catches SIGTERM, which from now on no longer ends the process.
 pub fn terminations() -> io::Result<Signal> {
     signal(SignalKind::terminate())
 }
 
-/// Tells the actor to drain at the first SIGTERM, and that time is up when the grace period is
-/// over, if there is one, or at the second SIGTERM.
+/// Tells the actor to drain at the first SIGTERM. Tells it that the time is over at the second
+/// SIGTERM, or at the end of the grace period if there is one.
 pub async fn attend(mut terminations: Signal, grace: Option<Duration>, own: Addr<WorkerActor>) {
     terminations.recv().await;
     tracing::info!("told to leave; a second SIGTERM ends this worker at once");

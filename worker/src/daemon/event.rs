@@ -1,4 +1,4 @@
-//! What tasks tell the actor, and ask it.
+//! Events and questions that tasks send to the actor.
 
 use std::sync::Arc;
 
@@ -9,22 +9,23 @@ use crate::device::Device;
 use crate::registry::BuildError;
 use crate::step::event::{Admission, Built, Input, LinkId, Report};
 
-/// Something happened.
+/// An input for the core.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct Event(pub Input);
 
-/// Something came of a link to another worker. It counts while that link is the worker's.
+/// An input from a link to another worker. It counts only while that link is the worker's current
+/// one.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct Heard {
-    /// Which link.
+    /// The link that it came from.
     pub from: LinkOf,
-    /// What.
+    /// The input for the core.
     pub input: Input,
 }
 
-/// One link to one worker: a later one to the same worker has a higher number.
+/// One link to one worker. A later link to the same worker has a higher number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkOf {
     /// The worker.
@@ -33,17 +34,17 @@ pub struct LinkOf {
     pub number: u64,
 }
 
-/// What to do with a chunk?
+/// A task asks what to do with a chunk.
 #[derive(actix::Message)]
 #[rtype(result = "Admission")]
 pub struct Ask {
-    /// Whose chunk.
+    /// The sender of the chunk.
     pub from: WorkerId,
     /// Its header.
     pub chunk: Chunk,
 }
 
-/// A link to another worker is up, whoever called.
+/// A link to another worker is up. Either end may have dialled.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct Arrival(pub Link);
@@ -52,7 +53,7 @@ pub struct Arrival(pub Link);
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct Connected {
-    /// What the core calls it.
+    /// The core's number for it.
     pub id: LinkId,
     /// The link.
     pub link: Link,
@@ -62,20 +63,20 @@ pub struct Connected {
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct DeviceBuilt {
-    /// Its number.
+    /// Its number, which counts builds of this process.
     pub build: u64,
-    /// Lives as long as the device does.
+    /// Shared with the device's thread, which drops it at its end.
     pub alive: Arc<()>,
     /// The device, or why there is none.
     pub built: Result<(Device, Built), BuildError>,
 }
 
-/// A device has done something.
+/// A device reports.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct Reported {
     /// The number of the build that made it.
     pub build: u64,
-    /// What it has done.
+    /// The device's report.
     pub report: Report,
 }

@@ -1,11 +1,11 @@
-//! Failpoints: where a test may kill, stop or delay a worker, by name.
+//! Failpoints: places, each with a name, at which a test may kill, stop or delay a worker.
 //!
-//! There is one for every stage and message of a step and of a change of generation, derived here
-//! from what goes into the core and what comes out of it. What happens at them, and how a test says
-//! so, `everstep_failpoint` knows.
+//! There is one for every stage and message of a step and of a change of generation. This module
+//! derives them from the core's inputs and effects. `everstep_failpoint` knows what happens at
+//! them, and how a test asks for it.
 //!
-//! All points are passed on the network thread: what delays it there delays all that is said. Only
-//! the feature `failpoints` builds this.
+//! All points lie on the network thread, so a delay there delays all messages. Only the feature
+//! `failpoints` builds this.
 
 use everstep_failpoint::pass;
 use everstep_transport::protocol::{ChunkKind, Message, Step};
@@ -14,7 +14,8 @@ pub use everstep_failpoint::FailpointError;
 
 use crate::step::event::{Effect, Input, Job, Lane, Report};
 
-/// All failpoints. `.send` is passed before something is sent, `.receive` before it is taken in.
+/// All failpoints. A worker passes `.send` before it sends a message, `.receive` before it takes
+/// one in.
 pub const POINTS: &[&str] = &[
     // A worker's beginning and end.
     "hello.send",
@@ -23,7 +24,7 @@ pub const POINTS: &[&str] = &[
     "registered.receive",
     "finished.send",
     "dismiss.receive",
-    // A step. A Gradient job is given to the device: it loads.
+    // A step. The core gives the device a Gradient job: the loader fills its batches.
     "load",
     // A data shard is computed: the next one's forward pass begins, if there is one.
     "forward",
@@ -73,7 +74,7 @@ pub const POINTS: &[&str] = &[
     "evicted.receive",
 ];
 
-/// Reads what is to happen at these points, once, when the process starts.
+/// Reads the actions for these points, once, when the process starts.
 ///
 /// # Errors
 /// [`FailpointError`].
@@ -81,12 +82,12 @@ pub fn arm() -> Result<(), FailpointError> {
     everstep_failpoint::arm(POINTS)
 }
 
-/// Something goes into the core, whose generation resumes with version `resume`.
+/// The core is about to take an input. Its generation resumes with version `resume`.
 pub fn on_input(input: &Input, resume: Step) {
     of_input(input, resume).into_iter().for_each(pass);
 }
 
-/// Something came out of the core.
+/// The core has put out an effect.
 pub fn on_effect(effect: &Effect) {
     of_effect(effect).into_iter().for_each(pass);
 }
@@ -99,8 +100,8 @@ fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
         Input::Piece { chunk, .. } => match chunk.kind {
             ChunkKind::Partial => Some("reduce_scatter.receive"),
             ChunkKind::Reduced => Some("reduced.receive"),
-            // What a commit of this generation made is gathered; what was there before is asked
-            // for.
+            // Gathered parameters come from a commit of this generation. The member asked for older
+            // ones.
             ChunkKind::Parameters if chunk.step > resume => Some("all_gather.receive"),
             ChunkKind::Parameters => Some("parameters.receive"),
             ChunkKind::Master => Some("masters.receive"),
@@ -140,7 +141,7 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
     }
 }
 
-/// The point of a message, by its name, if there is one.
+/// The point of a message, by its name. None if the message has none.
 fn of_message(message: &Message, way: &str) -> Option<&'static str> {
     let name = match message {
         Message::Prepared(_) => "vote",
@@ -241,8 +242,8 @@ mod tests {
         assert_eq!(passed.len(), POINTS.len(), "a name is there twice");
     }
 
-    /// What a worker neither says nor hears, or only where there are several coordinators or runs;
-    /// what it does all the time, and what ends it anyway.
+    /// Messages that a worker neither sends nor receives, or only with several coordinators or
+    /// runs. Also messages that it sends all the time, and those that end it anyway.
     const WITHOUT_A_POINT: [&str; 33] = [
         "heartbeat",
         "failed",

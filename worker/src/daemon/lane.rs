@@ -1,11 +1,11 @@
-//! What goes to another worker on bulk streams, in one generation.
+//! The bulk streams to another worker, in one generation.
 //!
-//! Each lane has its own queue, task and stream, so a lane whose receiver is not ready yet holds
-//! up no other. The queues to a member are bounded by the plan: a step has so many pieces, and the
-//! next step's begin only when this one has committed. A worker that learns holds nobody up: what
-//! it is fed, and does not take in time, is not queued, and it asks again; either all of a step or
-//! nothing. Dropped, all of it is given up: what is queued is forgotten, and streams under way are
-//! reset.
+//! Each lane has its own queue, task and stream, so a lane with a slow receiver blocks no other.
+//! The plan bounds the queues to a member: a step has so many pieces, and those of the next step
+//! begin only when this one has committed. A worker that learns blocks no other worker. The lanes
+//! do not queue a feed that it does not take in time, and it asks again later. They queue all of a
+//! step or nothing. When the lanes are dropped, queued parcels are forgotten, and streams under way
+//! are reset.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,17 +28,17 @@ struct Queued {
     is_fed: bool,
 }
 
-/// While fewer bytes wait for a worker that learns, it is fed more.
+/// A worker that learns gets more while fewer bytes than this wait for it.
 const FEED_BYTES: usize = 64 << 20;
-/// So many steps may wait for it however large they are: it takes one while the next is reduced.
+/// So many steps may wait for it at any size: it takes one while the primaries reduce the next.
 const FEED_STEPS: usize = 2;
 
-/// What a worker is fed and has not taken: bytes, by step.
+/// Bytes that wait for a worker that learns, by step.
 #[derive(Debug, Default)]
 struct Untaken(Mutex<BTreeMap<Step, usize>>);
 
 impl Untaken {
-    /// Takes note of what is to wait; says whether there is room for it.
+    /// Adds bytes that shall wait. Returns whether there is room for them.
     fn put(&self, step: Step, bytes: usize) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let room = waiting.contains_key(&step)
@@ -50,7 +50,7 @@ impl Untaken {
         room
     }
 
-    /// What has waited is sent.
+    /// Removes bytes that the lane has sent.
     fn sent(&self, step: Step, bytes: usize) {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left) = waiting.get_mut(&step) {
@@ -67,7 +67,7 @@ pub struct Lanes {
     generation: Generation,
     fed: Arc<Untaken>,
     queues: BTreeMap<Lane, UnboundedSender<Queued>>,
-    /// The queues' other ends, until there is a link.
+    /// The receiving ends of the queues, until there is a link.
     unsent: Vec<UnboundedReceiver<Queued>>,
     tasks: JoinSet<()>,
 }
@@ -85,12 +85,12 @@ impl Lanes {
         Self { generation, fed: Arc::default(), queues, unsent, tasks: JoinSet::new() }
     }
 
-    /// The generation that they are of.
+    /// The generation of these lanes.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Sends what is queued and what will be.
+    /// Sends queued and later parcels over this link.
     pub fn start(&mut self, link: &Link, traffic: &Arc<Traffic>) {
         for queue in self.unsent.drain(..) {
             let (link, traffic) = (link.clone(), traffic.clone());
@@ -103,25 +103,25 @@ impl Lanes {
         }
     }
 
-    /// Queues a parcel of what a worker is fed, unless too much waits already.
+    /// Queues a parcel for a worker that learns, unless too much waits already.
     pub fn feed(&self, lane: Lane, step: Step, parcel: Parcel) {
         if self.fed.put(step, bytes_of(&parcel)) {
             self.put(lane, Queued { step, parcel, is_fed: true });
         }
     }
 
-    /// Queues a parcel.
+    /// Queues a parcel without a limit here. The plan bounds these parcels.
     pub fn queue(&self, lane: Lane, step: Step, parcel: Parcel) {
         self.put(lane, Queued { step, parcel, is_fed: false });
     }
 
     fn put(&self, lane: Lane, queued: Queued) {
-        // An error means that the lane's task ended with its link, which its reader tells.
+        // An error means that the lane's task ended with its link. The link's reader reports that.
         let _ = self.queues[&lane].send(queued);
     }
 }
 
-/// Bytes of a tensor; messages are small.
+/// Bytes of a tensor. Messages are small and count as 0.
 fn bytes_of(parcel: &Parcel) -> usize {
     match parcel {
         Parcel::Message(_) => 0,

@@ -1,24 +1,24 @@
-//! Which machine this process runs on, as far as it matters who listens at an address.
+//! The machine that this process runs on, to tell whether two processes can listen at one address.
 //!
-//! Linux draws an id at every boot, and numbers the namespaces of the network: two processes with
-//! the same of both cannot have the same port. Only a digest leaves the machine.
+//! Linux draws an id at every boot, and numbers its network namespaces. Two processes that share
+//! both cannot have the same port. Only a digest leaves the machine.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use everstep_transport::protocol::MachineId;
 
-/// What the digest is for.
+/// The purpose of the digest, for BLAKE3's key derivation.
 const CONTEXT: &str = "everstep 2026-11 the machine of a worker";
 
-/// This machine; none where the system does not tell.
+/// This machine's id. None if the system does not tell.
 pub(super) fn id() -> Option<MachineId> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let network = fs::metadata("/proc/self/ns/net").ok()?;
     Some(digest(boot.trim(), (network.dev(), network.ino())))
 }
 
-/// The boot by its id, and the network's namespace by its device and inode.
+/// Takes the boot's id, and the device and inode of the network's namespace.
 fn digest(boot: &str, network: (u64, u64)) -> MachineId {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     hasher.update(boot.as_bytes());

@@ -1,6 +1,8 @@
-//! Another worker of the generation, as the shell sees it: a link, and what waits for it.
+//! Another worker of the generation, as the shell sees it: a link, and the messages that wait for
+//! it.
 //!
-//! A peer outlives generations, and so does its link; what is said and sent belongs to one of them.
+//! A peer outlives generations, and so does its link. Its messages and pieces belong to one
+//! generation.
 
 use std::mem;
 use std::net::SocketAddr;
@@ -17,12 +19,12 @@ use super::lane::Lanes;
 use super::reception::{self, Inlet};
 use crate::step::event::{Lane, Parcel};
 
-/// How long a link may take to come up.
+/// How long a link may take to come up before the core hears of it.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two calls, at first and at most.
+/// The pause between two calls, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// One other worker.
+/// The link, the queues and the state of one other worker.
 pub struct Peer {
     /// The name in its certificate.
     pub name: NodeName,
@@ -31,26 +33,27 @@ pub struct Peer {
     /// Messages that wait for a link.
     unsaid: Vec<Message>,
     lanes: Lanes,
-    /// It is a member of this generation, and not only fed in it.
+    /// The peer is a member of this generation. False if it is a learner that the members feed.
     is_member: bool,
-    /// Whether anything was said or sent in this generation.
+    /// Whether this worker has sent anything to it in this generation.
     is_used: bool,
-    /// Since when a link is awaited, until it is up or was said to be missing.
+    /// Since when a link is missing. None once it is up, or once the core has heard that it is
+    /// missing.
     awaited: Option<Instant>,
-    /// The task that calls the peer, while it does.
+    /// The task that dials the peer. Empty while none runs.
     call: JoinSet<()>,
 }
 
-/// A link that is read.
+/// A link with its reading tasks.
 struct Attached {
     link: Link,
     number: u64,
-    /// They end with this.
+    /// The reading tasks. They end when this is dropped.
     _readers: JoinSet<()>,
 }
 
 impl Peer {
-    /// A learner without a link, in `generation`; a member from [`Peer::renew`] on.
+    /// A learner without a link, in `generation`. It becomes a member with [`Peer::renew`].
     pub fn new(name: NodeName, address: SocketAddr, generation: Generation) -> Self {
         Self {
             name,
@@ -65,8 +68,8 @@ impl Peer {
         }
     }
 
-    /// Another generation begins, of which it is a member: what waits is dropped, what is under way
-    /// is given up. A link that lives is kept.
+    /// Another generation begins, and the peer is a member of it. Drops queued messages and resets
+    /// streams under way. Keeps the link if it is alive.
     pub fn renew(&mut self, generation: Generation, inlet: &Inlet) {
         self.unsaid.clear();
         self.lanes = Lanes::new(generation);
@@ -79,7 +82,7 @@ impl Peer {
         }
     }
 
-    /// A link is due, if there is none: nothing was said on it yet.
+    /// If there is no link, waits for a new one, on which nothing has been sent yet.
     pub fn expect(&mut self) {
         if self.link.is_none() {
             self.unsaid.clear();
@@ -88,8 +91,8 @@ impl Peer {
         }
     }
 
-    /// A link is up. True if it takes the place of one on which something was said or sent in this
-    /// generation: who called had lost that one, and nobody knows what arrived.
+    /// A link is up. True if it replaces a link that carried anything in this generation. Its
+    /// dialler had lost the old link, and it is unknown what arrived.
     pub fn attach(&mut self, link: Link, from: LinkOf, inlet: &Inlet) -> bool {
         self.call.abort_all();
         self.awaited = None;
@@ -100,20 +103,21 @@ impl Peer {
         }
         self.lanes.start(&link, &inlet.traffic);
         for message in mem::take(&mut self.unsaid) {
-            let _ = link.send(message); // an error means that the link is gone: its reader tells
+            let _ = link.send(message); // an error means a lost link, which its reader reports
         }
         let _readers = reception::listen(&link, from, inlet);
         self.link = Some(Attached { link, number: from.number, _readers });
         replaced.is_some() && self.is_used
     }
 
-    /// Says something.
+    /// Sends a message, or keeps it until there is a link.
     pub fn send(&mut self, message: Message) {
         self.is_used = true;
         match &self.link {
             None => self.unsaid.push(message),
             Some(Attached { link, .. }) => {
-                // What cannot be said ends the link, and so the generation: nobody waits in vain.
+                // A message that cannot be sent ends the link, and so the generation: no worker
+                // waits in vain.
                 if let Err(error) = link.send(message) {
                     link.close(&error.to_string());
                 }
@@ -121,7 +125,8 @@ impl Peer {
         }
     }
 
-    /// Queues a parcel on its lane; not what it learns, if it does not keep up with that.
+    /// Queues a parcel on its lane. If a fed worker does not keep up, drops the parcels that feed
+    /// it.
     pub fn stream(&mut self, lane: Lane, step: Step, parcel: Parcel) {
         self.is_used = true;
         match lane {
@@ -131,8 +136,8 @@ impl Peer {
         }
     }
 
-    /// Calls the peer until there is a link, which `arrived` is given; nothing, if there is one or
-    /// it is called already.
+    /// Dials the peer until there is a link, and passes it to `arrived`. Does nothing if there is a
+    /// link or a call is under way.
     pub fn call(&mut self, endpoint: &Arc<Endpoint>, arrived: impl FnOnce(Link) + Send + 'static) {
         while self.call.try_join_next().is_some() {}
         if self.link.is_some() || !self.call.is_empty() {
@@ -145,12 +150,12 @@ impl Peer {
         });
     }
 
-    /// The number of its link.
+    /// The number of its link. None without a link.
     pub fn link_number(&self) -> Option<u64> {
         self.link.as_ref().map(|attached| attached.number)
     }
 
-    /// Its link has ended, and with it the lanes. A member gets others in the next generation.
+    /// Its link has ended, and with it the lanes. A member gets new lanes in the next generation.
     pub fn lose(&mut self) {
         self.link = None;
         if !self.is_member {
@@ -158,12 +163,12 @@ impl Peer {
         }
     }
 
-    /// True once, when a link has been awaited for too long.
+    /// True once, when a link has been missing for too long.
     pub fn is_overdue(&mut self, now: Instant) -> bool {
         self.awaited.take_if(|since| now.duration_since(*since) >= PATIENCE).is_some()
     }
 
-    /// What is left when the worker is no peer any more: its link, unread.
+    /// Its link, without the reading tasks, for a worker that is no longer a peer.
     pub fn into_link(self) -> Option<Link> {
         self.link.map(|attached| attached.link)
     }

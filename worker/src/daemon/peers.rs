@@ -1,8 +1,9 @@
-//! Who this worker talks to: the members of its generation and the learners that are fed in it.
+//! The workers that this worker talks to: the members of its generation and the learners fed in it.
 //!
-//! Each pair of workers shares one link, which outlives generations; the newer worker calls the
-//! older one. A link of a worker that is no peer waits as a stranger's, unread and bounded in
-//! number and time: a record or a Meet that names it may be under way.
+//! Each pair of workers shares one link, which outlives generations. The newer worker dials the
+//! older one. A link of a worker that is not a peer waits as a stranger's. It is unread, and limits
+//! on number and time bound such links. A record or a Meet that names the stranger may be under
+//! way.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,12 +20,12 @@ use super::peer::{PATIENCE, Peer};
 use super::reception::Inlet;
 use crate::step::event::Input;
 
-/// Links of workers that are no peers; more are closed.
+/// The most links of strangers. This worker closes further ones.
 const MAX_STRANGERS: usize = 1024;
-/// Generations that a stranger's link may see begin.
+/// How many beginnings of generations a stranger's link may wait for.
 const MAX_WAIT: u32 = 4;
 
-/// The peers, and who waits to be one.
+/// The peers, and the strangers that may become peers.
 pub struct Peers {
     endpoint: Arc<Endpoint>,
     inlet: Inlet,
@@ -33,18 +34,18 @@ pub struct Peers {
     generation: Generation,
     known: BTreeMap<WorkerId, Peer>,
     strangers: Vec<Stranger>,
-    /// How many links have been attached.
+    /// The number of links that have been attached.
     links: u64,
 }
 
 struct Stranger {
     link: Link,
-    /// Generations that began since.
+    /// Generations that have begun since the link came.
     waited: u32,
 }
 
 impl Peers {
-    /// Nobody. Links that are called go to `arrivals`, what peers say to `inlet`.
+    /// No peers yet. Links that this worker dials go to `arrivals`, inputs from peers to `inlet`.
     pub fn new(endpoint: Arc<Endpoint>, inlet: Inlet, arrivals: Recipient<Arrival>) -> Self {
         Self {
             endpoint,
@@ -58,8 +59,8 @@ impl Peers {
         }
     }
 
-    /// A generation begins for this worker, which is `own`: its members are the peers, and nobody
-    /// else is. Returns what the core is to be told.
+    /// A generation begins for this worker, which is `own`. Its members are the only peers. Returns
+    /// inputs for the core.
     pub fn enter(&mut self, own: Option<WorkerId>, record: &Record) -> Vec<Input> {
         (self.own, self.generation) = (own, record.number);
         let mut before = std::mem::take(&mut self.known);
@@ -76,8 +77,8 @@ impl Peers {
         self.connect()
     }
 
-    /// A learner is a peer, too, in this generation; or a peer whose link was lost is to have
-    /// another one. Returns what the core is to be told.
+    /// Makes a learner a peer of this generation, or expects a new link to a peer that lost its
+    /// link. Returns inputs for the core.
     pub fn meet(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
         if Some(worker) != self.own {
             let generation = self.generation;
@@ -87,7 +88,7 @@ impl Peers {
         self.connect()
     }
 
-    /// A link is up. Returns what the core is to be told.
+    /// A link is up. Returns an input for the core, if there is one.
     pub fn admit(&mut self, link: Link) -> Option<Input> {
         let identity = link.identity();
         let of_name = |(_, peer): &(&WorkerId, &mut Peer)| peer.name == identity.name;
@@ -104,7 +105,7 @@ impl Peers {
         cut.then_some(Input::PeerLost { from: worker, reason })
     }
 
-    /// Whether the core is to be told what came of this link: no, unless it is its worker's now.
+    /// Whether to give the core an input of this link. Only if the link is still its worker's.
     pub fn hear(&mut self, Heard { from, input }: &Heard) -> bool {
         let peer = self.known.get_mut(&from.worker);
         let Some(peer) = peer.filter(|peer| peer.link_number() == Some(from.number)) else {
@@ -116,12 +117,12 @@ impl Peers {
         true
     }
 
-    /// A peer.
+    /// The peer with this id. None if the worker is not a peer.
     pub fn peer(&mut self, worker: WorkerId) -> Option<&mut Peer> {
         self.known.get_mut(&worker)
     }
 
-    /// Peers whose links should have come up by now, each once, as the core is told.
+    /// Inputs for the core, one for each peer with an overdue link. Each peer is reported once.
     pub fn overdue(&mut self) -> Vec<Input> {
         let now = Instant::now();
         let overdue = self.known.iter_mut().filter_map(|(worker, peer)| {
@@ -138,7 +139,8 @@ impl Peers {
         links.chain(strangers).for_each(|link| link.close(reason));
     }
 
-    /// Gives every peer its link, where one waits, or calls it, where that is this worker's part.
+    /// Gives every peer the link that waits for it. Dials the other peers that are older than this
+    /// worker.
     fn connect(&mut self) -> Vec<Input> {
         let waiting = std::mem::take(&mut self.strangers);
         let mut told = Vec::new();

@@ -1,8 +1,9 @@
-//! What comes from another worker on one link: messages, and streams of chunks.
+//! Input from another worker on one link: messages, and streams of chunks.
 //!
 //! A task brings one thing at a time and waits for the actor before it reads on, so a busy actor
-//! holds its peers back. A chunk's body stays with its sender until the core takes it. A stream
-//! that its sender gave up is forgotten: its generation is over, and the link lives on.
+//! exerts back-pressure on its peers. A chunk's body stays with its sender until the core takes it.
+//! If a sender resets a stream, the reader forgets the stream: its generation is over, and the link
+//! lives on.
 
 use std::sync::Arc;
 
@@ -18,22 +19,22 @@ use super::event::{Ask, Heard, LinkOf};
 use super::traffic::Traffic;
 use crate::step::event::{Admission, Input};
 
-/// Where everything goes that comes in.
+/// The receivers of everything that comes in.
 #[derive(Clone)]
 pub struct Inlet {
-    /// Tells the actor.
+    /// The actor, for inputs.
     pub heard: Recipient<Heard>,
-    /// Asks the actor.
+    /// The actor, for questions about chunks.
     pub asks: Recipient<Ask>,
-    /// Changes whenever the core may admit what it did not before.
+    /// Changes whenever the core may admit a chunk that it did not admit before.
     pub changed: watch::Receiver<u64>,
-    /// Where buffers come from.
+    /// The pool of the buffers for tensors.
     pub pool: Pool,
-    /// Counts bytes.
+    /// Counts the received bytes.
     pub traffic: Arc<Traffic>,
 }
 
-/// Starts to listen. Dropped, the tasks end, and nothing more comes of this link.
+/// Starts to listen. When the set is dropped, the tasks end, and no more input comes of this link.
 pub fn listen(link: &Link, from: LinkOf, inlet: &Inlet) -> JoinSet<()> {
     let reader = Reader { link: link.clone(), from, inlet: inlet.clone() };
     let mut tasks = JoinSet::new();
@@ -62,10 +63,10 @@ impl Reader {
     }
 
     async fn streams(self) {
-        // In a set of their own, so that they end with this task.
+        // The streams have a set of their own, so that they end with this task.
         let mut streams = JoinSet::new();
         while let Ok(stream) = self.link.accept_bulk().await {
-            while streams.try_join_next().is_some() {} // those that have ended are forgotten
+            while streams.try_join_next().is_some() {} // Drops the tasks that have ended.
             let reader = self.clone();
             streams.spawn(async move {
                 match reader.chunks(stream).await {

@@ -1,5 +1,5 @@
-//! What a member waits for once its own data shards are computed, as spans: they begin with one
-//! event and end with another, on no thread in particular.
+//! The wait of a member that has computed its data shards, as tracing spans. A span begins with one
+//! event and ends with another, on no thread in particular.
 
 use everstep_kernels::compute::STAGES;
 use everstep_transport::protocol::Step;
@@ -8,7 +8,7 @@ use tracing::{Span, trace_span};
 use crate::step::core::Core;
 use crate::step::member::{Member, Waiting};
 
-/// The wait under way.
+/// The wait under way, if any.
 #[derive(Default)]
 pub struct Stage {
     current: Option<(Step, Waiting)>,
@@ -16,7 +16,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Something has happened: a wait may have ended, and another begun.
+    /// The core has handled an input: a wait may have ended, and another one begun.
     pub fn follow(&mut self, core: &Core) {
         let current = core.member().and_then(Member::waits_for);
         if current == self.current {

@@ -1,7 +1,7 @@
-//! How the GPU does that this worker computes on.
+//! The state of the GPU that this worker computes on.
 //!
-//! A thread of its own asks, beside the training; the heartbeats carry what it was told last, while
-//! that is news. It does not know what a step is.
+//! A thread of its own asks the GPU, beside the training. The heartbeats carry its last answer
+//! while that is fresh. This module does not know what a step is.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use everstep_kernels::device::telemetry::{Gauge, Reading};
 use everstep_transport::protocol::{GpuId, Telemetry};
 use tokio::sync::watch;
 
-/// From one question to the next.
+/// The pause between two questions.
 const PERIOD: Duration = Duration::from_secs(2);
-/// What is older is not told any more: a driver may keep whoever asks for ever.
+/// The worker reports no older answer. A driver may block its caller for ever.
 const FRESH: Duration = Duration::from_secs(3 * PERIOD.as_secs());
 
-/// What the thread was told last.
+/// The last answer of the GPU.
 pub struct Figures(watch::Receiver<Option<Answer>>);
 
-/// What the GPU told, and when it was asked.
+/// The GPU's figures, and the time of the question.
 #[derive(Clone, Copy)]
 struct Answer {
     asked: Instant,
     told: Option<Telemetry>,
 }
 
-/// Asks this GPU from now on, as long as somebody has the figures. Where nothing can be asked,
-/// there is never an answer.
+/// Starts to ask this GPU, until the caller drops the figures. If the thread cannot ask, there is
+/// never an answer.
 pub fn start(gpu: GpuId) -> Figures {
     let (answers, newest) = watch::channel(None);
     let asking = thread::Builder::new().name("telemetry".into()).spawn(move || {
@@ -39,7 +39,7 @@ pub fn start(gpu: GpuId) -> Figures {
     Figures(newest)
 }
 
-/// Asks until nobody wants the answers.
+/// Asks until the receiver of the answers is gone.
 fn ask(
     mut read: impl FnMut() -> Reading,
     answers: &watch::Sender<Option<Answer>>,
@@ -56,14 +56,14 @@ fn ask(
 }
 
 impl Figures {
-    /// What was told last, unless that is too old by `now`.
+    /// The last answer, unless it is too old at `now`.
     pub fn at(&self, now: Instant) -> Option<Telemetry> {
         let Answer { asked, told } = (*self.0.borrow())?;
         told.filter(|_| now.saturating_duration_since(asked) <= FRESH)
     }
 }
 
-/// What others are told of a reading; nothing where it has no figure.
+/// A reading in the words of the protocol. None if it has no figure.
 fn telling(reading: Reading) -> Option<Telemetry> {
     let told = Telemetry {
         utilization_percent: reading.utilization_percent,

@@ -1,4 +1,4 @@
-//! What went over the wire, for the report.
+//! Bytes on the wire and use of the machine, for the report.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ impl Traffic {
     }
 }
 
-/// The largest resident set of this process so far, bytes; 0 where the system does not say.
+/// The largest resident set of this process so far, bytes. 0 if the system does not tell.
 pub fn peak_rss_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,7 +1,7 @@
-//! Where devices are built and run, one at a time.
+//! Builds and runs devices, one at a time.
 //!
-//! Each build has a number, so that what an earlier device still reports is told from the present
-//! one's, and its own incarnation: it registers as a worker that was never seen. Two devices never
+//! Each build has a number, which tells reports of an earlier device from those of the present one.
+//! Each build is also an incarnation of its own: it registers as a new worker. Two devices never
 //! share the memory of the machine: a build begins when all earlier devices have ended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,40 +23,40 @@ use crate::device::{Device, thread as device_thread};
 use crate::registry::{BuildError, Registry};
 use crate::step::event::{Input, Job, Report};
 
-/// Builds like devices give way to the network thread: heartbeats go out meanwhile.
+/// Builds, like devices, give way to the network thread, so that heartbeats go out meanwhile.
 const NICE: i32 = 5;
 
-/// How long a build waits for the ends of earlier devices before it fails, at least; as long as a
-/// data shard may take in its run, if that is longer.
+/// How long a build waits for earlier devices to end before it fails, at least. It waits as long as
+/// a data shard may take in its run, if that is longer.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How often it looks.
+/// The interval at which it looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The device, or the want of one.
+/// Holds the present device, if there is one.
 pub struct Workshop {
-    /// What `kind` means.
+    /// The meaning of `kind` in a run specification.
     pub registry: Arc<Registry>,
-    /// What the worker knows of itself.
+    /// The worker's address, machine and settings.
     pub place: Place,
-    /// Where buffers come from.
+    /// The pool of the buffers for tensors.
     pub pool: Pool,
-    /// The number of the last build.
+    /// The number of the newest build, from 1. 0 before the first.
     build: u64,
     device: Option<Sender<Job>>,
-    /// The devices that were built or begun: each is there as long as its thread.
+    /// The devices that were built or begun. Each is alive as long as its thread.
     begun: Vec<Weak<()>>,
-    /// How the device's GPU does, if it has one.
+    /// The state of the device's GPU, if it has one.
     figures: Option<Figures>,
 }
 
 impl Workshop {
-    /// Without a device.
+    /// A workshop without a device.
     pub fn new(registry: Arc<Registry>, place: Place, pool: Pool) -> Self {
         Self { registry, place, pool, build: 0, device: None, begun: vec![], figures: None }
     }
 
-    /// Drops the device, which ends when it has done the jobs that it was given, and then builds
-    /// another one; `own` is told when it is done, or that the device does not end.
+    /// Drops the device, which ends after its queued jobs, and then builds another one. `own` hears
+    /// when the build is done, or that the earlier device does not end.
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
         (self.device, self.figures) = (None, None);
         self.build += 1;
@@ -83,14 +83,14 @@ impl Workshop {
         spawned.expect("the system gives a process a thread");
     }
 
-    /// The earlier devices that have not ended.
+    /// The earlier devices that have not ended yet.
     fn begin(&mut self) -> Vec<Weak<()>> {
         self.begun.retain(|alive| alive.strong_count() > 0);
         self.begun.clone()
     }
 
-    /// A build is done: starts its device. Returns what the core is to be told; nothing of a build
-    /// that another one has replaced.
+    /// A build is done: starts its device. Returns an input for the core. None if another build has
+    /// replaced this one.
     pub fn start(&mut self, done: DeviceBuilt, own: Addr<WorkerActor>) -> Option<Input> {
         match done.built {
             _ if done.build != self.build => None,
@@ -128,12 +128,12 @@ impl Workshop {
         });
     }
 
-    /// How the device's GPU did a moment ago, if it has one that tells.
+    /// The recent state of the device's GPU. None if there is no GPU or it does not tell.
     pub fn telemetry(&self) -> Option<Telemetry> {
         self.figures.as_ref()?.at(Instant::now())
     }
 
-    /// What a report means to the core: nothing, if an earlier device made it.
+    /// The input for the core that a report means. None if an earlier device made it.
     pub fn report(&self, Reported { build, report }: Reported) -> Option<Input> {
         if build != self.build {
             return None;
@@ -159,12 +159,12 @@ impl Workshop {
     /// If no device was built.
     pub fn give(&self, job: Job) {
         let device = self.device.as_ref().expect("a device is built before its first job");
-        // An error means that the device has failed, which its last report says.
+        // An error means that the device has failed. Its last report says so.
         let _ = device.send(job);
     }
 }
 
-/// Waits until these devices have ended: their memory is needed.
+/// Waits until these devices have ended, because the build needs their memory.
 fn await_ends(devices: &[Weak<()>], within: Duration) -> Result<(), BuildError> {
     let began = Instant::now();
     while devices.iter().any(|alive| alive.strong_count() > 0) {
@@ -178,7 +178,7 @@ fn await_ends(devices: &[Weak<()>], within: Duration) -> Result<(), BuildError> 
     Ok(())
 }
 
-/// A number that no other incarnation draws.
+/// A random number, to tell incarnations apart.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).expect("the system has random numbers");

@@ -1,19 +1,19 @@
-//! The yardstick for text: what a model that sees only the last byte would lose.
+//! The yardstick for text: the loss of a model that sees only the last byte.
 //!
-//! A run that ends with a validation loss above this one has not learned to read. The figure is
-//! shown in the report and enters nothing that is hashed.
+//! A run that ends with a validation loss above this one has not learned to read. The report shows
+//! the figure. No hash includes it.
 
-/// Added to each of the counts, so that a pair which training never saw is not impossible.
+/// The amount added to each count, so that a pair which training never saw is not impossible.
 const SMOOTHING: f64 = 0.01;
 
 /// Counts of pairs: how often `second` follows `first`, at `[first][second]`.
 type Pairs = Box<[[u64; 256]; 256]>;
 
 /// The cross-entropy, in nats a byte, of each byte of `held_out` given the byte before it, under
-/// the smoothed bigram counts of `training`. `None` where `held_out` has no pair of bytes.
+/// the smoothed bigram counts of `training`. `None` if `held_out` has no pair of bytes.
 ///
-/// Whatever two texts are given, every byte but the first is predicted, across the seams between
-/// files too, as a model's samples also lie across them.
+/// It predicts every byte but the first, across the seams between files too, since a model's
+/// samples also lie across them.
 pub fn cross_entropy(training: &[u8], held_out: &[u8]) -> Option<f64> {
     let predicted = held_out.len().checked_sub(1).filter(|&count| count > 0)?;
     let (learned, asked) = (count(training), count(held_out));
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn it_is_what_a_hand_computes() {
-        // After `a` training saw `b` twice and `a` once; after `b` it saw `a` once.
+        // After `a` training saw `b` twice and `a` once. After `b` it saw `a` once.
         let learned = b"abaab";
         // Asked: `ab`, `bb`, `ba`.
         let probabilities: [f64; 3] = [2.01 / 5.56, 0.01 / 3.56, 1.01 / 3.56];

@@ -1,7 +1,8 @@
-//! The text where the user names none: the Rust sources that cargo fetched to build Everstep.
+//! The text if the user names none: the Rust sources that cargo fetched to build Everstep.
 //!
-//! They are real text, they are there without a network, and their order (by a hash) mixes all
-//! packages into the first megabytes; by path, two fifths of these would be generated bindings.
+//! They are real text, and they are there without a network. Their order (by a hash) mixes all
+//! packages into the first megabytes. In the order of paths, generated bindings would be two fifths
+//! of these.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,22 +11,22 @@ use std::path::{Path, PathBuf};
 use super::text::TextError;
 use super::text_files::below;
 
-/// Larger files are tables and generated code.
+/// The largest file that counts, bytes. Larger files are tables and generated code.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// All of the text, bytes.
+/// The largest text, bytes.
 const MAX_TEXT_BYTES: usize = 32_000_000;
 
 /// The `.rs` files of the packages in a `Cargo.lock`, given as text, that are found below
 /// `cargo_home`'s `registry/src`, in the order in which to read them.
 ///
-/// Left out are packages whose names end in `-sys`, files over 64 KiB, repeated content, and what
-/// would exceed 32 MB. The order depends on packages and the paths in them alone, so two machines
-/// that built the same program for the same platform have the same text.
+/// It leaves out packages with names that end in `-sys`, files over 64 KiB, repeated content, and
+/// files that would exceed 32 MB. The order depends on packages and the paths in them alone, so two
+/// machines that built the same program for the same platform have the same text.
 ///
 /// # Errors
 ///
-/// [`TextError::NoDefault`] where no such file is there.
+/// [`TextError::NoDefault`] if there is no such file.
 pub fn default_text(lockfile: &str, cargo_home: &Path) -> Result<Vec<PathBuf>, TextError> {
     let sources = cargo_home.join("registry").join("src");
     let mut files = Vec::new();
@@ -55,7 +56,7 @@ fn packages(lockfile: &str) -> Result<Vec<String>, TextError> {
     struct Package {
         name: String,
         version: String,
-        /// The workspace's own packages have none.
+        /// The registry. The workspace's own packages have none.
         source: Option<String>,
     }
     let Lockfile { package } = toml::from_str(lockfile)?;
@@ -64,13 +65,13 @@ fn packages(lockfile: &str) -> Result<Vec<String>, TextError> {
     Ok(wanted.map(|package| format!("{}-{}", package.name, package.version)).collect())
 }
 
-/// The directories of `package`: one a registry that it was fetched from, usually one.
+/// The directories of `package`, one for each registry that served it. Usually that is one.
 fn unpacked(sources: &Path, package: &str) -> Vec<PathBuf> {
     let registries = fs::read_dir(sources).into_iter().flatten().flatten();
     registries.map(|registry| registry.path().join(package)).filter(|path| path.is_dir()).collect()
 }
 
-/// Where a file stands in the order.
+/// The key of a file's place in the order.
 fn place(package: &str, directory: &Path, path: &Path) -> [u8; 32] {
     let inside = path.strip_prefix(directory).unwrap_or(path);
     let mut hasher = blake3::Hasher::new();
@@ -81,7 +82,7 @@ fn place(package: &str, directory: &Path, path: &Path) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// The first of `files` that fit, each content once.
+/// The first of `files` that fit. Each content counts once.
 fn fill(files: impl Iterator<Item = PathBuf>) -> Result<Vec<PathBuf>, TextError> {
     let mut text = Vec::new();
     let mut bytes = 0;

@@ -1,12 +1,13 @@
 //! Batches filled ahead: a thread that does `load` while the worker computes.
 //!
-//! In go the data shards of one step after the other. Out come, in that order, each data shard's
-//! micro-batches and the indices that were really filled into them. Steps resemble each other, so
-//! those to come are filled like the last one, until what is asked for is something else. At most
-//! `depth` filled data shards wait, one more is being filled, and memory given back is filled
-//! again. With a depth of 0 there is no thread: a data shard is filled when it is asked for.
+//! Input: the data shards of one step after the other. Output, in that order: each data shard's
+//! micro-batches and the indices of the samples that were really filled into them. Steps resemble
+//! each other, so the thread fills coming steps like the last one, until the caller asks for other
+//! data shards. At most `depth` filled data shards wait, the thread fills one more, and it reuses
+//! returned memory. With a depth of 0 there is no thread: the caller's thread fills a data shard on
+//! request.
 //!
-//! This file does not know why steps differ, nor what becomes of the batches.
+//! This file knows neither why steps differ, nor the use of the batches.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,29 +22,29 @@ use everstep_transport::protocol::{DataShard, Step};
 use super::Dataset;
 use super::sampler::Sampler;
 
-/// The worker's end of the loading thread, which ends soon after this is dropped.
+/// The worker's end of the loading thread. The thread ends soon after the loader is dropped.
 pub struct Loader {
     source: Source,
     spare: SyncSender<Vec<Batch>>,
 }
 
-/// Where filled data shards come from.
+/// The source of filled data shards.
 enum Source {
-    /// A thread that is ahead.
+    /// A thread that fills ahead.
     Ahead(Ahead),
     /// The caller's own thread.
     Asked(Filler),
 }
 
-/// The thread that is ahead, and what it does.
+/// The thread that fills ahead, and its current plan.
 struct Ahead {
     plans: Sender<Plan>,
-    /// What the current plan has filled; none before the first plan and after an error.
+    /// The output of the current plan. None before the first plan and after an error.
     filled: Option<Receiver<Filled>>,
     depth: usize,
-    /// The step that was asked for last.
+    /// The last step that the caller asked for.
     step: Step,
-    /// The data shards that the current plan has in every step after that.
+    /// The data shards that the current plan has in every later step.
     usual: Vec<DataShard>,
 }
 
@@ -56,22 +57,22 @@ pub struct Loaded {
     pub data_shard: DataShard,
     /// Its `accumulate` micro-batches, of `micro_batch` rows each.
     pub batches: Vec<Batch>,
-    /// The sample in each row, micro-batch after micro-batch: noted as it was filled.
+    /// The sample in each row, micro-batch after micro-batch, noted while filling.
     pub samples: Vec<u64>,
-    /// How long a thread that is ahead took to fill it, seconds; 0 without a thread, where the
-    /// caller has waited for it.
+    /// Seconds that a thread ahead took to fill it. 0 without a thread, because the caller has then
+    /// waited for it.
     pub seconds: f64,
 }
 
-/// There is no batch.
+/// Why there is no batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The data set failed; it would again.
+    /// The data set failed, and it would fail again.
     #[error("the data set cannot fill sample {index}: {message}")]
     Fill {
         /// The sample.
         index: u64,
-        /// What it panicked with, or what is wrong with the row.
+        /// The panic's message, or the error in the row.
         message: String,
     },
     /// The plan does not lead there: it has passed this place, never had it, or ended in an error.
@@ -87,14 +88,14 @@ pub enum LoadError {
 type Filled = Result<Loaded, LoadError>;
 
 impl Loader {
-    /// Starts the thread. At most `depth` filled data shards will wait for [`Loader::next`]; with 0
-    /// there is no thread, and no plan is needed.
+    /// Starts the thread. At most `depth` filled data shards wait for [`Loader::next`]. With 0
+    /// there is no thread, and the caller needs no plan.
     ///
     /// # Panics
     ///
-    /// Where the system refuses a thread.
+    /// If the system refuses a thread.
     pub fn new(dataset: Arc<dyn Dataset>, sampler: Sampler, depth: usize) -> Self {
-        // All that can be out at once: those waiting, and one at each end.
+        // The most that can be out at once: the waiting data shards, and one at each end.
         let (spare, spares) = sync_channel(depth + 2);
         let filler = Filler { dataset, sampler, spares };
         if depth == 0 {
@@ -108,11 +109,11 @@ impl Loader {
         Self { source: Source::Ahead(ahead), spare }
     }
 
-    /// Asks for these data shards of a step, in this order. Where they are what is being filled for
-    /// the step after the last one, that goes on. Otherwise what was filled is discarded.
+    /// Asks for these data shards of a step, in this order. If the thread fills just these for the
+    /// step after the last one, it continues. Otherwise the loader discards the filled ones.
     ///
-    /// A step that is asked for again lacks some data shards, since others who had them are gone:
-    /// from the next step on they come on top of those that were asked for before.
+    /// A repeated step asks for the data shards that it lacks, because other workers that had them
+    /// are gone. From the next step on the thread fills these and the earlier ones.
     pub fn plan(&mut self, step: Step, data_shards: &[DataShard]) {
         if let Source::Ahead(ahead) = &mut self.source
             && !data_shards.is_empty()
@@ -121,7 +122,7 @@ impl Loader {
         }
     }
 
-    /// Waits for a data shard that was asked for, and discards those that come before it.
+    /// Waits for a data shard of the plan, and discards the data shards before it.
     pub fn next(&mut self, step: Step, data_shard: DataShard) -> Result<Loaded, LoadError> {
         let Self { source, spare } = self;
         let filled = match source {
@@ -138,14 +139,14 @@ impl Loader {
             if loaded.step > step {
                 break;
             }
-            let _ = spare.try_send(loaded.batches); // as in `recycle`
+            let _ = spare.try_send(loaded.batches); // As in `recycle`.
         }
         Err(LoadError::NotPlanned { step, data_shard })
     }
 
-    /// Gives the memory of computed batches back, to be filled again.
+    /// Returns the memory of computed batches, for later batches.
     pub fn recycle(&self, batches: Vec<Batch>) {
-        // Where there is enough, or no thread any more, the memory is freed.
+        // If there are enough spares, or the thread is gone, the memory is freed.
         let _ = self.spare.try_send(batches);
     }
 }
@@ -163,7 +164,7 @@ impl Ahead {
         } else {
             self.usual = data_shards.to_vec();
         }
-        // With the receiver the older plan ends: its next send fails.
+        // Dropping the old receiver ends the older plan: its next send fails.
         let (filled, receiver) = sync_channel(self.depth);
         let (now, later) = (data_shards.to_vec(), self.usual.clone());
         let sent = self.plans.send(Plan { step, now, later, filled });
@@ -171,17 +172,17 @@ impl Ahead {
     }
 }
 
-/// What to fill until the receiver of `filled` is gone. There are data shards.
+/// The data shards to fill until the receiver of `filled` is gone. There is at least one.
 struct Plan {
     step: Step,
-    /// In this step.
+    /// The data shards of this step.
     now: Vec<DataShard>,
-    /// In every step after it.
+    /// The data shards of every step after it.
     later: Vec<DataShard>,
     filled: SyncSender<Filled>,
 }
 
-/// What fills.
+/// Fills batches, on the loading thread or the caller's.
 struct Filler {
     dataset: Arc<dyn Dataset>,
     sampler: Sampler,
@@ -189,15 +190,15 @@ struct Filler {
 }
 
 impl Filler {
-    /// Ends with the loader, which holds the other end of `plans`.
+    /// Follows plans until the loader, which holds the other end of `plans`, is dropped.
     fn run(self, plans: Receiver<Plan>) {
         while let Ok(plan) = plans.recv() {
-            // Only the newest is still waited for.
+            // The caller waits for the newest plan only.
             self.follow(plans.try_iter().last().unwrap_or(plan));
         }
     }
 
-    /// Fills until nobody waits for it, or it fails.
+    /// Fills until the receiver is gone, or filling fails.
     fn follow(&self, Plan { mut step, now, later, filled }: Plan) {
         for data_shards in std::iter::once(&now).chain(std::iter::repeat(&later)) {
             for &data_shard in data_shards {
@@ -231,10 +232,10 @@ impl Filler {
         Ok(Loaded { step, data_shard, batches, samples, seconds: 0.0 })
     }
 
-    /// Appends one row; an error says what the data set did instead.
+    /// Appends one row. An error says what the data set did instead.
     fn append(&self, index: u64, batch: &mut Batch) -> Result<(), String> {
         let expected = batch.rows + 1;
-        // A batch left half filled is cleared or dropped; the data set vouches for itself.
+        // A half-filled batch is cleared or dropped. The data set vouches for its own state.
         catch_unwind(AssertUnwindSafe(|| self.dataset.fill(index, batch)))
             .map_err(|panic| message(&*panic))?;
         if batch.rows != expected {
@@ -244,7 +245,7 @@ impl Filler {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn message(panic: &(dyn Any + Send)) -> String {
     let literal = panic.downcast_ref::<&str>().map(|message| message.to_string());
     literal.or_else(|| panic.downcast_ref().cloned()).unwrap_or_else(|| "a panic".into())
@@ -261,7 +262,7 @@ mod tests {
 
     const SHAPE: BatchSpec = BatchSpec { data_shards: 4, micro_batch: 3, accumulate: 2 };
 
-    /// 1,000 samples that are their own index; some cannot be filled.
+    /// 1,000 samples that are their own index. Some cannot be filled.
     struct Numbers {
         bad: Option<u64>,
         rowless: Option<u64>,
@@ -358,7 +359,7 @@ mod tests {
         let table = [
             (1, vec![a, c], Some((vec![a, c], vec![a, c]))),
             (2, vec![a, c], None),
-            (2, vec![b], Some((vec![b], vec![a, b, c]))), // done anew, by fewer
+            (2, vec![b], Some((vec![b], vec![a, b, c]))), // the step again, by fewer workers
             (3, vec![a, b, c], None),
             (4, vec![a, b], Some((vec![a, b], vec![a, b]))),
             (9, vec![a, b], Some((vec![a, b], vec![a, b]))),
@@ -425,7 +426,7 @@ mod tests {
         let mut loader = loader(GOOD);
         loader.plan(Step(1), &[DataShard(0)]);
         let mut first = loader.next(Step(1), DataShard(0)).expect("a batch");
-        // So that it is known when it comes back; nothing fills features here.
+        // This recognises the batch when it comes back, since nothing fills features here.
         first.batches[1].features.reserve(12_345);
         loader.recycle(first.batches);
         let again = (2..9).map(Step).any(|step| {

@@ -1,9 +1,9 @@
-//! Which sample stands where: a pure function of seed and position. A core: no memory, no clock.
+//! Which sample stands where: a pure function of seed and position. It has no memory and no clock.
 //!
 //! The samples of a run stand in one endless row: step after step, within a step data shard after
-//! data shard, within one its micro-batches, within one its rows. Each `len` places are an epoch,
-//! in which every sample stands once, in an order of its own. So the place in the data *is* the
-//! step: there is nothing to save, and nobody can lose it.
+//! data shard, within a data shard its micro-batches, within a micro-batch its rows. Each `len`
+//! places are an epoch. Every sample stands in it once, and each epoch has its own order. So the
+//! place in the data *is* the step: there is nothing to save, and nothing can be lost.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -23,7 +23,7 @@ pub struct Sampler {
     batch: BatchSpec,
 }
 
-/// What stands at one place of the row.
+/// The sample at one place of the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The pass over the data, from 0.
@@ -35,16 +35,16 @@ pub struct Sample {
 /// How the samples of committed steps differ from those of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Planned, but not used.
+    /// Samples that were planned, but not used.
     pub lost: u64,
-    /// Used, but not planned: a sample of another step, or one more time than planned.
+    /// Samples that were used, but not planned: of another step, or one more time than planned.
     pub repeated: u64,
 }
 
 impl Account {
     fn of(planned: impl Iterator<Item = u64> + Clone, recorded: Vec<u64>) -> Self {
         if planned.clone().eq(recorded.iter().copied()) {
-            return Self::default(); // as it should be; only a difference has to be counted
+            return Self::default(); // the usual case: only a difference needs a count
         }
         let mut missing = BTreeMap::<u64, i64>::new();
         for index in planned {
@@ -67,7 +67,7 @@ impl Sampler {
     ///
     /// # Panics
     ///
-    /// Where there are no samples: such a data set is to be refused before it is sampled.
+    /// If there are no samples. The caller must refuse such a data set before.
     pub fn new(seed: u64, samples: u64, batch: BatchSpec) -> Self {
         assert!(samples > 0, "there is nothing to sample in an empty data set");
         Self { seed, len: samples, batch }
@@ -78,8 +78,8 @@ impl Sampler {
         self.batch
     }
 
-    /// What `row` of `micro_batch` of `data_shard` holds in `step`; each is below its count in the
-    /// batch.
+    /// The sample in `row` of `micro_batch` of `data_shard` in `step`. Each number is below its
+    /// count in the batch.
     pub fn sample(&self, step: Step, data_shard: DataShard, micro_batch: u32, row: u32) -> Sample {
         let before = u64::from(micro_batch) * u64::from(self.batch.micro_batch);
         self.at(self.shard_position(step, data_shard) + before + u64::from(row))
@@ -96,15 +96,15 @@ impl Sampler {
         (0..sampler.batch.shard_samples()).map(move |place| sampler.at(first + place).index)
     }
 
-    /// Compares the indices that were recorded for `step`, in any order, with the plan.
+    /// Compares the recorded indices of `step`, in any order, with the plan.
     pub fn account(&self, recorded: impl Iterator<Item = u64>, step: Step) -> Account {
         let data_shards = (0..self.batch.data_shards).map(DataShard);
         let planned = data_shards.flat_map(|data_shard| self.shard_samples(step, data_shard));
         Account::of(planned, recorded.collect())
     }
 
-    /// The same for one data shard. Where every data shard contributes once, and each of them what
-    /// was planned, so does the step.
+    /// The same for one data shard. If every data shard contributes once, and each of them its
+    /// planned samples, the step has its planned samples too.
     pub fn account_of(&self, recorded: &[u64], step: Step, data_shard: DataShard) -> Account {
         Account::of(self.shard_samples(step, data_shard), recorded.to_vec())
     }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_order_of_a_seed_never_changes() {
-        // Checkpoints of older versions go on in this order.
+        // Checkpoints of older versions continue in this order.
         let sampler = Sampler::new(1, 1_000, BATCH);
         let first: Vec<u64> = sampler.shard_samples(Step(1), DataShard(0)).collect();
         assert_eq!(first, [267, 353, 219, 366, 893, 535]);

@@ -1,8 +1,8 @@
 //! Text in memory: the bytes to train on and the bytes held out.
 //!
-//! Files come in a given order ([`super::text_files`]). Each is split into its training part and
-//! its held-out tail; the parts are concatenated, and so are the tails. A byte is a token. What
-//! a sample is, this file does not know ([`super::text_samples`] does).
+//! Files come in a given order ([`super::text_files`]). Each file has a training part and a
+//! held-out tail. The parts are concatenated, and so are the tails. A byte is a token. This file
+//! does not know what a sample is ([`super::text_samples`] does).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,10 +25,10 @@ impl Text {
             let begin = training.len();
             read(path, &mut training).map_err(|source| TextError::unreadable(path, source))?;
             let file = &training[begin..];
-            // The cast takes what is no share of the file for the nearest one.
+            // The cast maps a value that is no share of the file to the nearest share.
             let tail = ((file.len() as f64 * validation) as usize).min(file.len());
             let kept = file.len() - tail;
-            // Lengths first: then no two lists of files hash the same bytes.
+            // The lengths come first, so that no two lists of files hash the same bytes.
             hasher.update(&(kept as u64).to_le_bytes());
             hasher.update(&(tail as u64).to_le_bytes());
             hasher.update(file);
@@ -48,8 +48,8 @@ impl Text {
         &self.held_out
     }
 
-    /// The BLAKE3 hash over each file's two lengths and its content, in order. Where the files lie
-    /// does not matter.
+    /// The BLAKE3 hash over each file's two lengths and its content, in order. The places of the
+    /// files do not matter.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
@@ -64,65 +64,65 @@ fn read(path: &Path, bytes: &mut Vec<u8>) -> io::Result<usize> {
     file.read_to_end(bytes)
 }
 
-/// There is no text, or none that a run could train on.
+/// Why there is no text, or no text that a run could train on.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// A path leads nowhere.
+    /// There is nothing at a path.
     #[error(
         "there is no {}: name a file, a directory or @LIST that every worker sees", path.display()
     )]
     Missing {
-        /// As it was given.
+        /// The path that the user gave.
         path: PathBuf,
     },
-    /// A file or directory is there, but the system does not let it be read.
+    /// The system does not let this process read a file or directory.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A directory or a list without files.
+    /// A directory or a list has no files.
     #[error("no file in {}: name a text to train on (hidden files do not count)", path.display())]
     NoFiles {
         /// The directory or list.
         path: PathBuf,
     },
-    /// Less than one sample.
+    /// The training text is shorter than one sample.
     #[error(
         "the training text has {bytes} bytes, and one sample of context {context} takes {}: \
          name more text, hold out less of it, or make model.context smaller", context + 1
     )]
     TooShort {
-        /// The training text's length.
+        /// The length of the training text.
         bytes: usize,
-        /// The tokens that a sample holds.
+        /// The tokens of a sample.
         context: usize,
     },
-    /// The sources that Everstep was built from are not here.
+    /// The default text, the sources of Everstep's dependencies, is not here.
     #[error(
         "there is no text by default: the sources of Everstep's dependencies are not in {} \
          (they are where cargo built it); name a text with --data", path.display()
     )]
     NoDefault {
-        /// Where cargo keeps them.
+        /// The folder in which cargo keeps them.
         path: PathBuf,
     },
-    /// The `Cargo.lock` that names the sources is not one.
+    /// The `Cargo.lock` that names the sources cannot be parsed.
     #[error("cannot read the Cargo.lock that names the default text: {0}")]
     Lockfile(#[from] toml::de::Error),
 }
 
 impl TextError {
-    /// Whether another machine, or this one later, may well read the same text. What is there and
-    /// is no text is so everywhere.
+    /// Whether another machine, or this one later, may well read the same text. If a path has
+    /// content that is not text, this is so on every machine.
     pub(crate) fn is_of_place(&self) -> bool {
         let Self::Unreadable { source, .. } = self else { return false };
         !matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Other)
     }
 
-    /// What became of `path`.
+    /// The error for an unreadable `path`.
     pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {

@@ -1,17 +1,17 @@
-//! From what a user names to the files it stands for.
+//! From a name that a user gives to the files that it stands for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::text::TextError;
 
-/// The files, in the order in which their text is read, that `path` stands for:
+/// The files that `path` stands for, in the order in which a run reads their text:
 ///
-/// - a file: itself;
-/// - a directory: the regular files below it in path order. Hidden files and directories are left
-///   out; a link to a file counts as one, a link to a directory is not followed;
-/// - `@FILE`: the paths on the lines of that file, as listed; relative ones begin at the working
-///   directory, empty lines are left out. Listed files are not looked at.
+/// - a file: itself.
+/// - a directory: the regular files below it in path order, without hidden files and directories. A
+///   link to a file counts as a file. A link to a directory is not followed.
+/// - `@FILE`: the paths on the lines of that file, in its order. Relative paths begin at the
+///   working directory. Empty lines are left out. The function does not look at listed files.
 pub fn resolve(path: &str) -> Result<Vec<PathBuf>, TextError> {
     let (path, files) = match path.strip_prefix('@') {
         Some(list) => (Path::new(list), listed(Path::new(list))?),
@@ -44,7 +44,7 @@ pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>, TextError> {
             if entry.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
             }
-            // The entry's own type, which does not follow links: so no loop is entered.
+            // The type of the entry itself does not follow links, so this enters no loop.
             if entry.file_type().map_err(unreadable)?.is_dir() {
                 directories.push(entry.path());
             } else if entry.path().is_file() {
@@ -60,7 +60,7 @@ pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>, TextError> {
 mod tests {
     use super::*;
 
-    /// A directory with these files in it, each holding its own name.
+    /// A directory with these files in it. Each file holds its own name.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().expect("a directory");
         for name in files {

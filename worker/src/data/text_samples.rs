@@ -1,6 +1,6 @@
-//! Text cut into samples, a byte being a token: once as `gpt` reads it, once as `mlp` does.
+//! Text cut into samples, with a byte as a token: one way for `gpt`, one way for `mlp`.
 //!
-//! Samples to validate with are cut from the held-out bytes in the same way. There may be none.
+//! Samples to validate with come from the held-out bytes in the same way. There may be none.
 
 use std::sync::Arc;
 
@@ -9,36 +9,36 @@ use everstep_kernels::compute::Batch;
 use super::Dataset;
 use super::text::{Text, TextError};
 
-/// Windows of `context + 1` bytes: the first `context` are a row's tokens, the last ones its
+/// Windows of `context + 1` bytes. The first `context` bytes are a row's tokens, the last ones its
 /// targets.
 #[derive(Clone)]
 pub struct TextSamples {
     text: Arc<Text>,
     context: usize,
-    /// From where one window begins to where the next one does, bytes.
+    /// Bytes from the beginning of one window to the beginning of the next.
     stride: usize,
-    /// How many of a window's last bytes are to be predicted.
+    /// How many of a window's last bytes the model predicts.
     targets: usize,
 }
 
 impl TextSamples {
-    /// Each next byte is to be predicted: a row has `context` tokens and as many targets, the same
-    /// bytes one further on. The tokens of two samples never overlap.
+    /// Samples that predict each next byte. A row has `context` tokens and as many targets, which
+    /// are the same bytes one place later. The tokens of two samples never overlap.
     ///
     /// # Errors
     ///
-    /// [`TextError::TooShort`] where the training text does not hold one sample.
+    /// [`TextError::TooShort`] if the training text does not hold one sample.
     pub fn gpt(text: Arc<Text>, context: u32) -> Result<Self, TextError> {
         let context = context as usize;
         Self { text, context, stride: context, targets: context }.checked()
     }
 
-    /// The byte after `context` bytes is to be predicted: a row has `context` tokens and 1 target.
-    /// A sample begins at every place of the text.
+    /// Samples that predict the byte after `context` bytes. A row has `context` tokens and 1
+    /// target. A sample begins at every place of the text.
     ///
     /// # Errors
     ///
-    /// [`TextError::TooShort`] where the training text does not hold one sample.
+    /// [`TextError::TooShort`] if the training text does not hold one sample.
     pub fn mlp(text: Arc<Text>, context: u32) -> Result<Self, TextError> {
         Self { text, context: context as usize, stride: 1, targets: 1 }.checked()
     }

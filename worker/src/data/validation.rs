@@ -1,7 +1,8 @@
-//! Who evaluates which held-out samples: a pure function, so that members need not agree on it.
+//! Which part of the held-out samples a data shard evaluates: a pure function, so members need not
+//! agree on it.
 //!
-//! The parts are data shards and not ranks: then the validation loss, added in their order, is the
-//! same bits for any number of workers.
+//! The parts belong to data shards and not to ranks. So the validation loss, added in the order of
+//! the parts, has the same bits for any number of workers.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -9,8 +10,8 @@ use everstep_transport::protocol::DataShard;
 
 /// The held-out samples that `part`, below `parts`, evaluates, in ascending order.
 ///
-/// Of the `len` samples at most `limit`, evenly strided over all of them, are evaluated; they are
-/// cut into `parts` runs whose lengths differ by at most one.
+/// It evaluates at most `limit` of the `len` samples, evenly strided over all of them. It cuts
+/// these into `parts` runs, and their lengths differ by at most one.
 pub fn validation_part(
     part: DataShard,
     parts: u32,

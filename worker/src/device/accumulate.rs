@@ -1,13 +1,13 @@
 //! Adds the gradients of a worker's data shards up to the subtrees that it sends.
 //!
-//! Input: gradient ranges of one data shard after the other, in whatever order the backward pass
-//! finishes them. Output: for each parameter shard, each subtree's sum as soon as it is final. A
-//! subtree's sum is made along the same tree as everything else, so its bits are those that the
-//! owner would have got from the leaves.
+//! Input: gradient ranges of one data shard after the other, in the order in which the backward
+//! pass finishes them. Output: for each parameter shard, each subtree's sum as soon as it is final.
+//! The sums follow the same tree as all others, so they have the bits that the owner would get from
+//! the leaves.
 //!
-//! What a model announces is multiplied by the loss scale; from here on nothing is. The scale is a
-//! power of two, so dividing by it changes no bit but of what comes below f32's normal numbers,
-//! 1.2e-38; what is not finite stays so.
+//! A model announces values multiplied by the loss scale. From here on values are unscaled. The
+//! scale is a power of two, so dividing by it changes no bits except below f32's normal numbers,
+//! 1.2e-38. Values that are not finite stay so.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,21 +23,21 @@ pub struct Final {
     pub shard: Shard,
     /// The subtree.
     pub node: Node,
-    /// Its sum; nobody writes it again.
+    /// Its sum. No thread writes it again.
     pub sum: Shared,
 }
 
-/// One parameter shard of the data shard that is being computed.
+/// One parameter shard of the data shard under way.
 #[derive(Debug)]
 struct Leaf {
     values: Buffer,
-    /// What has been announced of it: the end of each range, by its start.
+    /// The ranges that the model has announced: the end of each range, by its start.
     announced: BTreeMap<usize, usize>,
     missing: usize,
 }
 
 impl Leaf {
-    /// A range that begins and ends within the shard comes; whether it is the first to come.
+    /// Notes a range that lies within the shard. Returns whether it is new.
     fn announce(&mut self, range: Range<usize>) -> bool {
         let before = self.announced.range(..range.end).next_back();
         let is_new = before.is_none_or(|(_, end)| *end <= range.start);
@@ -68,14 +68,14 @@ pub struct Accumulator {
     subtrees: Vec<Node>,
     scale: LossScale,
     data_shard: DataShard,
-    /// Elements of its gradient that have been announced.
+    /// Elements of its gradient that the model has announced.
     announced: usize,
     leaves: BTreeMap<Shard, Leaf>,
     sums: BTreeMap<(Node, Shard), Sum>,
 }
 
 impl Accumulator {
-    /// An accumulator for a vector of `parameters`, that has no subtrees yet.
+    /// An accumulator for a vector of `parameters`, without subtrees yet.
     pub fn new(parameters: usize, pool: Pool) -> Self {
         Self {
             parameters,
@@ -90,8 +90,8 @@ impl Accumulator {
         }
     }
 
-    /// Takes on these subtrees of the tree over `data_shards`, of gradients with this scale; what
-    /// was under way is forgotten.
+    /// Begins with these subtrees of the tree over `data_shards`, for gradients with this scale.
+    /// Forgets the sums under way.
     pub fn plan(&mut self, data_shards: u32, subtrees: Vec<Node>, scale: LossScale) {
         self.tree = Tree::new(data_shards);
         self.subtrees = subtrees;
@@ -100,24 +100,25 @@ impl Accumulator {
         self.sums.clear();
     }
 
-    /// The ranges that follow are those of `data_shard`.
+    /// The ranges that follow belong to `data_shard`.
     pub fn begin(&mut self, data_shard: DataShard) {
         assert!(self.leaves.is_empty(), "the data shard before has announced every range");
         self.data_shard = data_shard;
         self.announced = 0;
     }
 
-    /// A parameter shard of which a range is missing, once the data shard's last pass is done.
+    /// A parameter shard that lacks a range, once the data shard's last pass is done.
     pub fn unannounced(&self) -> Option<Shard> {
         let partly = self.leaves.keys().next().copied();
         let wholly = (self.announced < self.parameters).then_some(Shard(0));
         partly.or(wholly)
     }
 
-    /// Takes a range of the gradient; returns what has become final by it.
+    /// Takes a range of the gradient. Returns the sums that this range makes final.
     ///
     /// # Errors
-    /// A part of the range has come before. Nothing more may be added to this data shard.
+    /// If a part of the range has come before. The caller may then add nothing more to this data
+    /// shard.
     pub fn add(&mut self, range: Range<usize>, gradient: &[f32]) -> Result<Vec<Final>, Repeated> {
         self.announced += range.len();
         if self.announced > self.parameters {
@@ -179,7 +180,7 @@ impl Accumulator {
     }
 }
 
-/// Writes what the `scaled` values are without the scale.
+/// Writes the `scaled` values without the scale.
 fn unscale(values: &mut [f32], scaled: &[f32], scale: LossScale) {
     match scale.factor() {
         1 => values.copy_from_slice(scaled),
@@ -227,7 +228,7 @@ mod tests {
         assert_eq!(accumulator.unannounced(), None);
     }
 
-    /// As many elements as there are, but some of them twice and others never.
+    /// As many elements as there are, but some of them come twice and others never.
     #[test]
     fn a_range_that_is_announced_twice_is_refused() {
         for again in [0..10, 5..15, 0..1, 9..11] {

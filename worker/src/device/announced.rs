@@ -1,24 +1,24 @@
-//! Whether a model announces each part of its gradient, and each once.
+//! Whether a model announces each part of its gradient exactly once.
 //!
-//! A model that leaves a parameter out, or announces one twice, would train on whatever lies in
-//! memory there. It is asked once, with the first micro-batch, before its worker registers: so such
-//! a model is refused by name, and no run begins with it.
+//! A model that leaves a parameter out, or announces one twice, would train on arbitrary bytes of
+//! memory there. The build checks it once, with the first micro-batch, before the worker registers.
+//! So the worker refuses such a model by name, and no run begins with it.
 
 use std::ops::Range;
 
 use everstep_kernels::compute::{Collect, Exchange};
 use everstep_kernels::layout::Layout;
 
-/// Most tensors that an error names.
+/// The most tensors that an error names.
 const NAMED: usize = 4;
 
-/// The gradient of one pass, and which ranges of it were announced.
+/// The gradient of one pass, and the announced ranges of it.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     pub collect: Collect,
-    /// In the order of the model.
+    /// The announced ranges, in the order of the model.
     ranges: Vec<Range<usize>>,
-    /// A range that does not fit what came with it.
+    /// A range with the wrong number of values, and that number.
     misfit: Option<(Range<usize>, usize)>,
 }
 
@@ -41,7 +41,7 @@ impl Exchange for Announced {
 }
 
 impl Announced {
-    /// Refuses a gradient that does not cover all parameters of `layout`, each once.
+    /// Returns an error if a gradient does not cover all parameters of `layout` exactly once.
     pub(super) fn check(&mut self, layout: &Layout) -> Result<(), String> {
         if let Some((range, count)) = &self.misfit {
             return Err(format!(

@@ -1,4 +1,4 @@
-//! Builds a run's model and data, and states what they are.
+//! Builds a run's model and data, and states their properties.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -30,27 +30,27 @@ use crate::optimize;
 use crate::registry::{BuildError, Registry};
 use crate::step::event::Built;
 
-/// How long memory that is needed may take to be free.
+/// How long the build waits for the memory that it needs.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a worker knows of itself.
+/// A worker's own address, machine and settings.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Drawn once per incarnation.
+    /// A number drawn for each incarnation.
     pub incarnation: u64,
-    /// Where it listens.
+    /// The address on which the worker listens.
     pub address: SocketAddr,
-    /// The machine, if the system tells.
+    /// The id of the machine. None if the system does not tell.
     pub machine: Option<MachineId>,
-    /// What its machine may fail together with, if it was told.
+    /// What the machine may fail together with. None if the operator named nothing.
     pub zone: Option<Zone>,
-    /// Where the model goes, if this worker is to write it.
+    /// Where the model goes. None if this worker cannot write it.
     pub dir: Option<PathBuf>,
-    /// Where the model computes.
+    /// The device that the model computes on.
     pub device: DeviceChoice,
     /// See [`Parts::overlap`].
     pub overlap: bool,
-    /// Data shards that are loaded ahead; see [`Loader::new`].
+    /// Data shards that the loader fills ahead. See [`Loader::new`].
     pub prefetch: usize,
 }
 
@@ -108,8 +108,8 @@ pub fn build(
     Ok((Device::new(parts), built))
 }
 
-/// Refuses a model that this machine's memory does not hold now. Another process may be about to
-/// give its memory back.
+/// Refuses a model that does not fit into this machine's free memory. Waits first, since another
+/// process may be about to free its memory.
 fn check_memory(
     registry: &Registry,
     run: &RunSpec,
@@ -139,7 +139,7 @@ fn check_memory(
     }
 }
 
-/// The model's file, for others.
+/// The place of the model's file, in words for other machines.
 fn stated(path: &Path) -> ModelPlace {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let shown = |c: char| if c.is_control() { '?' } else { c };
@@ -153,7 +153,7 @@ fn node_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What the model computes on, for others.
+/// The device that the model computes on, in words for other machines.
 fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
     let precision = run.model.precision;
     let Some(gpu) = compute.gpu() else {
@@ -163,7 +163,7 @@ fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
     protocol::Device { name: DeviceName::of(&gpu.name), precision, gpu: Some(id) }
 }
 
-/// The initial parameters, rounded as all later ones will be.
+/// Loads the initial parameters, rounded as all later ones.
 fn load_initial(run: &RunSpec, compute: &mut dyn Compute) {
     let parameters = compute.layout().count();
     for range in shards(parameters) {
@@ -211,8 +211,8 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
     }
 }
 
-/// A digest of the first micro-batch's loss and gradient: machines that get the same bits here are
-/// taken to get them in every step.
+/// A digest of the first micro-batch's loss and gradient. The run assumes that machines with equal
+/// bits here get equal bits in every step.
 fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, BuildError> {
     let mut announced = Announced::default();
     let pass = Pass { first: true, last: true, scale: 1.0 };

@@ -1,12 +1,12 @@
-//! The parameter shards as this worker has them: of every shard the parameters to compute with, and
-//! of those that it owns or learns a copy of the state, f32 master weights and optimizer moments.
+//! The parameter shards of this worker: of every shard the parameters to compute with, and of the
+//! shards that it owns or learns a copy of the state, f32 master weights and optimizer moments.
 //!
-//! Input: those [`Job`]s that change or ask for state, in order. Output: their [`Report`]s, and new
+//! Input: the [`Job`]s that change or ask for state, in order. Output: their [`Report`]s, and new
 //! parameters through a `write(offset, values)`, since they may come while a pass is under way. The
-//! parameters that are computed with follow each copy that is at least as new: rounded as the run
-//! wants, they are what its primary sends to all others.
+//! parameters to compute with follow each copy that is at least as new. They are rounded as the run
+//! wants, exactly as its primary sends them to all other workers.
 //!
-//! This file does not know passes, and takes the core's word for who may ask for what.
+//! This file does not know passes, and relies on the core to check each worker's requests.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,10 +25,10 @@ use super::rounding::Rounding;
 use crate::optimize;
 use crate::step::event::{Gradient, Job, Origin, Report};
 
-/// Where parameters to compute with go: `write(offset, values)`.
+/// The target of parameters to compute with: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
-/// What this worker has of each parameter shard.
+/// The state and the parameters of each parameter shard on this worker.
 pub struct Holdings {
     seed: u64,
     rounding: Rounding,
@@ -38,14 +38,14 @@ pub struct Holdings {
     schedule: Schedule,
     pool: Pool,
     copies: BTreeMap<Shard, Copy>,
-    /// The version of each shard of the parameters that are computed with.
+    /// The version of each shard of the parameters to compute with.
     versions: Vec<Step>,
-    /// A planted bug: gradients are not looked at.
+    /// A planted bug: the device does not check gradients.
     #[cfg(feature = "planted")]
     pub(super) believes_gradients: bool,
 }
 
-/// A shard that is held.
+/// The state of a held shard.
 struct Copy {
     state: ShardState,
     version: Step,
@@ -53,7 +53,7 @@ struct Copy {
     role: Role,
 }
 
-/// Why a shard is held.
+/// Why the device holds a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Primary,
@@ -62,8 +62,8 @@ enum Role {
 }
 
 impl Holdings {
-    /// Holds no shard yet, where version 0 of all parameters has been written. The run has been
-    /// validated, and its optimizer with it.
+    /// Holds no shard yet. The model has version 0 of all parameters. The run has been validated,
+    /// and its optimizer with it.
     pub fn new(run: &RunSpec, layout: Layout, pool: Pool) -> Self {
         Self {
             seed: run.seed,
@@ -80,8 +80,8 @@ impl Holdings {
         }
     }
 
-    /// Does a job on parameter shards; all others are done elsewhere. An error is one of this
-    /// machine, in words.
+    /// Does a job on parameter shards. The device does all other jobs elsewhere. An error, in
+    /// words, is a fault of this machine.
     pub fn handle(
         &mut self,
         job: Job,
@@ -139,19 +139,19 @@ impl Holdings {
         Ok(())
     }
 
-    /// The version of each shard of the parameters that are computed with.
+    /// The version of each shard of the parameters to compute with.
     pub fn versions(&self) -> &[Step] {
         &self.versions
     }
 
-    /// The flat parameter vector.
+    /// The layout of the flat parameter vector.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// The shards of which this worker is primary, with copies of their master weights. An item is
-    /// an error where a shard has changed in memory since its last update: no digest goes with
-    /// these values, so nobody could tell later.
+    /// an error if the shard has changed in memory since its last update. No digest goes with these
+    /// values, so no receiver could notice later.
     pub fn masters(&self) -> impl Iterator<Item = Result<(Shard, Shared), String>> {
         let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
         primaries.map(|(shard, copy)| {
@@ -161,7 +161,7 @@ impl Holdings {
     }
 
     /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
-    /// Refuses a shard that has changed in memory since its last update.
+    /// Returns an error if a shard has changed in memory since its last update.
     pub fn seal(&self) -> Result<Vec<(Shard, [u8; 32])>, String> {
         let seal = |(shard, copy): (Shard, &Copy)| {
             copy.verify(shard)?;
@@ -178,7 +178,7 @@ impl Holdings {
 
     // A generation begins.
 
-    /// Everything is what the seed says: parameters, and these shards' states.
+    /// Begins from the seed: all parameters, and the states of these shards.
     fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
         let copies = owned.iter().map(|&(shard, primary)| {
             let master = self.initial(shard);
@@ -187,7 +187,7 @@ impl Holdings {
         });
         self.copies = copies.collect();
         for index in 0..self.versions.len() {
-            // Version 0 is never of anything but the seed.
+            // Version 0 always comes from the seed.
             if self.versions[index] != Step(0) {
                 let shard = Shard(index as u32);
                 let mut values = self.initial(shard);
@@ -197,8 +197,7 @@ impl Holdings {
         }
     }
 
-    /// Goes on with these copies and drops all others. Invariant I16: a listed owner holds its
-    /// shards.
+    /// Keeps these copies and drops all others. Invariant I16: a listed owner holds its shards.
     fn keep(&mut self, owned: &[(Shard, bool)], learned: &[Shard]) {
         let mut held = std::mem::take(&mut self.copies);
         for &(shard, primary) in owned {
@@ -220,9 +219,9 @@ impl Holdings {
 
     // A step has committed.
 
-    /// Makes the next version of a held shard, and computes with it; returns what this worker hands
-    /// out as its primary. Refuses what comes of a version whose bits have changed since it was
-    /// made, or of a gradient that is not what its primary made.
+    /// Makes the next version of a held shard, and computes with it. Returns the parameters that
+    /// this worker hands out as its primary. Returns an error if the old version's bits have
+    /// changed since it was made, or if the gradient is not what its primary made.
     fn update(
         &mut self,
         shard: Shard,
@@ -239,7 +238,7 @@ impl Holdings {
         let computing = &mut self.versions[shard.0 as usize];
         let (follows, rounding) = (step >= *computing, self.rounding);
         let is_primary = copy.role == Role::Primary;
-        // A copy is made only of what is handed out, or is not the weights themselves.
+        // A copy is needed only to hand out, or if the parameters differ from the weights.
         let is_copied = is_primary || rounding != Rounding::None;
         let mut parameters = is_copied.then(|| self.pool.take(range.len()));
         let mut wrote = |offset: usize, weights: &[f32]| {
@@ -272,7 +271,7 @@ impl Holdings {
         Ok(parameters.filter(|_| is_primary))
     }
 
-    /// Makes a held shard as it is the next version, and computes with it.
+    /// Turns a held shard, unchanged, into its next version, and computes with it.
     fn relabel(&mut self, shard: Shard, step: Step, write: &mut Write<'_>) -> Result<(), String> {
         let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
         let [before, after] = copy.versions_to(step).map(|version| copy.state.digest(version));
@@ -282,7 +281,8 @@ impl Holdings {
         Ok(())
     }
 
-    /// Relabels what is computed with; what is not of the version before is still to come.
+    /// Gives parameters of the version before this step's version. Other parameters are still to
+    /// come.
     fn skip(&mut self, step: Step) {
         let before = self.versions.iter_mut().filter(|version| version.next() == step);
         before.for_each(|version| *version = step);
@@ -319,8 +319,9 @@ impl Holdings {
 
     // For others.
 
-    /// Whether this worker is primary says whoever asks: perhaps it has not entered yet. No digest
-    /// goes with these values, so they are compared with that of their version here.
+    /// The parameters of a shard, for another worker. The core says whether this worker is the
+    /// primary, since the device may not have entered the generation yet. No digest goes with the
+    /// values, so the device compares them with the digest of their version here.
     fn shared(&self, to: WorkerId, shard: Shard) -> Result<Report, String> {
         let copy = &self.copies[&shard];
         copy.verify(shard)?;
@@ -335,7 +336,7 @@ impl Holdings {
         Report::State { to, version: *version, shard, digest: *digest, parts }
     }
 
-    /// Takes a shard on as another owner has it; `false` where it does not fit, and then nothing
+    /// Takes over a shard's state from another owner. `false` if it does not fit, and then nothing
     /// has changed.
     fn restore(&mut self, shard: Shard, version: Step, digest: u64, parts: &[Buffer]) -> bool {
         let length = self.range(shard).len();
@@ -364,7 +365,7 @@ impl Holdings {
     }
 }
 
-/// What a step does to a shard.
+/// The change that a step makes to a shard.
 struct Change<'a> {
     /// The number of this update in the run's history, from 1.
     update: u64,
@@ -378,13 +379,13 @@ impl Copy {
         Self { state, version, digest, role }
     }
 
-    /// The numbers of its version and of the next one, which is `step`'s.
+    /// The numbers of its version and of the next one, which is that of `step`.
     fn versions_to(&self, step: Step) -> [u64; 2] {
         assert_eq!(self.version.next(), step, "I3: versions follow each other");
         [self.version.0, step.0]
     }
 
-    /// Refuses bits that are not those that its version was made with.
+    /// Returns an error if the digest is not the one that the version was made with.
     fn check(&self, shard: Shard, digest: u64) -> Result<(), String> {
         if digest == self.digest {
             return Ok(());
@@ -396,7 +397,7 @@ impl Copy {
         ))
     }
 
-    /// Refuses a copy that has changed in memory.
+    /// Returns an error if the copy has changed in memory.
     fn verify(&self, shard: Shard) -> Result<(), String> {
         self.check(shard, self.state.digest(self.version.0))
     }
@@ -434,7 +435,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what is reported.
+    /// Keeps the reports.
     #[derive(Default)]
     struct Reports(Vec<Report>);
 

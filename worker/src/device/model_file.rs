@@ -1,9 +1,9 @@
-//! `model.safetensors`, written shard by shard as master weights arrive.
+//! Writes `model.safetensors` shard by shard as master weights arrive.
 //!
-//! Nothing is held in memory: every piece goes to its place in a temporary file beside the final
-//! one, which it replaces once it is complete and durable. The whole file's room is taken from the
-//! disk when it is opened, so a full disk is known before any weights travel. After an error the
-//! temporary file is gone, and the file can be opened anew.
+//! It holds nothing in memory. Every piece goes to its place in a temporary file beside the final
+//! one. The temporary file replaces the final one once it is complete and durable. Opening reserves
+//! the room of the whole file on the disk, so the worker finds a full disk before any weights
+//! travel. After an error the temporary file is gone, and the file can be opened again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,28 +19,28 @@ use serde_json::{Map, Value, json};
 
 use super::model_path::{self, RUN_KEY};
 
-/// The metadata key under which the model's specification stands.
+/// The metadata key of the model's specification.
 pub const MODEL_KEY: &str = "everstep.model";
 
 /// A model file under way.
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
-    /// Where it is written: a place of this incarnation's own, since one that was thought lost may
-    /// still be writing.
+    /// The path of the temporary file. It is this incarnation's own, since a worker that counts as
+    /// lost may still be writing.
     temporary: PathBuf,
-    /// Of the run: see [`model_path`].
+    /// The digest of the run: see [`model_path`].
     digest: String,
     header: Vec<u8>,
-    /// None while nothing is to be written: only one worker writes.
+    /// None unless this worker writes: only one worker writes.
     file: Option<File>,
     parameters: usize,
     missing: usize,
 }
 
 impl ModelFile {
-    /// A file at `path` for a model of this layout, to be written by a worker's `incarnation`, of
-    /// the run with this digest. Touches nothing yet.
+    /// A file at `path` for a model of this layout and for the run with this digest. The worker's
+    /// `incarnation` names its temporary file. This touches nothing yet.
     pub fn new(
         path: &Path,
         incarnation: u64,
@@ -60,11 +60,11 @@ impl ModelFile {
         }
     }
 
-    /// Begins the file, or begins it anew: every range is to come. Takes all of its room from the
-    /// disk, where the file system can do that.
+    /// Begins the file from its start: every range is still to come. Reserves all of its room on
+    /// the disk, if the file system can do that.
     ///
     /// # Errors
-    /// When the directory takes no file, or has too little room.
+    /// If the directory takes no file, or has too little room.
     pub fn open(&mut self) -> io::Result<()> {
         self.close();
         model_path::check(&self.path, &self.digest)?;
@@ -76,7 +76,7 @@ impl ModelFile {
         Ok(())
     }
 
-    /// Forgets what has been written. A file that was complete stays until the next one is.
+    /// Forgets the written ranges. A complete file stays until the next one is complete.
     pub fn close(&mut self) {
         if self.file.take().is_some() {
             self.remove();
@@ -84,11 +84,11 @@ impl ModelFile {
         self.missing = self.parameters;
     }
 
-    /// Writes `values` to `range` of the flat vector; `true` when the file is complete, in place
-    /// and durable. Each range is written once. A file that is not open takes nothing.
+    /// Writes `values` to `range` of the flat vector. `true` when the file is complete, in place
+    /// and durable. The caller writes each range once. A closed file takes nothing.
     ///
     /// # Errors
-    /// Those of the file system; then the file is not open any more.
+    /// Errors of the file system. The file is then closed.
     pub fn write(&mut self, range: Range<usize>, values: &[f32]) -> io::Result<bool> {
         let written = self.try_write(range, values);
         if written.is_err() {
@@ -127,13 +127,13 @@ impl ModelFile {
         Ok(true)
     }
 
-    /// A temporary file that cannot be removed harms nothing where it stays.
+    /// Removes the temporary file. If that fails, the file does no harm where it is.
     fn remove(&self) {
         let _ = fs::remove_file(&self.temporary);
     }
 }
 
-/// Length, then JSON padded to eight bytes: the head of a safetensors file.
+/// The head of a safetensors file: its length, then JSON padded to eight bytes.
 fn header(layout: &Layout, model: &ModelSpec, digest: &str) -> Vec<u8> {
     let specification = serde_json::to_string(model).expect("a specification is plain data");
     let metadata =

@@ -1,8 +1,9 @@
-//! Where a run's model file goes: each run has a file of its own in a worker's directory.
+//! Where a run's model file goes: each run has its own file in a worker's directory.
 //!
-//! In: the directory, and a digest of what decides a run's weights. Out: the path of the file.
-//! A model file states the digest in its metadata, so a worker knows the file of its own run again,
-//! and never replaces the file of another one. This module does not know which worker writes it.
+//! Input: the directory, and a digest of everything that decides a run's weights. Output: the path
+//! of the file. A model file states the digest in its metadata, so a worker recognises the file of
+//! its own run, and never replaces the file of another one. This module does not know which worker
+//! writes it.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -12,16 +13,17 @@ use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::message::Fingerprint;
 use serde_json::Value;
 
-/// The metadata key under which the digest of the run stands.
+/// The metadata key of the run's digest.
 pub const RUN_KEY: &str = "everstep.run";
 
-/// The longest head of a safetensors file that is read, bytes: the format's own limit.
+/// The longest head of a safetensors file that this module reads, bytes: the format's own limit.
 const MAX_HEAD_BYTES: u64 = 100_000_000;
 
-/// A digest, hexadecimal, of what decides the bits of a run's weights. The run's name, the place of
-/// its data, its time-outs, and the numbers of workers and copies do not. `probe` is the digest of
-/// what this worker computes of the first micro-batch: another kind of device computes other bits.
-/// Two runs of one digest train the same weights, so either may write the other's file.
+/// A hexadecimal digest of everything that decides the bits of a run's weights. It leaves out the
+/// run's name, the place of its data, its time-outs, and the numbers of workers and copies. `probe`
+/// is the digest of this worker's results for the first micro-batch: another kind of device
+/// computes other bits. Two runs with one digest train the same weights, so either may write the
+/// other's file.
 pub fn run_digest(run: &RunSpec, fingerprint: &Fingerprint, probe: u64) -> String {
     let mut decides = RunSpec { name: String::new(), give_up_after_ms: None, ..run.clone() };
     decides.hang_after_ms = Default::default();
@@ -33,8 +35,9 @@ pub fn run_digest(run: &RunSpec, fingerprint: &Fingerprint, probe: u64) -> Strin
     hasher.finalize().to_hex()[..16].to_string()
 }
 
-/// The file of the run with this digest in `folder`: `model.safetensors`, or, where that file is of
-/// another run, the first of `model-2.safetensors`, `model-3.safetensors`, … that is not.
+/// The file of the run with this digest in `folder`. It is `model.safetensors`, or, if that file
+/// belongs to another run, the first of `model-2.safetensors`, `model-3.safetensors`, … that does
+/// not.
 pub fn model_path(folder: &Path, digest: &str) -> PathBuf {
     let names = (2_u64..).map(|number| format!("model-{number}.safetensors"));
     let mut names = std::iter::once("model.safetensors".to_string()).chain(names);
@@ -42,7 +45,7 @@ pub fn model_path(folder: &Path, digest: &str) -> PathBuf {
     free.expect("the numbers do not end")
 }
 
-/// Refuses a path at which the model of another run has appeared meanwhile.
+/// Returns an error if the model of another run has appeared at the path meanwhile.
 pub fn check(path: &Path, digest: &str) -> io::Result<()> {
     if may_take(path, digest) {
         return Ok(());
@@ -51,16 +54,16 @@ pub fn check(path: &Path, digest: &str) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::AlreadyExists, words))
 }
 
-/// Whether nothing is at this path, or a model of the run with this digest.
+/// Whether the path is free, or has a model of the run with this digest.
 fn may_take(path: &Path, digest: &str) -> bool {
     match File::open(path) {
         Ok(file) => stated_digest(file).is_some_and(|stated| stated == digest),
-        // A directory that cannot be read is told of by the write.
+        // The later write reports a directory that cannot be read.
         Err(_) => !path.exists(),
     }
 }
 
-/// The digest in the metadata of a model file; `None` for any other file.
+/// The digest in the metadata of a model file. `None` for any other file.
 fn stated_digest(mut file: File) -> Option<String> {
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;

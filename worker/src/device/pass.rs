@@ -1,10 +1,11 @@
 //! One micro-batch of one data shard, between the model and the network.
 //!
-//! A pass is not in the way of others: what they ask of this worker's shards is answered beside it,
-//! whenever the model needs a range or announces one, for a pass may take as long as a step; and at
-//! once while it waits for parameters, so no two members wait for each other's. It ends early, and
-//! reports nothing more, when its result has become void; since a model is never interrupted, it
-//! computes on to the end of the micro-batch with whatever is there.
+//! A pass does not block other workers. It answers their questions about this worker's shards
+//! beside it, whenever the model needs a range or announces one, since a pass may take as long as a
+//! step. While it waits for parameters it answers at once, so no two members wait for each other's
+//! parameters. It ends early, and reports nothing more, when its result has become void. Since a
+//! model is never interrupted, it then computes on to the end of the micro-batch with the
+//! parameters that it has.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,27 +21,27 @@ use super::holdings::{Holdings, Write};
 use super::{DeviceError, Port};
 use crate::step::event::{Job, Origin, Report};
 
-/// The exchange of one pass: waits for parameters, sends off gradients.
+/// The exchange of one pass: waits for parameters, and sends gradients.
 pub struct ShardPass<'a> {
-    /// Where parameters come from and partial sums go.
+    /// The source of jobs, and the receiver of partial sums.
     pub port: &'a mut dyn Port,
-    /// What there is of each parameter shard.
+    /// The parameters and the held state of each parameter shard.
     pub holdings: &'a mut Holdings,
     /// Adds data shards up to subtrees.
     pub accumulator: &'a mut Accumulator,
-    /// Jobs that have to wait, for later.
+    /// Jobs that must wait until the pass ends.
     pub deferred: &'a mut VecDeque<Job>,
-    /// The step: the pass computes with the version before it.
+    /// The step. The pass computes with the version before it.
     pub step: Step,
-    /// Whether to wait and to send range by range, or all at once.
+    /// Whether to wait and to send range by range. If not, all at once.
     pub overlap: bool,
-    /// Without overlap: what is sent when the pass is done.
+    /// Without overlap: the sums to send when the pass is done.
     pub held: Vec<Final>,
-    /// How long it has waited for parameters.
+    /// How long the pass has waited for parameters.
     pub waited: Duration,
-    /// Why its result counts no more, if that is so.
+    /// Why the result no longer counts. None while it counts.
     pub end: Option<End>,
-    /// A planted bug: parameters are not waited for.
+    /// A planted bug: the pass does not wait for parameters.
     #[cfg(feature = "planted")]
     pub torn: bool,
 }
@@ -48,14 +49,14 @@ pub struct ShardPass<'a> {
 /// Why a pass ends before its time.
 #[derive(Debug)]
 pub enum End {
-    /// The step is over without it, or history begins anew: there are other things to do.
+    /// The step is over without this pass, or history begins again: other jobs are due.
     Void,
-    /// The worker is ending, or the machine cannot be trusted; in words.
+    /// The worker is ending, or the machine cannot be trusted. The reason is in words.
     Failed(String),
 }
 
 impl ShardPass<'_> {
-    /// Runs the pass; returns the loss, or none where the pass has become void.
+    /// Runs the pass. Returns the loss. None if the pass has become void.
     pub fn compute(
         &mut self,
         compute: &mut dyn Compute,
@@ -63,7 +64,7 @@ impl ShardPass<'_> {
         pass: Pass,
     ) -> Result<Option<f64>, DeviceError> {
         if !self.overlap {
-            // The model asks again, range by range, and finds everything there.
+            // The model asks again, range by range, and then finds all parameters.
             let all = 0..self.holdings.layout().count();
             self.need(all, &mut |offset, values: &[f32]| compute.load(offset, values));
         }
@@ -101,7 +102,7 @@ impl ShardPass<'_> {
             self.deferred.clear();
             self.end_with(job);
         } else if settles(&job).is_some_and(|version| version >= self.step) {
-            // It is part of history, so nobody needs this worker's share of it.
+            // The step has committed, so no member needs this worker's share of it.
             self.deferred.retain(|job| !matches!(job, Job::Gradient { .. }));
             self.end_with(job);
         } else if self.is_done_at_once(&job) {
@@ -112,7 +113,7 @@ impl ShardPass<'_> {
         }
     }
 
-    /// Answers one question that has come while the model computed.
+    /// Answers one question that came while the model computed.
     fn answer(&mut self) {
         let Some(job) = self.port.question() else { return };
         if !self.is_done_at_once(&job) {
@@ -127,8 +128,8 @@ impl ShardPass<'_> {
         self.end = Some(End::Void);
     }
 
-    /// Parameters, held ones too, are what it waits for. Others are answered unless a job that
-    /// waits will change what they ask for.
+    /// Whether to do a job at once. The pass waits for parameters, also of held shards. A question
+    /// is answered unless a waiting job will change its shards.
     fn is_done_at_once(&self, job: &Job) -> bool {
         let changed_by = |job: &Job| match job {
             Job::Update { shard, .. } | Job::Restore { shard, .. } => Some(*shard),
@@ -145,7 +146,7 @@ impl ShardPass<'_> {
     }
 }
 
-/// The step that must have committed for this job to be given.
+/// The step that must have committed before the core gives this job. None if there is no such step.
 fn settles(job: &Job) -> Option<Step> {
     match job {
         Job::Load { version: step, .. } | Job::Update { step, .. } | Job::Skip { step } => {

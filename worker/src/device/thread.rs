@@ -14,18 +14,18 @@ use tokio::sync::mpsc;
 use super::{Device, Port};
 use crate::step::event::{Job, Report};
 
-/// Most reports that wait for the network thread; then the device waits.
+/// The most reports that wait for the network thread. With so many the device waits.
 const REPORTS: usize = 1024;
-/// So many bytes to send are handed over together.
+/// The device hands over so many bytes to send at once.
 const BATCH_BYTES: usize = 256 << 10;
-/// How much the scheduler favours the network thread over a computing one: a starved endpoint
-/// kills its own healthy connections.
+/// How much the scheduler favours the network thread over a computing one. A starved endpoint kills
+/// its own healthy connections.
 const NICE: i32 = 5;
 
-/// Starts the device's thread. It ends when the sender is dropped, and `alive` with it, after the
+/// Starts the device's thread. It ends when the sender is dropped. It drops `alive` after the
 /// device.
 ///
-/// Jobs are not bounded here but by the plan: a step has so many pieces and no more.
+/// The plan bounds the jobs, not this channel: a step has so many pieces and no more.
 pub fn start(device: Device, alive: Arc<()>) -> (Sender<Job>, mpsc::Receiver<Report>) {
     let (jobs, received) = channel();
     let (reports, reported) = mpsc::channel(REPORTS);
@@ -47,7 +47,7 @@ fn run(mut device: Device, mut port: ThreadPort) {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
@@ -55,10 +55,10 @@ pub(crate) fn words(panic: &(dyn Any + Send)) -> &str {
 
 struct ThreadPort {
     jobs: Receiver<Job>,
-    /// Jobs that were looked at and left for later, in order.
+    /// Jobs that the device looked at and left for later, in order.
     passed: VecDeque<Job>,
     reports: mpsc::Sender<Report>,
-    /// Reports that wait for others, and the bytes of their tensors.
+    /// Reports that the port holds back, and the bytes of their tensors.
     held: Vec<Report>,
     held_bytes: usize,
     began: Instant,
@@ -77,15 +77,15 @@ impl ThreadPort {
     fn hand_over(&mut self) {
         self.held_bytes = 0;
         for report in self.held.drain(..) {
-            // Nobody listens any more: the process is ending.
+            // The receiver is gone: the process is ending.
             let _ = self.reports.blocking_send(report);
         }
     }
 }
 
 impl Port for ThreadPort {
-    /// Each time the network thread wakes costs the device a turn on its core, so what there is to
-    /// send wakes it once for every [`BATCH_BYTES`]; all else is handed over at once.
+    /// Each time the network thread wakes costs the device a turn on its core. So tensors to send
+    /// wake it once for every [`BATCH_BYTES`]. The port hands over all other reports at once.
     fn report(&mut self, report: Report) {
         let bytes = match &report {
             Report::Partial { sum, .. } => sum.as_bytes().len(),
@@ -146,7 +146,7 @@ mod tests {
     use everstep_kernels::buffer::{Buffer, Shared};
     use everstep_transport::protocol::{Shard, Step, WorkerId};
 
-    /// A port with so many jobs before it, and what the network thread hears.
+    /// A port with these jobs waiting, and the reports as the network thread receives them.
     fn port(waiting: impl IntoIterator<Item = Job>) -> (ThreadPort, mpsc::Receiver<Report>) {
         let (jobs, received) = channel();
         for job in waiting {

@@ -2,8 +2,8 @@
 //!
 //! A step commits when every member has voted, the votes together cover every data shard and every
 //! parameter shard exactly once, and the owners of each shard agree on the digest of its version
-//! before the step. Norm and loss are added in index order, so they do not depend on who voted
-//! when or who owns what.
+//! before the step. The step leader adds norm and loss in index order, so they depend neither on
+//! the order of votes nor on the owners.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -14,7 +14,7 @@ use everstep_transport::protocol::{Prepared, Shard, Step, WorkerId};
 
 use super::plan::Plan;
 
-/// The votes that are in.
+/// The votes that have arrived.
 #[derive(Debug)]
 pub struct Ballot {
     step: Step,
@@ -26,13 +26,13 @@ pub struct Ballot {
 /// A vote that does not count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VoteError {
-    /// Of another step, or of no member.
+    /// The vote is of another step, or its sender is not a member.
     #[error("a vote of the worker with id {0} that nobody asked for")]
     Stray(WorkerId),
     /// The member has voted already.
     #[error("a second vote of the worker with id {0}")]
     Repeated(WorkerId),
-    /// The vote is not what the plan assigns to the member.
+    /// The vote does not match what the plan assigns to the member.
     #[error("a vote of the worker with id {0} that does not match its assignment")]
     Mismatch(WorkerId),
 }
@@ -43,9 +43,9 @@ pub enum VoteError {
 pub struct Diverged {
     /// The shard.
     pub shard: Shard,
-    /// One owner.
+    /// The first owner in the order of ids.
     pub first: WorkerId,
-    /// Another.
+    /// An owner with another digest than the first one.
     pub second: WorkerId,
 }
 
@@ -62,7 +62,7 @@ pub enum Broken {
     Unscaled {
         /// The step.
         step: Step,
-        /// Who told the commit.
+        /// The worker that sent the commit.
         from: WorkerId,
     },
     /// One step was committed in two ways (invariant I2).
@@ -72,13 +72,13 @@ pub enum Broken {
     Contradiction {
         /// The step.
         step: Step,
-        /// Who told the other commit.
+        /// The worker that sent the second commit.
         from: WorkerId,
     },
 }
 
 impl Broken {
-    /// The member that is surely at fault, if one is.
+    /// The member that is surely at fault. None if no single member is.
     pub fn at_fault(&self) -> Option<WorkerId> {
         match self {
             Self::Diverged(_) => None,
@@ -87,36 +87,36 @@ impl Broken {
     }
 }
 
-/// All votes of a step, counted.
+/// The sums and maxima of all votes of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
     /// Global norm of the gradient.
     pub norm: f64,
     /// Mean loss.
     pub loss: f64,
-    /// Compute of the slowest member, seconds.
+    /// Compute time of the slowest member, seconds.
     pub compute_seconds: f64,
-    /// From vote to commit of the step before, of the member that waited least for the step
-    /// leader's word, seconds.
+    /// Seconds from vote to commit of the step before, for the member that waited least for the
+    /// step leader's commit.
     pub commit_seconds: f64,
     /// Planned samples that no data shard contains.
     pub samples_lost: u64,
-    /// Samples that were not planned, or were once more than planned.
+    /// Samples that were not planned, or were used more often than planned.
     pub samples_repeated: u64,
 }
 
 impl Ballot {
-    /// No votes yet on `step`, or, after the last step, on `empty` ones.
+    /// A ballot without votes on `step`. After the last step the votes are `empty`.
     pub fn new(step: Step, empty: bool) -> Self {
         Self { step, empty, votes: BTreeMap::new() }
     }
 
-    /// The step voted on.
+    /// The step of the votes.
     pub fn step(&self) -> Step {
         self.step
     }
 
-    /// Takes a vote. What is refused changes nothing.
+    /// Takes a vote. A refused vote changes nothing.
     pub fn cast(&mut self, plan: &Plan, from: WorkerId, vote: Prepared) -> Result<(), VoteError> {
         if vote.step != self.step || vote.generation != plan.generation() {
             return Err(VoteError::Stray(from));
@@ -151,7 +151,7 @@ impl Ballot {
         self.votes.len() == plan.record().members.len()
     }
 
-    /// How many have voted.
+    /// How many members have voted.
     #[cfg(feature = "planted")]
     pub fn count(&self) -> usize {
         self.votes.len()

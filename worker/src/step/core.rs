@@ -1,16 +1,16 @@
-//! The worker from its first word to its last, as a plain state machine.
+//! The worker from its first message to its last, as a plain state machine.
 //!
-//! Inputs: what the coordinator, other members and the device say, and time. Outputs: messages,
-//! pieces and jobs. The phases are those of `Phase`; the step itself is [`Member`]'s. The core
-//! does not know sockets, threads or files.
+//! Inputs: messages of the coordinators and of other members, reports of the device, and time.
+//! Outputs: messages, pieces and jobs. The phases are those of `Phase`. [`Member`] does the step
+//! itself. The core does not know sockets, threads or files.
 //!
-//! The core keeps the worker's word: once it has promised a generation, nothing of an older one is
-//! taken any more, whatever brings it (invariants I7 and I15). A lost link, to a coordinator or to
-//! a member, ends nothing: it is told, and others decide.
+//! The core keeps the worker's promise: once it has promised a generation, it takes nothing of an
+//! older one, on any path (invariants I7 and I15). The core ends nothing when it loses a link, to a
+//! coordinator or to a member. It reports a lost member, and the coordinators decide.
 //!
-//! There is a link to every coordinator, and one of them leads. It alone is told how things stand;
-//! what is told while nobody leads is lost, and told again to whoever leads next. Training does not
-//! wait for that.
+//! There is a link to every coordinator, and one coordinator leads. The worker reports only to the
+//! leader. Reports that are lost while no coordinator leads go again to the next leader. Training
+//! does not wait for that.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -43,7 +43,7 @@ use super::scaling::{self, Scaling};
 use super::setup::Setup;
 use crate::optimize;
 
-/// Who the worker is.
+/// The worker's name and its clock.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The name in its certificate.
@@ -52,33 +52,33 @@ pub struct Identity {
     pub unix_ms_at_zero: u64,
 }
 
-/// Where a worker stands.
+/// What the worker does at present.
 #[derive(Debug)]
 enum Phase {
     /// Waits for a run.
     Greeting,
     /// Builds the run's model and data.
     Building(Box<RunSpec>),
-    /// Has stated what it would compute, and waits for its id and a generation.
+    /// Has registered what it would compute, and waits for its id and a generation.
     Registering(Arc<Setup>, Box<Registration>),
-    /// Knows a generation that it is no member of.
+    /// Knows a generation of which it is not a member.
     Learning(Box<Learner>),
-    /// Is a member.
+    /// Is a member of a generation.
     Training(Box<Member>),
     /// Cannot compute the run, and waits for the next one or to try again.
     Unable(Box<RunSpec>, Unable),
-    /// Has said its last word.
+    /// Has ended: it sends nothing more.
     Ended,
 }
 
-/// How often a worker says that it lives.
+/// The interval of a worker's heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
-/// The least time between heartbeats that tell something at once.
+/// The least time between heartbeats that are sent early because they carry news.
 const PRESSING: Duration = Duration::from_millis(25);
-/// Bytes of kept sums that are added up before links, heartbeats and other inputs have their turn:
-/// some milliseconds.
+/// Bytes of kept sums that the core adds up before links, heartbeats and other inputs have their
+/// turn: some milliseconds.
 const MERGE_BYTES: usize = 16 << 20;
-/// Most lines in one heartbeat: it must fit the control stream.
+/// Most lines in one heartbeat, because it must fit the control stream.
 const LINES_PER_HEARTBEAT: usize = 200;
 
 /// The worker's core.
@@ -86,33 +86,34 @@ const LINES_PER_HEARTBEAT: usize = 200;
 pub struct Core {
     identity: Identity,
     pool: Pool,
-    /// So many good steps in a row double the loss scale of fp16.
+    /// After so many good steps in a row the loss scale of fp16 doubles.
     growth: u32,
-    /// So many bytes of kept sums are added up at once.
+    /// The core adds up so many bytes of kept sums at once.
     merge_bytes: usize,
     phase: Phase,
     leader: Leader,
     worker: Option<WorkerId>,
-    /// The number promised, which is at least the generation's, and the term of who asked for the
-    /// last promise.
+    /// The promised number, at least the generation's, and the term of the leader that asked for
+    /// the last promise.
     promised: (Term, Generation),
-    /// It was told to leave the run.
+    /// The worker was told to leave the run.
     drains: bool,
-    /// Of so many parameter shards no worker that stays has a copy, as far as it was told.
+    /// The number of parameter shards of which no staying worker has a copy, as the leader last
+    /// said.
     retained: u32,
-    /// The leader lacks lines, and asks every member for those that it has.
+    /// The leader lacks metrics lines, and asks every member for the lines that it has.
     lacks_lines: bool,
     heartbeat_at: Time,
-    /// What the last heartbeat said of holding and being ready.
+    /// Whether the last heartbeat said that the worker holds, and that it is ready.
     told: (bool, bool),
-    /// Peers whose connection was lost since the generation began.
+    /// Peers to which this worker has lost the connection since the generation began.
     unreachable: BTreeSet<WorkerId>,
-    /// What peers said before this worker knew their generation.
+    /// Messages of peers for a generation that this worker does not know yet.
     early: BTreeMap<WorkerId, VecDeque<Message>>,
-    /// What it has reported at the end, in this generation.
+    /// The result that the worker has reported at the end, in this generation.
     finished: Option<WorkerResult>,
     model: Model,
-    /// How long the next failure of a build is waited out.
+    /// How long the core waits after the next failure of a build.
     pause: Pause,
     refused: u64,
     out: VecDeque<Effect>,
@@ -121,7 +122,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A worker that has said nothing yet. Buffers for sums come from `pool`.
+    /// A worker that has sent nothing yet. Buffers for sums come from `pool`.
     pub fn new(identity: Identity, pool: Pool) -> Self {
         Self {
             identity,
@@ -149,19 +150,19 @@ impl Core {
         }
     }
 
-    /// Where a run has fewer steps than it takes for the loss scale to double, it may take fewer:
-    /// the same number for every worker.
+    /// Sets after how many good steps the loss scale doubles. A run that has fewer steps than the
+    /// usual number may need a smaller one. It must be the same for every worker.
     pub fn growing_after(self, growth: u32) -> Self {
         Self { growth, ..self }
     }
 
-    /// Where shards are small, fewer bytes of kept sums may be added up at once: one shard's at
-    /// least.
+    /// Sets how many bytes of kept sums the core adds up at once, at least one shard's. A model
+    /// with small shards may need fewer.
     pub fn merging(self, merge_bytes: usize) -> Self {
         Self { merge_bytes, ..self }
     }
 
-    /// From its next generation on, the worker has this bug.
+    /// The worker has this bug from its next generation on.
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, plant: crate::plant::Plant) {
         self.plant = Some(plant);
@@ -169,7 +170,7 @@ impl Core {
 
     // Outputs.
 
-    /// The next thing to be done.
+    /// The next effect, for the shell to carry out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
@@ -187,19 +188,19 @@ impl Core {
         self.worker
     }
 
-    /// The worker is to leave, and has not left; of so many parameter shards no worker that stays
-    /// has a copy, as far as it was told.
+    /// Some while the worker shall leave and has not left. The value is the number of parameter
+    /// shards of which no staying worker has a copy, as the leader last said.
     pub fn leaving(&self) -> Option<u32> {
         (self.drains && !matches!(self.phase, Phase::Ended)).then_some(self.retained)
     }
 
-    /// The number promised, at least that of the generation, and the term of who asked for the last
-    /// promise.
+    /// The promised number, at least the generation's, and the term of the leader that asked for
+    /// the last promise.
     pub fn promised(&self) -> (Term, Generation) {
         self.promised
     }
 
-    /// The generation whose record the worker is in, as member or learner; 0 if it is in none.
+    /// The generation whose record the worker has, as member or learner. 0 if it has none.
     pub fn generation(&self) -> Generation {
         match &self.phase {
             Phase::Learning(learner) => learner.roster().generation(),
@@ -220,7 +221,7 @@ impl Core {
 
     // Inputs.
 
-    /// Something happened at `now`.
+    /// Takes an input at `now`.
     pub fn handle(&mut self, now: Time, input: Input) {
         if matches!(self.phase, Phase::Ended) {
             return;
@@ -258,7 +259,7 @@ impl Core {
         self.say(link, Message::Hello { schema: codec::schema(), worker: self.worker });
     }
 
-    /// The device has done something.
+    /// Takes a report of the device.
     fn report(&mut self, now: Time, report: Report) {
         let Some(report) = self.follow_file(now, report) else { return };
         match &mut self.phase {
@@ -344,7 +345,8 @@ impl Core {
         }
     }
 
-    /// Whether it holds, and whether it is ready: who cannot reach a member is not.
+    /// Whether the worker holds, and whether it is ready. It is not ready while it cannot reach a
+    /// member.
     fn standing(&self) -> (bool, bool) {
         let (roster, held, ready) = match &self.phase {
             Phase::Learning(learner) => (learner.roster(), false, learner.is_ready()),
@@ -356,7 +358,7 @@ impl Core {
         (held, ready && !self.unreachable.iter().any(|peer| roster.lists(*peer)))
     }
 
-    /// What follows from a new state.
+    /// Does what follows from the new state.
     fn follow(&mut self, now: Time) {
         self.begin_to_write();
         match &mut self.phase {
@@ -382,7 +384,8 @@ impl Core {
         }
     }
 
-    /// Tells at once what somebody waits for: the last lines, that all is done here, or learned.
+    /// Sends a heartbeat at once if the leader waits for its news: the last lines, that this worker
+    /// holds, or that it is ready.
     fn press(&mut self, now: Time) {
         let last_lines =
             |member: &Member| member.is_settled() && member.settled_lines(false).next().is_some();
@@ -396,9 +399,10 @@ impl Core {
 
     // Ends.
 
-    /// No coordinator answers for long. A worker that was ever let in waits until one does: it may
-    /// hold what a run lives on, and its join token may be used up. A worker that is to leave and
-    /// is no member may go. One that never met a coordinator was probably given a wrong address.
+    /// The shell could not reach any coordinator for long. A worker that has an id waits for one:
+    /// it may hold state that the run needs, and its join token may be used up. A worker that shall
+    /// leave and is not a member may go. A worker that never met a coordinator probably has a wrong
+    /// address.
     fn abandoned(&mut self, reason: &str) {
         if self.drains && self.member().is_none() {
             self.end(Exit::Drained);
@@ -415,8 +419,8 @@ impl Core {
         }
     }
 
-    /// The worker cannot go on, because of a member, of its history or of itself: says so, and
-    /// ends. It cannot say so again to whoever leads next, so it says so to all.
+    /// The worker cannot go on, because of a member, of the history or of itself: it says so, and
+    /// ends. It cannot repeat this to the next leader, so it tells every coordinator.
     fn fail(&mut self, at_fault: Option<WorkerId>, fatal: bool, reason: String) {
         for link in self.leader.links() {
             self.say(link, Message::Failed { at_fault, fatal, reason: reason.clone() });
@@ -429,7 +433,7 @@ impl Core {
         self.out.push_back(Effect::Exit(exit));
     }
 
-    /// Tells the coordinator that leads, if there is one.
+    /// Sends to the leader, if there is one.
     fn tell(&mut self, message: Message) {
         if let Some(link) = self.leader.link() {
             self.say(link, message);
@@ -440,7 +444,8 @@ impl Core {
         self.out.push_back(Effect::Tell { link, message });
     }
 
-    /// Leaves the phase for another generation; what it held, if it was in one.
+    /// Leaves the phase for another generation. Returns the setup and what the worker held, if it
+    /// had them.
     fn leave(&mut self) -> Option<(Arc<Setup>, Holdings)> {
         self.refused = self.refused();
         match std::mem::replace(&mut self.phase, Phase::Ended) {
@@ -458,7 +463,7 @@ impl Core {
     }
 }
 
-/// What the core and the device know of the result; the shell adds what it measured.
+/// The core's and the device's part of the result. The shell adds its own measurements.
 fn result(worker: WorkerId, summary: &Summary, refused: u64) -> WorkerResult {
     WorkerResult {
         worker,

@@ -1,4 +1,4 @@
-//! What goes into the worker's core and what comes out of it.
+//! The inputs and the outputs of the worker's core.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use everstep_transport::protocol::{
     Shard, Step, WorkerId,
 };
 
-/// A link to a coordinator. A number is used once: another link to the same coordinator has
-/// another one.
+/// A link to a coordinator. The shell uses a number once: a second link to the same coordinator has
+/// a new number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// Something happened.
+/// An input of the core: something happened.
 #[derive(Debug)]
 pub enum Input {
     /// A link to a coordinator is up.
@@ -28,108 +28,108 @@ pub enum Input {
         /// The name in the coordinator's certificate.
         name: NodeName,
     },
-    /// A coordinator said something.
+    /// A coordinator sent a message.
     Coordinator {
-        /// On which link.
+        /// The link that it came on.
         link: LinkId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// A link to a coordinator is gone; the shell looks for another one.
+    /// A link to a coordinator is gone. The shell dials the coordinator again.
     CoordinatorLost {
         /// The link.
         link: LinkId,
     },
-    /// No coordinator at all could be reached for longer than a worker waits that is not
-    /// registered; the shell goes on looking for them.
+    /// The shell could not reach any coordinator for longer than an unregistered worker waits. The
+    /// shell keeps trying.
     CoordinatorGone(String),
-    /// Leave the run, in good order if there is time.
+    /// The worker shall leave the run, in good order if there is time.
     Drain,
-    /// The time for leaving in good order is over, or the operator insists: leave as things stand.
+    /// The time for leaving in good order is over, or the operator insists: the worker leaves now.
     DrainOverdue,
     /// The run's model and data are built.
     Built(Built),
-    /// They could not be.
+    /// The run's model or data could not be built.
     BuildFailed {
-        /// Where the reason lies.
+        /// Whether the reason lies in the run or in this worker's place.
         inability: Inability,
-        /// Why, in words for the user.
+        /// The reason in words for the user.
         reason: String,
     },
-    /// Another member said something.
+    /// Another worker of the run sent a message.
     Peer {
-        /// Who.
+        /// The sender.
         from: WorkerId,
-        /// What.
+        /// The message.
         message: Message,
     },
     /// The link to another member is gone, or never came up.
     PeerLost {
-        /// Who.
+        /// The member at the other end.
         from: WorkerId,
-        /// Why.
+        /// Why the link is gone.
         reason: String,
     },
-    /// A tensor chunk that was admitted has arrived whole.
+    /// A tensor chunk that the core admitted has arrived whole.
     Piece {
-        /// From whom.
+        /// The sender.
         from: WorkerId,
         /// Its header.
         chunk: Chunk,
         /// Its elements.
         values: Buffer,
     },
-    /// A chunk of another worker was outside the plan, and skipped; or an unknown node was refused.
+    /// A chunk of another worker was outside the plan, and skipped. Or an unknown node was refused.
     Refused,
-    /// The device has done something.
+    /// The device reports.
     Device(Report),
-    /// Everything else that had come has had its turn: what [`Effect::GoOn`] put off is due.
+    /// Links and other inputs have had their turn: the work that [`Effect::GoOn`] put off is due.
     GoOn,
     /// Time passes.
     Tick,
 }
 
-/// What the core wants done.
+/// An output of the core: what the shell has to do.
 #[derive(Debug)]
 pub enum Effect {
-    /// Say this to a coordinator.
+    /// Send this to a coordinator.
     Tell {
-        /// On which link.
+        /// The link to send it on.
         link: LinkId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// These are the coordinators, as far as is known: hold a link to each of them, and to no
-    /// other.
+    /// These are the coordinators, as far as the worker knows: keep a link to each of them, and to
+    /// no other coordinator.
     Coordinators(Vec<CoordinatorView>),
-    /// Say this to another member.
+    /// Send this to another worker of the run.
     Send {
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Put this on a bulk stream: one stream for each peer, lane and step.
+    /// Put a parcel on a bulk stream. Each peer, lane and step has a stream of its own.
     Stream {
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
-        /// On which lane.
+        /// The lane of the stream.
         lane: Lane,
         /// The step that names the stream.
         step: Step,
-        /// What.
+        /// The message or the piece to put on it.
         parcel: Parcel,
     },
-    /// Build the run's model and data, after dropping any device and every link to other workers;
-    /// answer with [`Input::Built`]. What an earlier device still reports counts no more. Each
-    /// build is another incarnation.
+    /// Drop any device and every link to other workers, then build the run's model and data. The
+    /// answer is [`Input::Built`]. Reports of an earlier device no longer count. Each build is
+    /// another incarnation of the worker.
     Build(RunSpec),
-    /// A generation begins, for a member or a learner: connect to its members, and to no one else.
-    /// What is queued for members is dropped, and streams under way are given up.
+    /// A generation begins, for a member or a learner: connect to its members, and to no other
+    /// worker. The shell drops what it has queued for members, and resets streams under way.
     Enter(Record),
-    /// A learner is fed from now on: let it in, as another one to talk to in this generation. Or a
-    /// member that this learner has lost lets it in again. Where there is no link, another one is
-    /// due, and what waits for the one before is dropped.
+    /// The members feed a learner from now on: accept its link in this generation. Or a member lets
+    /// in again a learner that has lost its link to that member. If there is no link, the shell
+    /// waits for a new one, and drops what it has queued for the old one.
     Meet {
         /// Its id.
         worker: WorkerId,
@@ -140,29 +140,29 @@ pub enum Effect {
     },
     /// Give the device a job.
     Device(Job),
-    /// There is more to do than an input should take: let links and other inputs have their turn,
+    /// The core has more work than one input should take: give links and other inputs their turn,
     /// and then give [`Input::GoOn`].
     GoOn,
     /// The worker's process ends.
     Exit(Exit),
 }
 
-/// Independent orders of pieces: one that waits holds up only its own lane.
+/// Independent orders of pieces: a piece that waits blocks only its own lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
-    /// Partial sums, to primaries.
+    /// Partial sums, to the primaries of their shards.
     Partials,
     /// Reduced shards, from a primary to its backups.
     Reduced,
-    /// Reduced shards, from a primary to a worker that learns them: no step waits for these.
+    /// Reduced shards, from a primary to a worker that learns them. No step waits for these.
     Learned,
-    /// New parameters, from primaries; each stream begins with the commit of its step.
+    /// New parameters, from primaries. Each stream begins with the commit of its step.
     Parameters,
     /// Master weights, to the member that writes the model.
     Masters,
     /// Parameters of the resume version, to members that asked for them.
     Resumed,
-    /// Master weights and moments, to learners; each shard's begin with [`Message::State`].
+    /// Master weights and moments, to learners. Each shard's begin with [`Message::State`].
     States,
 }
 
@@ -179,11 +179,11 @@ impl Lane {
     ];
 }
 
-/// One thing on a bulk stream.
+/// An entry of a bulk stream.
 #[derive(Clone, Debug)]
 pub enum Parcel {
-    /// A message in the order of the stream: a commit at the head of parameters, or the head of a
-    /// shard's state.
+    /// A message in the order of the stream: a commit before the parameters that it made, or the
+    /// head of a shard's state.
     Message(Box<Message>),
     /// A piece of a tensor.
     Tensor {
@@ -199,7 +199,7 @@ pub enum Parcel {
 pub enum Exit {
     /// The run is over.
     Dismissed,
-    /// It was told to drain, and has left.
+    /// The worker was told to drain, and has left.
     Drained,
     /// The coordinator refused the worker.
     Refused(String),
@@ -212,31 +212,32 @@ pub enum Exit {
 pub enum Admission {
     /// Read the body.
     Take,
-    /// Leave the body where it is and ask again when the core has moved on.
+    /// Leave the body in the stream, and ask again when the core has moved on.
     Wait,
     /// Skip the body: it is old, or outside the plan.
     Drop,
 }
 
-/// What building the model and data found.
+/// The results of building the model and the data.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// What the worker registers with.
+    /// The worker's registration for this run.
     pub registration: Registration,
-    /// Targets that one step trains on.
+    /// The number of targets that one step trains on.
     pub tokens_per_step: u64,
 }
 
-/// Where the state of a generation's shards comes from.
+/// The source of the state of a generation's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From the seed: version 0 of everything. Whatever was held, or under way, is void.
+    /// From the seed: version 0 of everything. State that the device held, or had under way, is
+    /// void.
     Seed,
-    /// It is held already.
+    /// The device holds it already.
     Held,
 }
 
-/// What is to be computed in a step.
+/// What the device computes in a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// The data shards, ascending.
@@ -245,35 +246,35 @@ pub struct Work {
     pub subtrees: Vec<Node>,
 }
 
-/// Work for the device, done in order. While a pass computes, [`Job::Share`] and [`Job::Export`]
-/// are done beside it unless a job before them concerns their shards; while it waits for
-/// parameters, [`Job::Load`], [`Job::Share`] and [`Job::Export`] are done at once, and so are
-/// [`Job::Update`] and [`Job::Restore`] as long as nothing is put off before them. A
-/// [`Job::Enter`] from the seed ends the pass and voids what was put off; a job that follows from
-/// the commit of the pass's own step ends the pass and voids what was to be computed of that step.
-/// All else waits for its end.
+/// A job for the device. The device does its jobs in order, with these exceptions. While a pass
+/// computes, the device does [`Job::Share`] and [`Job::Export`] beside it, unless an earlier job
+/// concerns their shards. While a pass waits for parameters, the device does [`Job::Load`],
+/// [`Job::Share`] and [`Job::Export`] at once, and also [`Job::Update`] and [`Job::Restore`] as
+/// long as no job before them is put off. A [`Job::Enter`] from the seed ends the pass and voids
+/// the jobs that were put off. A job that follows from the commit of the pass's own step ends the
+/// pass and voids the rest of that step's computation. All other jobs wait for the end of the pass.
 #[derive(Debug)]
 pub enum Job {
-    /// A generation begins. Answered with [`Report::Entered`]; what was reported before it is of
-    /// the generation before.
+    /// A generation begins. The answer is [`Report::Entered`]. Reports before it belong to the
+    /// generation before.
     Enter {
         /// Its number.
         generation: Generation,
         /// Where the state comes from.
         origin: Origin,
-        /// Parameter shards to hold, ascending, each with whether this worker is its primary. From
-        /// [`Origin::Held`] all of them are there.
+        /// Parameter shards to hold, ascending, each with whether this worker is its primary. With
+        /// [`Origin::Held`] the device holds all of them already.
         owned: Vec<(Shard, bool)>,
-        /// Shards that are being learned: kept if they are there. All others are dropped.
+        /// Shards that the worker learns: kept if the device has them. It drops all other shards.
         learned: Vec<Shard>,
     },
     /// Forward and backward of these data shards, with the parameters of version `step - 1`.
     Gradient {
         /// The step.
         step: Step,
-        /// What its loss is multiplied by; what is reported of its gradients is not.
+        /// What the device multiplies the loss by. The gradients that it reports are unscaled.
         scale: LossScale,
-        /// What to compute: all that the plan assigns, or what a redo of the step lacks.
+        /// The work: all that the plan assigns, or the part that a redo of the step lacks.
         work: Arc<Work>,
     },
     /// Parameters have arrived.
@@ -285,8 +286,7 @@ pub enum Job {
         /// The values to compute with.
         values: Buffer,
     },
-    /// Apply a committed step to a shard that is held, owned or learned; answered with
-    /// [`Report::Updated`].
+    /// Apply a committed step to a held shard, owned or learned. The answer is [`Report::Updated`].
     Update {
         /// The shard.
         shard: Shard,
@@ -296,55 +296,55 @@ pub enum Job {
         norm: f64,
         /// The number of this update in the run's history, from 1.
         update: u64,
-        /// The reduced gradient; none where the step was skipped, and the shard is only relabelled.
+        /// The reduced gradient. None if the step was skipped: the shard only gets the new version.
         gradient: Option<Gradient>,
     },
-    /// A step was committed without an update: relabel all parameters that are computed with.
+    /// A step was committed without an update: give all parameters to compute with its version.
     Skip {
         /// The committed step.
         step: Step,
     },
-    /// Hand out what is computed with of shards of which this worker is primary; answered with
-    /// [`Report::Shared`].
+    /// Hand out the parameters to compute with, of shards of which this worker is primary. The
+    /// answer is [`Report::Shared`].
     Share {
-        /// Who asked.
+        /// The worker that asked.
         to: WorkerId,
         /// The shards.
         shards: Vec<Shard>,
     },
-    /// Hand out master weights and moments; answered with a [`Report::State`] for each shard.
+    /// Hand out master weights and moments. The answer is a [`Report::State`] for each shard.
     Export {
-        /// Who asked.
+        /// The worker that asked.
         to: WorkerId,
-        /// The shards, all owned.
+        /// The shards. This worker owns all of them.
         shards: Vec<Shard>,
     },
-    /// Take on a shard as another owner has it; answered with [`Report::Restored`].
+    /// Take over a shard's state from another owner. The answer is [`Report::Restored`].
     Restore {
         /// The shard.
         shard: Shard,
         /// The version.
         version: Step,
-        /// The digest that it must have.
+        /// The digest that the state must have.
         digest: u64,
         /// Master weights, then moments.
         parts: Vec<Buffer>,
     },
-    /// The last step is done: validate, digest the owned shards. In a generation that begins after
-    /// the last step it is done anew.
+    /// The last step is done: validate, and digest the owned shards. In a generation that begins
+    /// after the last step the device does this again.
     Finish {
         /// The version that all parameters must have.
         version: Step,
-        /// The data shards whose parts of the held-out samples are this worker's to validate.
+        /// The data shards that fix which parts of the held-out samples this worker validates.
         data_shards: Vec<DataShard>,
     },
-    /// Hand out the master weights of which this worker is primary, for the member that writes the
-    /// model's file; answered with a [`Report::Exported`] for each shard.
+    /// Hand out the master weights of which this worker is primary, for the worker that writes the
+    /// model's file. The answer is a [`Report::Exported`] for each shard.
     Masters {
-        /// The member that asked.
+        /// The worker that asked.
         to: WorkerId,
     },
-    /// Begin the model's file, or begin it anew; answered with [`Report::Opened`] or
+    /// Open the model's file and begin from its start. The answer is [`Report::Opened`] or
     /// [`Report::Unwritten`].
     Open,
     /// Write master weights to the model's file, if it is open.
@@ -356,17 +356,17 @@ pub enum Job {
     },
 }
 
-/// A reduced gradient on its way to what it is applied to.
+/// A reduced gradient on its way to the device that applies it.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     /// One parameter shard.
     pub values: Shared,
-    /// What its primary made of it: the device tells by it whether they have changed since.
+    /// The digest that its primary made. The device checks with it whether the values have changed.
     pub digest: u64,
 }
 
 impl Gradient {
-    /// One that has come.
+    /// The gradient that a chunk brought.
     pub(super) fn received(chunk: &Chunk, values: Buffer) -> Self {
         Self { values: Shared::new(values), digest: chunk.digest }
     }
@@ -377,7 +377,7 @@ impl Gradient {
 pub enum Report {
     /// The device has entered a generation.
     Entered {
-        /// Which.
+        /// Its number.
         generation: Generation,
         /// The owned shards, each with its version and its digest.
         owned: Vec<(Shard, Step, u64)>,
@@ -390,7 +390,7 @@ pub enum Report {
         shard: Shard,
         /// The subtree.
         node: Node,
-        /// Its sum; nobody writes it again.
+        /// Its sum. No thread writes it again.
         sum: Shared,
     },
     /// A data shard is computed.
@@ -399,12 +399,12 @@ pub enum Report {
         step: Step,
         /// Its loss and samples.
         contribution: Contribution,
-        /// How long it took, without waiting, seconds.
+        /// Seconds that it took, without waiting.
         seconds: f64,
-        /// How long its samples took to load, beside other data shards or not, seconds.
+        /// Seconds that its samples took to load, whether or not others loaded at the same time.
         load_seconds: f64,
     },
-    /// A shard that is held has a new version.
+    /// A held shard has a new version.
     Updated {
         /// The version.
         version: Step,
@@ -412,12 +412,12 @@ pub enum Report {
         shard: Shard,
         /// Digest of master weights and moments.
         digest: u64,
-        /// What others compute with, if this worker is primary and the values changed.
+        /// The new parameters for others, if this worker is primary and the values changed.
         parameters: Option<Shared>,
     },
-    /// What is computed with of a shard, for who asked.
+    /// The parameters of a shard to compute with, for the worker that asked.
     Shared {
-        /// Who asked.
+        /// The worker that asked.
         to: WorkerId,
         /// The version.
         version: Step,
@@ -426,9 +426,9 @@ pub enum Report {
         /// The values.
         values: Shared,
     },
-    /// A shard as this worker holds it, for who asked.
+    /// A shard's state as this worker holds it, for the worker that asked.
     State {
-        /// Who asked.
+        /// The worker that asked.
         to: WorkerId,
         /// The version.
         version: Step,
@@ -439,46 +439,46 @@ pub enum Report {
         /// Master weights, then moments.
         parts: Vec<Shared>,
     },
-    /// A shard was taken on, or its bits are not those of the digest, and it was not.
+    /// The device took a shard over, or refused it because its bits do not match the digest.
     Restored {
         /// The version.
         version: Step,
         /// The shard.
         shard: Shard,
-        /// Whether it was taken on.
+        /// Whether the bits match the digest, and so the device took the shard over.
         intact: bool,
     },
-    /// Master weights of a shard of which this worker is primary, at the end.
+    /// At the end: master weights of a shard of which this worker is primary.
     Exported {
-        /// The member that writes the model's file.
+        /// The worker that writes the model's file.
         to: WorkerId,
         /// The shard.
         shard: Shard,
         /// The values.
         values: Shared,
     },
-    /// All that [`Job::Finish`] asked for is done.
+    /// The device has validated and digested, as [`Job::Finish`] asked.
     Finished(Summary),
-    /// The model's file is open, and takes every shard.
+    /// The model's file is open, and can take every shard.
     Opened,
-    /// The model's file could not be opened or written, for this reason, and is not open any more.
+    /// The model's file could not be opened or written, for this reason. It is not open now.
     Unwritten(String),
     /// The model's file is complete and durable.
     Written,
-    /// The run cannot be computed, for a reason that would recur on every worker.
+    /// The run cannot be computed, for a reason that every other worker would meet too.
     Unable(String),
-    /// The device cannot go on.
+    /// The device cannot continue.
     Failed(String),
 }
 
-/// What the device knows at the end.
+/// The device's account of the whole run.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Validation of this worker's parts.
     pub evaluations: Vec<PartEvaluation>,
     /// BLAKE3 of each owned shard's step, master weights and moments.
     pub digests: Vec<(Shard, [u8; 32])>,
-    /// Data shards computed.
+    /// The number of data shards that the device has computed.
     pub data_shards_computed: u64,
     /// Seconds in forward and backward.
     pub compute_seconds: f64,

@@ -1,12 +1,13 @@
-//! What a worker has computed of the step under way, in whatever generation.
+//! The results of the step under way that a worker has computed, in any generation.
 //!
 //! The device computes data shards in passes, and reports sums of subtrees. A step that is done
-//! again needs only what is missing: a subtree that is still wholly this worker's stays, here or
-//! under way, with its data shards' contributions; every other one counts no more. [`Merge`] adds
-//! what stayed and what is new up to the subtrees that the plan of the day sends.
+//! again needs only the missing parts. A subtree that is still wholly this worker's stays, computed
+//! or under way, with its data shards' contributions. Every other subtree no longer counts.
+//! [`Merge`] adds kept and new sums up to the subtrees that the current plan sends.
 //!
-//! Input: assignments, the device's reports. Output: what is left to compute; sums. Parameters of
-//! another history make all of it void (invariant I19). It does not know who gets the sums.
+//! Input: assignments, the device's reports. Output: the work that is left to compute, and sums.
+//! Parameters of another history void everything here (invariant I19). This module does not know
+//! the receivers of the sums.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -24,28 +25,28 @@ use super::version::Version;
 #[derive(Debug, Default)]
 pub struct Gradients {
     base: Version,
-    /// What the device was told to compute and has not finished, in order; of older steps too.
+    /// Passes that the device has got and has not finished, in order. Passes of older steps too.
     passes: VecDeque<Pass>,
-    /// Subtrees that count: here, or to come from a pass. No two share a leaf.
+    /// Subtrees that count, computed or to come from a pass. No two share a leaf.
     nodes: BTreeSet<Node>,
-    /// Their sums, as the device made them.
+    /// The sums of these subtrees, as the device made them.
     partials: BTreeMap<(Shard, Node), Shared>,
     contributions: BTreeMap<DataShard, Contribution>,
     seconds: f64,
 }
 
-/// One piece of work on the device.
+/// A job of the device, as far as it is not done.
 #[derive(Debug)]
 struct Pass {
     step: Step,
-    /// Data shards that have not been reported.
+    /// Data shards that the device has not reported.
     left: BTreeSet<DataShard>,
-    /// Its subtrees that still count.
+    /// The subtrees of the pass that still count.
     nodes: BTreeSet<Node>,
 }
 
 impl Gradients {
-    /// Nothing yet of the step after `base`. What the device still computes counts no more.
+    /// Begins the step after `base` with nothing. Work that the device still does no longer counts.
     pub fn begin(&mut self, base: Version) {
         self.base = base;
         self.nodes.clear();
@@ -57,34 +58,34 @@ impl Gradients {
         }
     }
 
-    /// As [`Gradients::begin`], where the device gives up whatever it computes.
+    /// As [`Gradients::begin`], if the device gives up the passes that it computes.
     pub fn begin_anew(&mut self, base: Version) {
         self.begin(base);
         self.passes.clear();
     }
 
-    /// What the step is computed with.
+    /// The version that the step computes with.
     pub fn base(&self) -> Version {
         self.base
     }
 
-    /// The step.
+    /// The step under way.
     pub fn step(&self) -> Step {
         self.base.step.next()
     }
 
-    /// Whether the device has something to compute.
+    /// Whether the device has a pass of this step to compute.
     pub fn is_computed(&self) -> bool {
         self.passes.iter().any(|pass| pass.step == self.step())
     }
 
-    /// The step, if its computing has begun.
+    /// The step under way. None before its computing has begun.
     pub fn under_way(&self) -> Option<Step> {
         (!self.nodes.is_empty()).then(|| self.step())
     }
 
-    /// Keeps what is of use to who is assigned these data shards, and no more; returns what is
-    /// missing, which is under way from now on.
+    /// Keeps only the results that a worker with these data shards needs. Returns the missing work,
+    /// which counts as under way from now on.
     pub fn assign(&mut self, tree: Tree, assigned: &BTreeSet<u32>) -> Option<Work> {
         self.nodes.retain(|node| tree.range(*node).all(|leaf| assigned.contains(&leaf)));
         let covered: BTreeSet<u32> = self.nodes.iter().flat_map(|node| tree.range(*node)).collect();
@@ -108,7 +109,7 @@ impl Gradients {
         Some(Work { data_shards, subtrees })
     }
 
-    /// The device has a sum; says whether it counts.
+    /// The device has a sum. Returns whether it counts.
     pub fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: &Shared) -> bool {
         let counts = self.pass(step).nodes.contains(&node);
         if counts {
@@ -133,28 +134,28 @@ impl Gradients {
         }
     }
 
-    /// The sums that count and are here, in order.
+    /// The computed sums that count, in order.
     pub fn partials(&self) -> impl Iterator<Item = (Shard, Node, &Shared)> {
         self.partials.iter().map(|((shard, node), sum)| (*shard, *node, sum))
     }
 
-    /// What the data shards brought whose sums count, as far as they are computed.
+    /// Contributions of the computed data shards that belong to counting sums.
     pub fn contributions(&self) -> &BTreeMap<DataShard, Contribution> {
         &self.contributions
     }
 
-    /// Compute that counts, seconds.
+    /// Seconds of compute that count.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }
 
-    /// Takes what was computed for what the step after `base` asks for: a planted bug.
+    /// A planted bug: takes the computed results for those of the step after `base`.
     #[cfg(feature = "planted")]
     pub fn mistake_for(&mut self, base: Version) {
         self.base = base;
     }
 
-    /// The pass that reports: the device drops those of a step that has committed without it.
+    /// The pass that reports. The device drops passes of a step that has committed without them.
     fn pass(&mut self, step: Step) -> &mut Pass {
         while self.passes.front().is_some_and(|pass| pass.step < step) {
             self.passes.pop_front();
@@ -171,9 +172,8 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// Adds the sum of `node` into that of `target`, an ancestor or itself; returns it once it is
-    /// complete. What is kept for a redo is never added into.
-    ///
+    /// Adds the sum of `node` into that of `target`, which is `node` or an ancestor of it. Returns
+    /// the sum once it is complete. It never adds into a sum that the worker keeps for a redo.
     /// # Panics
     /// If a part of `node` was added before (invariant I18), or `node` is not under `target`.
     pub fn add(

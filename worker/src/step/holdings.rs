@@ -1,9 +1,9 @@
-//! What a worker holds, and carries from one generation into the next.
+//! The state that a worker carries from one generation into the next.
 //!
-//! Input: a record. Output: the jobs that bring the device to what the record resumes with: a
-//! worker that has missed the last commit applies it first; what is of no use is dropped. The
-//! device does its jobs in order, so what it was told to do counts as done: versions here are those
-//! that it will have. Who does what within a generation is not known here.
+//! Input: a record. Output: the jobs that bring the device to the record's resume version. A worker
+//! that has missed the last commit applies it first, and drops what is of no use. The device does
+//! its jobs in order, so a job counts as done once the core has given it: versions here are those
+//! that the device will have. The roles of workers within a generation are not known here.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -23,21 +23,22 @@ use super::gradients::Gradients;
 use super::progress::Progress;
 use super::version::Version;
 
-/// Most lines of recent commits that a worker keeps until they are written; with so many, a step
-/// leader commits nothing more (invariant I13: none is dropped).
+/// Most lines of recent commits that a worker keeps until they are written. With so many, a step
+/// leader commits nothing more (invariant I13: no line is dropped).
 pub const MAX_LINES: usize = 65_536;
-/// So many of the newest lines are kept though they are written: the coordinator that has them may
-/// be gone before another one has.
+/// A worker keeps so many of the newest lines even after they are written. The coordinator that has
+/// them may fail before another coordinator has them.
 const KEPT_LINES: usize = 16_384;
 
 /// All that outlives a generation.
 #[derive(Debug)]
 pub struct Holdings {
-    /// The generation that it was last judged by; 0 before the first.
+    /// The generation of the last record that judged this state. 0 before the first.
     pub(super) generation: Generation,
-    /// The last commit known here; none before the first.
+    /// The last commit known here. None before the first.
     pub(super) commit: Option<Commit>,
-    /// When that became known; when the first generation began, before.
+    /// When this worker learned of that commit. Before the first commit: when the first generation
+    /// began.
     pub(super) committed_at: Option<Time>,
     /// The version of each parameter shard that the device computes with.
     pub(super) computing: Vec<Version>,
@@ -45,20 +46,20 @@ pub struct Holdings {
     pub(super) copies: BTreeMap<Shard, Copy>,
     /// Reduced gradients of the step after the commit.
     pub(super) prepared: BTreeMap<Shard, Reduced>,
-    /// What was computed of that step.
+    /// The results of that step that this worker has computed.
     pub(super) gradients: Gradients,
     /// The newest lines of commits: all that are not written, and more.
     pub(super) lines: BTreeMap<Step, MetricsLine>,
-    /// The newest step whose line is written, as the leader has said last.
+    /// The newest step whose line is written, as the leader said last.
     pub(super) written: Step,
     /// The last step that no failure can undo.
     pub(super) settled: Step,
-    /// It was a member of the generation that it was last judged by: what it had committed then, it
-    /// has shown at every Pause since, so later records resume there or behind.
+    /// The worker was a member of that last generation. It has shown what it had committed then at
+    /// every Pause since, so later records resume at that step or after it.
     pub(super) was_member: bool,
-    /// How far the device has followed.
+    /// How far the device has followed the records.
     pub(super) device: Following,
-    /// How long it takes.
+    /// How long the device takes for a data shard.
     pub(super) progress: Progress,
     #[cfg(feature = "planted")]
     pub(super) plant: Option<crate::plant::Plant>,
@@ -68,7 +69,7 @@ pub struct Holdings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
     pub version: Version,
-    /// Not owned yet: it is being learned.
+    /// Learned and not owned yet.
     pub learned: bool,
 }
 
@@ -80,12 +81,12 @@ pub(super) struct Reduced {
     pub gradient: Gradient,
 }
 
-/// Which entries the device has been told of and has not reported.
+/// The entries that the core has given to the device, and that the device has not reported.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Following {
-    /// The newest: until it is reported, updates are those of the generation before.
+    /// The newest one. Until its report, updates belong to the generation before.
     pub entering: Option<Generation>,
-    /// The newest from the seed: until it is reported, everything else that is reported is void.
+    /// The newest one from the seed. Until its report, all other reports are void.
     pub void_until: Option<Generation>,
 }
 
@@ -125,15 +126,15 @@ impl Holdings {
         self.commit.as_ref().map_or(Step(0), |commit| commit.step)
     }
 
-    /// The state that the last commit makes.
+    /// The version that the last commit makes.
     pub(super) fn version(&self) -> Version {
         self.commit.as_ref().map(Version::of).unwrap_or_default()
     }
 
     // A generation begins.
 
-    /// Makes of what is held what the record resumes with, for who owns these shards in it;
-    /// returns what the device has to do.
+    /// Turns the state into what the record resumes with, for an owner of these shards in it.
+    /// Returns the device's jobs.
     ///
     /// # Panics
     /// If the record goes back behind what was settled, or lists this worker as owner of a shard
@@ -148,7 +149,7 @@ impl Holdings {
             Origin::Seed
         } else {
             if !follows && !self.was_member {
-                // A record that was never seen here may have undone what was not settled.
+                // A record that this worker never saw may have undone steps that had not settled.
                 self.lines.split_off(&self.settled.next());
             }
             self.roll_forward(record, owned, &mut jobs);
@@ -172,8 +173,9 @@ impl Holdings {
         jobs
     }
 
-    /// Whether to begin from the seed: the run does; or at version 0 something is missing, which
-    /// the seed gives; or the device computes with what is not part of history.
+    /// Whether to begin from the seed. It does so if the run begins or rolls back. It does so if,
+    /// at version 0, the worker lacks a shard that the seed gives. And it does so if the device
+    /// computes with parameters that are not part of history.
     fn is_void(&self, record: &Record, owned: &BTreeMap<Shard, bool>) -> bool {
         let resume = Version::resumed(record);
         let holds = |shard| self.copies.get(shard).is_some_and(|copy| copy.version == resume);
@@ -195,7 +197,7 @@ impl Holdings {
         self.device.void_until = Some(record.number);
     }
 
-    /// Applies the recorded commit where it is the one that this worker has missed.
+    /// Applies the recorded commit if it is the one that this worker has missed.
     fn roll_forward(
         &mut self,
         record: &Record,
@@ -231,7 +233,8 @@ impl Holdings {
         self.lines.insert(commit.step, commit.line.clone());
     }
 
-    /// Keeps what is of the resume version, and of the step after it what is of the same history.
+    /// Keeps state of the resume version, and results of the next step if they have the same
+    /// history.
     fn keep(&mut self, record: &Record, owned: &BTreeMap<Shard, bool>) {
         let resume = Version::resumed(record);
         self.copies.retain(|shard, copy| {
@@ -254,20 +257,21 @@ impl Holdings {
 
     // A step has committed.
 
-    /// What relabels the parameters that are computed with, if the step was skipped: those of the
-    /// version before it.
+    /// If the step was skipped: the job that gives the parameters of the version before it the new
+    /// version.
     pub(super) fn skip(&mut self, commit: &Commit) -> Option<Job> {
         if commit.decision != Decision::Skip {
             return None;
         }
-        // Only what is of this history: the device may label more, which is then loaded anew.
+        // Only parameters of this history. The device may relabel more, which the worker then loads
+        // again.
         let before = self.version();
         let current = self.computing.iter_mut().filter(|version| **version == before);
         current.for_each(|version| *version = Version::of(commit));
         Some(Job::Skip { step: commit.step })
     }
 
-    /// Makes a commit the last one that is known.
+    /// Makes this commit the last known one.
     pub(super) fn commit(&mut self, now: Time, commit: Commit) {
         self.committed_at = Some(now);
         self.lines.insert(commit.step, commit.line.clone());
@@ -283,8 +287,8 @@ impl Holdings {
         self.drop_lines();
     }
 
-    /// Drops the oldest lines. A step leader that has many which are not written commits nothing
-    /// more, so that it never drops one of those.
+    /// Drops the oldest lines. A step leader with many unwritten lines commits nothing more, so it
+    /// never drops one of them.
     fn drop_lines(&mut self) {
         let is_written = |step: &Step| *step <= self.written;
         while self.lines.len() > MAX_LINES
@@ -294,14 +298,14 @@ impl Holdings {
         }
     }
 
-    /// Lines of steps up to this one, which is settled, that are not written; oldest first.
+    /// Unwritten lines of steps up to this settled step, oldest first.
     pub(super) fn lines_up_to(&self, settled: Step) -> impl Iterator<Item = &MetricsLine> {
         let first = self.written.next();
         let last = settled.max(self.written);
         self.lines.range(first..last.next()).map(|(_, line)| line)
     }
 
-    /// Applies a commit to a held shard, by its reduced gradient.
+    /// Applies a commit to a held shard, with its reduced gradient.
     pub(super) fn update(
         &mut self,
         commit: &Commit,
@@ -320,13 +324,13 @@ impl Holdings {
         update(commit, shard, gradient)
     }
 
-    /// A shard was taken on as another owner has it.
+    /// The device has taken over a shard's state from another owner.
     pub(super) fn restored(&mut self, shard: Shard, version: Version) {
         self.copies.insert(shard, Copy { version, learned: true });
         follow(&mut self.computing, shard, version);
     }
 
-    /// The shards that are held and not owned.
+    /// The shards that the worker holds and does not own.
     pub(super) fn learned(&self) -> impl Iterator<Item = (Shard, Version)> {
         let learned = self.copies.iter().filter(|(_, copy)| copy.learned);
         learned.map(|(shard, copy)| (*shard, copy.version))
@@ -334,7 +338,7 @@ impl Holdings {
 
     // Evidence.
 
-    /// What is held, as an answer to the Pause of this term and number.
+    /// The worker's state, as an answer to the Pause of this term and number.
     pub(super) fn status(
         &self,
         (term, number): (Term, Generation),
@@ -360,7 +364,7 @@ impl Holdings {
     }
 }
 
-/// The device computes with a held shard that is as new as what it computed with before.
+/// The device computes with a held shard if it is at least as new as the parameters before.
 fn follow(computing: &mut [Version], shard: Shard, version: Version) {
     let before = &mut computing[shard.0 as usize];
     if before.step <= version.step {

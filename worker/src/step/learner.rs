@@ -1,9 +1,9 @@
-//! A worker that takes no part yet: it knows the generation, and may be fed in it.
+//! A worker beside its generation: it knows the generation, and the members may feed it.
 //!
-//! Input: what members send a learner. Output: questions to owners, jobs. It computes nothing,
-//! votes for nothing and leads nothing; it follows the commits that it hears. What it has learned
-//! is its [`Holdings`]. Nothing of its generation waits at its door: what it cannot take at once,
-//! it asks for again.
+//! Input: messages and pieces that members send a learner. Output: questions to owners, jobs. A
+//! learner computes nothing, votes for nothing and leads nothing. It follows the commits that it
+//! hears. Its learned state is its [`Holdings`]. No piece of its generation waits: what the learner
+//! cannot take at once, it asks for again.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -24,7 +24,7 @@ use super::learning::{Head, Learning, Scene};
 use super::roster::Roster;
 use super::setup::Setup;
 
-/// A worker beside its generation.
+/// A worker that is not a member of its generation.
 #[derive(Debug)]
 pub(super) struct Learner {
     setup: Arc<Setup>,
@@ -33,25 +33,25 @@ pub(super) struct Learner {
     holdings: Holdings,
     learning: Learning,
     stage: Stage,
-    /// The newest step whose line is written, as far as was told in this generation.
+    /// The newest step whose line is written, as the leader said last in this generation.
     written: Step,
     refused: u64,
     out: VecDeque<Effect>,
 }
 
-/// What a learner does.
+/// How far a learner is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It waits to be fed.
+    /// It waits for the Feed.
     Idle,
-    /// It is fed.
+    /// The members feed it.
     Fed,
     /// It has promised a newer generation.
     Promised,
 }
 
 impl Learner {
-    /// Begins a generation that does not list the worker, with what it holds.
+    /// Begins a generation that does not list the worker, with the worker's state.
     pub fn enter(
         setup: Arc<Setup>,
         worker: WorkerId,
@@ -73,7 +73,7 @@ impl Learner {
         }
     }
 
-    /// What outlives the generation.
+    /// The state that outlives the generation.
     pub fn into_holdings(mut self) -> Holdings {
         let generation = self.roster.generation();
         for (shard, gradient) in self.learning.prepared(&self.holdings) {
@@ -84,22 +84,22 @@ impl Learner {
 
     // Outputs.
 
-    /// The next thing to be done.
+    /// The next effect, for the shell to carry out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
 
-    /// The generation.
+    /// The record of the generation.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
 
-    /// What does not change with it.
+    /// The part that does not change with the generation.
     pub fn setup(&self) -> &Arc<Setup> {
         &self.setup
     }
 
-    /// The last step whose commit is known here.
+    /// The step of the last commit known here.
     pub fn committed(&self) -> Step {
         self.holdings.committed()
     }
@@ -109,8 +109,8 @@ impl Learner {
         self.refused
     }
 
-    /// Whether the states of all that it is to own are here. The parameters that it computes with
-    /// are no part of this: a member fetches those that it lacks when its generation begins.
+    /// Whether the states of all shards that it will own are here. The parameters that it computes
+    /// with do not matter: a member fetches the ones that it lacks when its generation begins.
     pub fn is_ready(&self) -> bool {
         self.stage == Stage::Fed
             && (self.setup.starts_no_step(self.roster.record()) || self.learning.has_heard())
@@ -118,18 +118,19 @@ impl Learner {
             && self.has_every_line()
     }
 
-    /// Bytes that it lacks of what it learns.
+    /// Bytes that it still lacks of the shards that it learns.
     pub fn behind(&self) -> u64 {
         self.learning.behind(&self.roster, self.setup.state_parts(), &self.holdings)
     }
 
-    /// Whether the line of every step is written, or here: those who have them may be gone soon.
+    /// Whether the line of every step is written, or here. The workers that have them may leave
+    /// soon.
     fn has_every_line(&self) -> bool {
         let next = self.written.next();
         self.written >= self.holdings.committed() || self.holdings.lines.contains_key(&next)
     }
 
-    /// What it holds, as an answer to a Pause.
+    /// The learner's state, as an answer to a Pause.
     pub fn status(
         &self,
         pause: (Term, Generation),
@@ -155,7 +156,7 @@ impl Learner {
         if expected { Admission::Take } else { Admission::Drop }
     }
 
-    /// Only the last commit's are of use, and each once.
+    /// Only parameters of the last commit are of use, and each shard's once.
     fn expects_parameters(&self, from: WorkerId, chunk: &Chunk) -> bool {
         let last = self.holdings.version();
         chunk.encoding == self.setup.run.all_gather
@@ -166,8 +167,9 @@ impl Learner {
 
     // Inputs.
 
-    /// It is fed from now on, or with other shards than before. Members that it has `lost` let it
-    /// in again: it calls them anew, and asks again for what they owe it.
+    /// The members feed it from now on, or with other shards than before. The members in `lost` let
+    /// it in again: the learner gets new links to them, and asks again for the states that they owe
+    /// it.
     pub fn feed(&mut self, shards: &[Shard], lost: &BTreeSet<WorkerId>) {
         if self.stage == Stage::Idle {
             self.stage = Stage::Fed;
@@ -213,7 +215,7 @@ impl Learner {
         }
     }
 
-    /// A member says something of this generation.
+    /// A member sends a message of this generation.
     pub fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
         match message {
             Message::Commit(commit) if self.roster.lists(from) => self.hear(now, commit),
@@ -227,7 +229,7 @@ impl Learner {
         }
     }
 
-    /// The device has done something.
+    /// The device reports.
     pub fn report(&mut self, report: Report) {
         match report {
             Report::Entered { generation, .. } => self.holdings.device.entered(generation),
@@ -237,16 +239,16 @@ impl Learner {
                     learning.restored((shard, version), intact, scene);
                 });
             }
-            _ => {} // Of updates it needs no account: the device makes them in order.
+            _ => {} // Updates need no account here: the device makes them in order.
         }
     }
 
-    /// A worker cannot be reached.
+    /// The worker cannot reach another worker.
     pub fn lost(&mut self, peer: WorkerId) {
         self.learn_with(|learning, scene| learning.lost(peer, scene));
     }
 
-    /// Time passes: what nobody answers is asked again.
+    /// Time passes: the learner asks again for states that no owner has answered.
     pub fn tick(&mut self, now: Time) {
         if self.stage != Stage::Fed {
             return;
@@ -262,8 +264,8 @@ impl Learner {
 
     // What follows.
 
-    /// A step has committed; it may be the first that is heard of here for a while. Then nobody
-    /// knows here what the steps before it have changed: parameters stay what they were.
+    /// A step has committed. The learner may have missed commits before it. Then it does not know
+    /// what the steps before have changed, and the parameters stay what they were.
     fn hear(&mut self, now: Time, commit: Commit) {
         if commit.step > self.committed() {
             if commit.step == self.committed().next() {

@@ -1,12 +1,13 @@
-//! How a worker learns shards that it is to own: a member its new backups, a learner all of its.
+//! How a worker learns the shards that it will own: a member its new backups, a learner all of its
+//! shards.
 //!
-//! Intuition: let the reduced gradients run in, take a copy of the state from an owner meanwhile,
-//! and apply what came after that copy. Each shard is a [`Lesson`]; where a gradient is missing in
-//! between, or a copy is broken, the lesson begins again.
+//! Intuition: collect the reduced gradients as they come, copy the state from an owner meanwhile,
+//! and apply the gradients that came after that copy. Each shard is a [`Lesson`]. If a gradient is
+//! missing in between, or a copy is broken, the lesson begins again.
 //!
 //! Input: a feed, reduced gradients, commits, states. Output: questions to owners, jobs. It lasts
-//! one generation; the shards that it has taken on are the worker's [`Holdings`]. Bounded: so many
-//! gradients wait for each shard, and a [`Window`] of states is under way.
+//! one generation. The learned shards go to the worker's [`Holdings`]. Bounds: a limited number of
+//! gradients wait for each shard, and a [`Window`] limits the states under way.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -28,35 +29,35 @@ use super::roster::Roster;
 use super::setup::Setup;
 use super::version::Version;
 
-/// With so many bytes of gradients waiting, no shard keeps more of them than at first.
+/// With so many bytes of gradients waiting, each shard keeps only the number of a new lesson.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// Commits that are remembered: enough for every gradient that may wait.
+/// Commits that the worker remembers: enough for every gradient that may wait.
 const MAX_COMMITS: usize = MAX_WAITING + 1;
 
 /// The lessons of one generation.
 #[derive(Debug, Default)]
 pub(super) struct Learning {
     lessons: BTreeMap<Shard, Lesson>,
-    /// Recent commits of this generation.
+    /// Recent commits of this generation, by step.
     commits: BTreeMap<Step, Commit>,
-    /// Owners that cannot be asked.
+    /// Owners that this worker cannot ask.
     lost: BTreeSet<WorkerId>,
-    /// How much of states may be under way.
+    /// How many bytes of states may be under way.
     window: Window,
 }
 
-/// Where a worker learns.
+/// The surroundings of the lessons: the worker, its generation, its state and its outputs.
 pub(super) struct Scene<'a> {
     pub worker: WorkerId,
     pub roster: &'a Roster,
     pub setup: &'a Setup,
-    /// A newer generation is promised: nobody is asked for anything.
+    /// The worker has promised a newer generation: it asks no owner for anything.
     pub promised: bool,
     pub holdings: &'a mut Holdings,
     pub out: &'a mut VecDeque<Effect>,
 }
 
-/// A state's head, as its owner tells it.
+/// The head of a state, as its owner sends it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
     pub shard: Shard,
@@ -65,8 +66,8 @@ pub(super) struct Head {
 }
 
 impl Scene<'_> {
-    /// Whether no step is under way: the generation starts none, or its last commit holds. What an
-    /// owner has now is of the last commit, and every later gradient will come.
+    /// Whether no step is under way: the generation starts none, or its last commit holds. Then an
+    /// owner's state is that of the last commit, and every later gradient will come.
     fn pauses(&self) -> bool {
         let record = self.roster.record();
         let last = self.holdings.commit.as_ref();
@@ -76,9 +77,9 @@ impl Scene<'_> {
 }
 
 impl Learning {
-    /// These shards are to be learned, and no others.
+    /// The worker learns these shards from now on, and no others.
     pub fn feed(&mut self, shards: &[Shard], scene: &mut Scene<'_>) {
-        self.lost.clear(); // Whoever feeds has a link again, or will have one.
+        self.lost.clear(); // Every worker that feeds has a link again, or will have one.
         let mut before = std::mem::take(&mut self.lessons);
         let wanted = shards.iter().filter(|shard| {
             let owned = scene.holdings.copies.get(shard).is_some_and(|copy| !copy.learned);
@@ -106,7 +107,7 @@ impl Learning {
         self.lessons.iter().all(current)
     }
 
-    /// Bytes that are lacking: of states, and of the gradients of committed steps.
+    /// Bytes that the worker still lacks: of states, and of the gradients of committed steps.
     pub fn behind(&self, roster: &Roster, state_parts: usize, holdings: &Holdings) -> u64 {
         let lacking = self.lessons.iter().map(|(shard, lesson)| {
             let tensor = roster.length(*shard) * size_of::<f32>();
@@ -119,12 +120,13 @@ impl Learning {
         lacking.fold(0, u64::saturating_add)
     }
 
-    /// Whether a commit of this generation has been heard.
+    /// Whether the worker has heard a commit of this generation.
     pub fn has_heard(&self) -> bool {
         !self.commits.is_empty()
     }
 
-    /// Reduced gradients of the step after the last commit, of shards that are held at it.
+    /// Reduced gradients of the step after the last commit, for shards whose copies are at that
+    /// commit.
     pub fn prepared(&self, holdings: &Holdings) -> Vec<(Shard, Gradient)> {
         let next = holdings.committed().next();
         let held = self.lessons.iter().filter(|(shard, lesson)| {
@@ -136,8 +138,8 @@ impl Learning {
 
     // What arrives.
 
-    /// What to do with a chunk, whose length is that of its shard: a gradient that is of use, or
-    /// the next part of a state that was asked for.
+    /// What to do with a chunk that has its shard's length. The worker takes a gradient that is of
+    /// use, or the next part of a state that it asked for.
     pub fn admit(
         &self,
         from: WorkerId,
@@ -157,7 +159,7 @@ impl Learning {
         if expected { Admission::Take } else { Admission::Drop }
     }
 
-    /// A reduced gradient has come.
+    /// A reduced gradient has arrived.
     pub fn reduced(&mut self, chunk: &Chunk, gradient: Gradient, scene: &mut Scene<'_>) {
         let waiting: usize = self.lessons.values().map(Lesson::waiting_bytes).sum();
         if let Some(lesson) = self.lessons.get_mut(&chunk.shard) {
@@ -166,7 +168,7 @@ impl Learning {
         self.advance(scene);
     }
 
-    /// A state begins; says whether it was asked for.
+    /// The head of a state has arrived. Returns whether the worker had asked for it.
     pub fn head(&mut self, from: WorkerId, head: Head, scene: &mut Scene<'_>) -> bool {
         self.heard(from);
         let known = Version::within(scene.roster.record(), head.version).is_some();
@@ -176,7 +178,7 @@ impl Learning {
         taken
     }
 
-    /// A part of a state has come.
+    /// A part of a state has arrived.
     pub fn part(&mut self, shard: Shard, values: Buffer, scene: &mut Scene<'_>) {
         if let Some(donor) = self.lessons.get(&shard).and_then(Lesson::donor) {
             self.heard(donor);
@@ -191,7 +193,7 @@ impl Learning {
         }
     }
 
-    /// The device has taken a state on, or has found it broken.
+    /// The device has taken a state over, or has found it broken.
     pub fn restored(
         &mut self,
         (shard, version): (Shard, Step),
@@ -217,7 +219,7 @@ impl Learning {
         self.advance(scene);
     }
 
-    /// An owner cannot be reached: what it was asked for is asked of others.
+    /// The worker cannot reach an owner: it asks others for the states that this owner owes.
     pub fn lost(&mut self, peer: WorkerId, scene: &mut Scene<'_>) {
         self.lost.insert(peer);
         for lesson in self.lessons.values_mut() {
@@ -226,7 +228,8 @@ impl Learning {
         self.advance(scene);
     }
 
-    /// Time passes: what an owner does not answer is asked of another, or again.
+    /// Time passes: the worker asks another owner, or the same one again, if an owner does not
+    /// answer.
     pub fn tick(&mut self, now: Time, scene: &mut Scene<'_>) {
         self.window.tick(now);
         let late = self.lessons.values_mut().filter_map(|lesson| lesson.tick(now).then_some(()));
@@ -237,7 +240,7 @@ impl Learning {
 
     // What follows.
 
-    /// An owner that says something may yet answer the rest.
+    /// An owner that sends anything may yet answer the rest.
     fn heard(&mut self, owner: WorkerId) {
         self.lessons.values_mut().for_each(|lesson| lesson.heard(owner));
     }
@@ -251,7 +254,7 @@ impl Learning {
         self.ask(scene);
     }
 
-    /// Asks owners for what is wanted, as far as there is room.
+    /// Asks owners for the wanted states, as far as the window has room.
     fn ask(&mut self, scene: &mut Scene<'_>) {
         if scene.promised {
             return;

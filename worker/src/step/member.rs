@@ -1,10 +1,11 @@
 //! A member's part in one generation: reduce, vote, commit, gather.
 //!
-//! Everything a member knows of this generation's try of the step under way is its `Round`; a
-//! commit ends the round and begins the next. What outlives the generation is its [`Holdings`].
-//! Pieces and messages outside the plan are refused, counted, and change nothing. What is early is
-//! not taken: its sender keeps it ([`Member::admit`]). Once the worker has promised a newer
-//! generation, the member says nothing more, and only keeps account of its device.
+//! A `Round` is all that a member knows of this generation's try of the step under way. A commit
+//! ends the round and begins the next. The state that outlives the generation is its [`Holdings`].
+//! The member refuses and counts pieces and messages outside the plan, and they change nothing. It
+//! does not take early pieces: their senders keep them ([`Member::admit`]). Once the worker has
+//! promised a newer generation, the member sends nothing more, and only keeps account of its
+//! device.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -46,19 +47,19 @@ use super::learning::{Learning, Scene};
 use super::plan::Plan;
 use super::setup::Setup;
 
-/// This generation's try of the step under way.
+/// This generation's attempt at the step under way.
 #[derive(Debug, Default)]
 struct Round {
-    /// What was computed here, on its way up to the subtrees that this member sends.
+    /// Sums that this worker computed, on their way up to the subtrees that it sends.
     merge: Merge,
-    /// What was kept of an aborted try and is not on its way yet, in order.
+    /// Sums kept of an aborted try that are not in `merge` yet, in order.
     kept: VecDeque<(Shard, Node, Shared)>,
     /// The sums of the shards of which this member is primary.
     sums: BTreeMap<Shard, Sum>,
     squares: BTreeMap<Shard, f64>,
-    /// When this member voted, if it has.
+    /// When this member voted. None before.
     voted: Option<Time>,
-    /// How many partials of each shard have come.
+    /// The number of partials of each shard that have arrived.
     #[cfg(feature = "planted")]
     arrived: BTreeMap<Shard, usize>,
 }
@@ -66,9 +67,9 @@ struct Round {
 /// What a member waits for once it has computed its data shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// The reduced shards that it owns, before it can vote.
+    /// The reduced shards that it owns. It cannot vote without them.
     ReduceScatter,
-    /// The votes of the others, or the commit.
+    /// The votes of the other members, or the commit.
     Commit,
 }
 
@@ -80,27 +81,27 @@ pub struct Member {
     holdings: Holdings,
     pace: Pace,
     round: Round,
-    /// Owned shards whose state is not yet known to be that of the last commit.
+    /// Owned shards that the device has not yet reported at the version of the last commit.
     updating: BTreeSet<Shard>,
     /// Digests of the owned shards, each of its newest version.
     digests: BTreeMap<Shard, u64>,
-    /// Shards of others whose parameters of the last commit have not arrived.
+    /// Shards of other owners for which the parameters of the last commit have not arrived.
     gathering: BTreeSet<Shard>,
     /// The votes on the step under way, if this member is the step leader.
     ballot: Option<Ballot>,
-    /// From the vote for the step before to its commit, seconds; 0 in a generation's first step.
+    /// Seconds from the vote for the step before to its commit. 0 in a generation's first step.
     commit_seconds: f64,
-    /// The next commit is to hold.
+    /// The next commit shall hold.
     hold: bool,
-    /// Who is fed, and from when on.
+    /// The workers that this member feeds, and from which step on.
     feeds: Feeds,
-    /// What others have asked for.
+    /// Questions of other workers.
     questions: Questions,
-    /// Shards that this member is to own, if it is fed.
+    /// Shards that the members feed to this member, because it will own them.
     learning: Option<Learning>,
     finish: Finish,
     refused: u64,
-    /// What makes this history one that must not go on.
+    /// The reason why this history must not go on. None if there is none.
     broken: Option<Broken>,
     out: VecDeque<Effect>,
 }
@@ -108,22 +109,22 @@ pub struct Member {
 impl Member {
     // Outputs.
 
-    /// The next thing to be done.
+    /// The next effect, for the shell to carry out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
 
-    /// The plan.
+    /// The member's view of its generation.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What does not change with the generation.
+    /// The part that does not change with the generation.
     pub(super) fn setup(&self) -> &Arc<Setup> {
         &self.setup
     }
 
-    /// The last step whose commit is known here.
+    /// The step of the last commit known here.
     pub fn committed(&self) -> Step {
         self.holdings.committed()
     }
@@ -138,7 +139,7 @@ impl Member {
         self.holdings.settled
     }
 
-    /// What the step under way waits for, beside this member's own computing.
+    /// What the step under way waits for, apart from this member's own computing.
     pub fn waits_for(&self) -> Option<(Step, Waiting)> {
         let computed = self.holdings.gradients.contributions().len();
         let waiting = match self.round.voted {
@@ -154,7 +155,7 @@ impl Member {
         self.refused
     }
 
-    /// An invariant of the whole generation that does not hold, once this member has seen it.
+    /// A broken invariant of the whole generation. None until this member has seen one.
     pub fn broken(&self) -> Option<&Broken> {
         self.broken.as_ref()
     }
@@ -164,37 +165,37 @@ impl Member {
         self.settled().0 == self.setup.run.steps
     }
 
-    /// What the member has to report, once it is done: the step leader also waits until every line
-    /// is recorded.
+    /// The member's results, once it is done. The step leader also waits until every line is
+    /// written.
     pub fn result(&self) -> Option<&Summary> {
         let is_told = self.is_settled() && self.holdings.written >= self.settled();
         let told = !self.plan.leads() || is_told;
         self.finish.summary().filter(|_| told && !self.pace.is_promised())
     }
 
-    /// Whether its master weights are those of the last step, and it may say so.
+    /// Whether its master weights are those of the last step, and no promise forbids it to say so.
     pub(super) fn has_finished(&self) -> bool {
         self.finish.summary().is_some() && !self.pace.is_promised()
     }
 
-    /// Lines of settled steps that are not written yet, oldest first; the step leader's, or if all
-    /// members are `asked` for theirs.
+    /// Unwritten lines of settled steps, oldest first. The step leader returns them always, other
+    /// members only if the leader has `asked` all members.
     pub fn settled_lines(&self, asked: bool) -> impl Iterator<Item = &MetricsLine> {
         let tells = asked || self.plan.leads();
         self.holdings.lines_up_to(if tells { self.settled() } else { Step(0) })
     }
 
-    /// The newest step whose line is written, as the leader has said last.
+    /// The newest step whose line is written, as the leader said last.
     pub fn written_step(&self) -> Step {
         self.holdings.written
     }
 
-    /// Whether its last commit holds, and all that follows from it is done.
+    /// Whether its last commit holds, and the member has done all that follows from it.
     pub fn is_held(&self) -> bool {
         self.pace.is_holding() && self.updating.is_empty() && self.gathering.is_empty()
     }
 
-    /// Bytes that it lacks of what it learns.
+    /// Bytes that it still lacks of the shards that it learns.
     pub fn behind(&self) -> u64 {
         let parts = self.setup.state_parts();
         let behind =
@@ -202,7 +203,7 @@ impl Member {
         self.learning.as_ref().map_or(0, behind)
     }
 
-    /// Whether it has learned all that it was fed.
+    /// Whether it has learned all that the members feed it.
     pub fn is_ready(&self) -> bool {
         let current = |learning: &Learning| learning.is_current(&self.holdings);
         let rests = self.setup.starts_no_step(self.plan.record());
@@ -210,7 +211,7 @@ impl Member {
         self.learning.as_ref().is_some_and(|learning| heard(learning) && current(learning))
     }
 
-    /// What it holds, as an answer to a Pause.
+    /// The member's state, as an answer to a Pause.
     pub(super) fn status(
         &self,
         pause: (Term, Generation),
@@ -224,7 +225,7 @@ impl Member {
 
     // Inputs.
 
-    /// Another member, or a learner, says something of this generation.
+    /// Another member, or a learner, sends a message of this generation.
     pub fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
         match message {
             Message::Prepared(vote) => self.cast(from, vote),
@@ -241,7 +242,7 @@ impl Member {
         self.advance(now);
     }
 
-    /// The device has done something.
+    /// The device reports.
     pub fn report(&mut self, now: Time, report: Report) {
         let Some(report) = self.follow_device(report) else { return };
         match report {
@@ -274,7 +275,7 @@ impl Member {
                     self.device(Job::Masters { to });
                 }
             }
-            // Of the file and of ends the core keeps account.
+            // The core handles reports on the file and on failures.
             Report::Entered { .. }
             | Report::Opened
             | Report::Unwritten(_)
@@ -285,8 +286,8 @@ impl Member {
         self.advance(now);
     }
 
-    /// Time passes for the device, too: it computes if it has the parameters of others. Its own it
-    /// makes itself.
+    /// Time passes for the device, too. It computes only if it has the parameters of other owners.
+    /// It makes its own by itself.
     pub(super) fn look(&mut self, now: Time) {
         let is_ready = self.gathering.is_empty() && self.holdings.gradients.is_computed();
         self.holdings.progress.look(now, is_ready);
@@ -327,7 +328,7 @@ impl Member {
         }
     }
 
-    /// The header of a tensor of this generation, still without its length.
+    /// The header of a tensor of this generation. The caller fills in its length.
     fn chunk(&self, kind: ChunkKind, shard: Shard) -> Chunk {
         let step = match kind {
             ChunkKind::Partial | ChunkKind::Reduced => self.step(),
@@ -343,7 +344,7 @@ impl Member {
         self.refused += 1;
     }
 
-    // Parts of the whole.
+    // Common parts.
 
     /// The step under way.
     fn step(&self) -> Step {

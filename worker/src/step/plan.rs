@@ -1,7 +1,7 @@
-//! What a generation's record means for one member: who sends what to whom.
+//! What a generation's record means for one member: its senders, its receivers, and their pieces.
 //!
 //! Input: the record, the worker, the number of parameters and data shards. Output: answers, all
-//! pure. The plan is also the gate: a piece that it does not expect is refused.
+//! pure. The plan is also the gate: a member refuses a piece that the plan does not expect.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -26,13 +26,13 @@ pub struct Plan {
     owned: BTreeMap<Shard, bool>,
 }
 
-/// A record that this worker cannot take part in.
+/// Why this worker cannot take part in a record.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The record contradicts itself.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The worker is not listed.
+    /// The record does not list the worker.
     #[error("the worker with id {worker} is not a member of generation {generation}")]
     NotMember {
         /// The worker.
@@ -66,12 +66,12 @@ impl Plan {
         Ok(Self { roster, worker, rank, tree, subtrees, owned })
     }
 
-    /// The record.
+    /// The record that the plan follows.
     pub fn record(&self) -> &Record {
         self.roster.record()
     }
 
-    /// The record with the sizes of what it shares out.
+    /// The record with the sizes of its shards.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
@@ -81,12 +81,12 @@ impl Plan {
         self.roster.generation()
     }
 
-    /// This member.
+    /// The id of this member.
     pub fn worker(&self) -> WorkerId {
         self.worker
     }
 
-    /// Its rank.
+    /// The rank of this member. Rank 0 is the step leader.
     pub fn rank(&self) -> Rank {
         self.rank
     }
@@ -111,7 +111,7 @@ impl Plan {
         self.subtrees[self.rank.0 as usize].iter().copied()
     }
 
-    /// The subtree, of those that this member sends, that contains a node.
+    /// The subtree that this member sends and that contains a node. None if no such subtree does.
     pub fn target(&self, node: Node) -> Option<Node> {
         let range = self.tree.range(node);
         let holds = |target: &Node| {
@@ -137,7 +137,7 @@ impl Plan {
         self.roster.shards()
     }
 
-    /// The elements of a parameter shard.
+    /// The number of elements of a parameter shard. 0 if there is no such shard.
     pub fn length(&self, shard: Shard) -> usize {
         self.roster.length(shard)
     }
@@ -162,7 +162,8 @@ impl Plan {
     }
 
     /// The members that get a shard's new parameters from its primary: all but its owners. The
-    /// order begins after this member's own rank, so that not all primaries send to one at once.
+    /// order begins after this member's own rank, so that not all primaries send to the same member
+    /// at once.
     pub fn gatherers(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
         let owners = self.record().owners_of(shard);
         let world = self.record().world_size();

@@ -1,12 +1,12 @@
 //! How long the device takes for a data shard, and how long it has computed the present one.
 //!
 //! Input: time, whether the device has all that it needs, and its reports. Output: a [`ShardTime`]
-//! for the heartbeat, by which a coordinator notices a device that hangs while its worker's
-//! heartbeats go on. Waiting for parameters is no part of a data shard's time, but loading is: a
-//! data set that is always slow has long data shards. The first data shard after the model was
-//! built is never under suspicion, since a device may compile then; nor is a validation, which is
-//! no data shard. A change of generation builds nothing, so what is usual outlives it: a sample
-//! that hangs one worker after the other is found at each of them.
+//! for the heartbeat. A coordinator uses it to notice a device that hangs while its worker's
+//! heartbeats go on. The time of a data shard does not include waiting for parameters, but it
+//! includes loading: a data set that is always slow has long data shards. The first data shard
+//! after a build is never under suspicion, since a device may compile then. Nor is a validation,
+//! which is not a data shard. A change of generation builds nothing, so the usual time outlives it:
+//! the coordinator finds a sample that hangs one worker after the other at each of them.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -15,28 +15,28 @@ use std::time::Duration;
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::time::Time;
 
-/// Most that counts of the time between two looks: a process that stood still in between has not
-/// computed meanwhile.
+/// The most that counts of the time between two looks. A process that stood still in between has
+/// not computed meanwhile.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The device's progress since its model was built. What is under way is kept at a change of
-/// generation until the device has followed: a device that hangs then never does.
+/// The device's progress since its model was built. At a change of generation the time under way
+/// stays until the device has followed, because a device that hangs then never follows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// When somebody last looked while the device had something to compute.
+    /// The last look at which the device had something to compute. None if it had nothing.
     looked: Option<Time>,
-    /// How long it has computed the present data shard.
+    /// How long the device has computed the present data shard.
     under_way: Duration,
     usual: Usual,
-    /// When time passed last, and how much has passed since the newest data shard, not counting
-    /// spans in which this process stood still.
+    /// The last look at all, and the time since the newest data shard. That time leaves out spans
+    /// in which this process stood still.
     passed: (Option<Time>, Duration),
 }
 
 /// How long a data shard takes as a rule.
 #[derive(Clone, Copy, Debug, Default)]
 enum Usual {
-    /// The device has computed none yet.
+    /// The device has computed no data shard yet.
     #[default]
     Unknown,
     /// Not longer than the first one, in which the device may have compiled.
@@ -46,7 +46,7 @@ enum Usual {
 }
 
 impl Usual {
-    /// Another data shard took so long. What is usual rises at once and falls slowly.
+    /// Another data shard took so long. The usual time rises at once and falls slowly.
     fn after(self, took: Duration) -> Self {
         match self {
             Self::Unknown => Self::AtMost(took),
@@ -79,9 +79,9 @@ impl Progress {
         }
     }
 
-    /// The device has computed a data shard, whose samples took so long to load. They may have been
-    /// loaded ahead, and will not be where a generation begins: so that time is usual, too, but for
-    /// the time in which this process stood still.
+    /// The device has computed a data shard, and its samples took so long to load. The loader may
+    /// have loaded them ahead, and cannot do so when a generation begins. So the usual time
+    /// includes the load time, except for spans in which this process stood still.
     pub(super) fn computed(&mut self, now: Time, loaded: Duration) {
         let is_timed = self.looked.is_some();
         self.look(now, true);
@@ -92,12 +92,13 @@ impl Progress {
         }
     }
 
-    /// The device has followed into the generation: what it computed in the one before is done.
+    /// The device has followed into the generation, so its work of the one before is done.
     pub(super) fn entered(&mut self) {
         (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
-    /// What a heartbeat says, once it is known what is usual.
+    /// The times for a heartbeat. None before the usual time is known, or while nothing is
+    /// computed.
     pub(super) fn told(&self) -> Option<ShardTime> {
         let ms = |time: Duration| time.as_millis() as u64;
         let usual = self.usual.known().filter(|_| self.looked.is_some())?;
@@ -109,7 +110,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// A device whose data shards take so many tenths of a second, the last one under way.
+    /// A device with data shards that take so many tenths of a second. The last one is under way.
     fn computing(tenths: &[u64]) -> Progress {
         let (mut progress, mut now) = (Progress::default(), Time(0));
         progress.look(now, true);

@@ -1,4 +1,5 @@
-//! A generation's record with the sizes of what it shares out: what members and learners ask alike.
+//! A generation's record with the sizes of its shards: the questions that members and learners
+//! share.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -17,13 +18,13 @@ impl Roster {
     /// The roster of `record`, for a model of `parameters` and a batch of `data_shards`.
     ///
     /// # Errors
-    /// What the record contradicts.
+    /// If the record contradicts itself.
     pub fn new(record: Record, parameters: usize, data_shards: u32) -> Result<Self, RecordError> {
         record.validate(data_shards, reduce::shard_count(parameters) as u32)?;
         Ok(Self { record, parameters })
     }
 
-    /// The record.
+    /// The record itself.
     pub fn record(&self) -> &Record {
         &self.record
     }
@@ -43,7 +44,7 @@ impl Roster {
         self.record.shards()
     }
 
-    /// The elements of a parameter shard; 0 if there is no such shard.
+    /// The elements of a parameter shard. 0 if there is no such shard.
     pub fn length(&self, shard: Shard) -> usize {
         reduce::shard_range(self.parameters, shard.0 as usize).len()
     }

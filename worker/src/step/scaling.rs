@@ -1,16 +1,16 @@
 //! The loss scale of each step, as a pure function of the decisions on all steps before.
 //!
-//! Gradients of fp16 vanish below 6e-8 and overflow above 65,504; a scale that is as great as it
-//! can be without the latter keeps the most of them (Micikevicius et al., "Mixed Precision
-//! Training", 2018). Nobody can know it beforehand, so it is found: halved whenever a step was
-//! skipped, doubled now and then where none was. It is only known here; the device applies it.
+//! Gradients of fp16 vanish below 6e-8 and overflow above 65,504. The largest scale that does not
+//! overflow keeps the most of them (Micikevicius et al., "Mixed Precision Training", 2018). Nothing
+//! tells this scale beforehand, so the run finds it. A skipped step halves the scale, and a long
+//! row of good steps doubles it. Only this module knows the rule. The device applies the scale.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{Commit, Decision, LossScale};
 
-/// So many good steps in a row double the scale.
+/// After so many good steps in a row the scale doubles.
 pub const GROWTH: u32 = 2_000;
 
 /// The scale of the first step: 65,536.
@@ -19,17 +19,17 @@ const FIRST_EXPONENT: u8 = 16;
 /// How the loss scale of a run changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaling {
-    /// It is 1: f32 and bf16 have the range.
+    /// The scale is always 1: f32 and bf16 have the range.
     Fixed,
-    /// It follows from what was skipped: fp16.
+    /// The scale follows from the skipped steps: fp16.
     Dynamic {
-        /// So many good steps in a row double it.
+        /// After so many good steps in a row the scale doubles.
         growth: u32,
     },
 }
 
 impl Scaling {
-    /// That of a run in this precision, whose scale doubles after `growth` good steps, if it does.
+    /// The rule for a run in this precision. The scale of fp16 doubles after `growth` good steps.
     pub fn of(precision: Precision, growth: u32) -> Self {
         match precision {
             Precision::F32 | Precision::Bf16 => Self::Fixed,
@@ -45,7 +45,7 @@ impl Scaling {
         }
     }
 
-    /// The scale of the step after the last one that has committed.
+    /// The scale of the step after the last committed one.
     pub fn after(self, last: Option<&Commit>) -> LossScale {
         match (self, last) {
             (Self::Dynamic { .. }, Some(commit)) => commit.loss_scale,
@@ -53,7 +53,7 @@ impl Scaling {
         }
     }
 
-    /// The scale that follows a step's, by the decision on the step.
+    /// The scale of the next step, from a step's scale and the decision on it.
     pub fn next(self, scale: LossScale, decision: Decision) -> LossScale {
         let Self::Dynamic { growth } = self else { return self.first() };
         let LossScale { exponent, good } = scale;

@@ -1,4 +1,4 @@
-//! What a worker knows of its run, whatever the generation.
+//! What a worker knows of its run, in every generation.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -9,10 +9,10 @@ use everstep_transport::protocol::{Record, RunSpec, Step};
 use super::scaling::Scaling;
 use crate::optimize;
 
-/// What does not change with the generation.
+/// The part that does not change with the generation.
 #[derive(Debug)]
 pub struct Setup {
-    /// The run.
+    /// The specification of the run.
     pub run: RunSpec,
     /// How many parameters the model has.
     pub parameters: usize,
@@ -24,7 +24,7 @@ pub struct Setup {
     pub tokens_per_step: u64,
     /// Wall clock at the core's time zero.
     pub unix_ms_at_zero: u64,
-    /// Where new buffers come from.
+    /// The pool of the buffers for tensors.
     pub pool: Pool,
     /// Bytes of kept sums that a member adds up at once.
     pub merge_bytes: usize,

@@ -1,8 +1,8 @@
 //! A name for one state of all parameters.
 //!
-//! A step number alone does not name it: a step that was committed without anyone's knowledge is
-//! done again by the next generation. With the generation that committed it, it does: a generation
-//! commits a step once.
+//! A step number alone does not name a state. A generation may commit a step that no survivor knows
+//! of, and the next generation does that step again. Step and generation together do name it,
+//! because a generation commits a step once.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -11,9 +11,9 @@ use everstep_transport::protocol::{Commit, Generation, Record, Step};
 /// The state after a step that a generation committed. The default is the initial state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// The step.
+    /// The step that made the state. 0 for the initial state.
     pub step: Step,
-    /// The generation that committed it; 0 for the initial state.
+    /// The generation that committed it. 0 for the initial state.
     pub generation: Generation,
 }
 
@@ -29,8 +29,8 @@ impl Version {
         Self { step: record.resume, generation }
     }
 
-    /// The state after `step`, as a generation in which it is current knows it; none if it is older
-    /// than what the generation began with.
+    /// The state after `step` in the history of this generation. None if it is older than the state
+    /// that the generation began with.
     pub fn within(record: &Record, step: Step) -> Option<Self> {
         let resumed = Self::resumed(record);
         match step.cmp(&resumed.step) {

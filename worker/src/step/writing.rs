@@ -1,4 +1,4 @@
-//! How the model's file comes about on the one worker that writes it.
+//! How the one worker that writes the model makes its file.
 //!
 //! ```text
 //! Opening -- the file has its room --> Gathering -- every shard is durable --> written
@@ -7,9 +7,9 @@
 //!    +-------- after a pause -------- Resting
 //! ```
 //!
-//! Weights are asked for only once the file takes them, so an error of the disk costs no traffic
-//! and no memory: owners keep their state until the run is over. It does not know who the owners
-//! are, nor why this worker was chosen.
+//! The worker asks for weights only once the file can take them, so an error of the disk costs no
+//! traffic and no memory: owners keep their state until the run is over. This module does not know
+//! the owners, nor why the leader chose this worker.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -19,11 +19,11 @@ use std::time::Duration;
 use everstep_transport::protocol::Shard;
 use everstep_transport::time::Time;
 
-/// How long the first error is waited out; each next one twice as long.
+/// The pause after the first error. Each further pause is twice as long.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after an error.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Owners that have sent nothing for so long are asked again.
+/// The worker asks owners again if nothing has come for so long.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// A model's file under way.
@@ -33,7 +33,7 @@ pub(super) struct Writing {
     /// How many shards the file has.
     shards: u32,
     pause: Duration,
-    /// The newest error, until the file is open again.
+    /// The newest error. None once the file is open again.
     error: Option<String>,
 }
 
@@ -41,33 +41,33 @@ pub(super) struct Writing {
 enum Stage {
     /// The device opens the file.
     Opening,
-    /// These shards have not come; since when nothing came.
+    /// These shards are still missing, and nothing has come since this time.
     Gathering(BTreeSet<Shard>, Time),
-    /// It failed, and is opened again at this time.
+    /// The file failed. The device opens it again at this time.
     Resting(Time),
 }
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// The device opens the file.
+    /// The device shall open the file.
     Open,
-    /// The owners are asked for their weights.
+    /// The worker shall ask the owners for their weights.
     Ask,
 }
 
 impl Writing {
-    /// The device is to open the file now.
+    /// A file that the device shall open now.
     pub fn begin(shards: u32) -> Self {
         Self { stage: Stage::Opening, shards, pause: FIRST_PAUSE, error: None }
     }
 
-    /// Why the file cannot be written, while it cannot.
+    /// Why the file cannot be written. None while it can.
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
 
-    /// The shards that are awaited.
+    /// The shards that the file still lacks.
     pub fn missing(&self) -> BTreeSet<Shard> {
         match &self.stage {
             Stage::Gathering(missing, _) => missing.clone(),
@@ -75,13 +75,13 @@ impl Writing {
         }
     }
 
-    /// The file is open: every shard is awaited, and the owners are to be asked.
+    /// The file is open: it lacks every shard, and the worker asks the owners.
     pub fn opened(&mut self, now: Time) {
         self.stage = Stage::Gathering((0..self.shards).map(Shard).collect(), now);
         self.error = None;
     }
 
-    /// A shard's weights have come; says whether they were awaited.
+    /// A shard's weights have come. Returns whether the file lacked them.
     pub fn takes(&mut self, now: Time, shard: Shard) -> bool {
         let Stage::Gathering(missing, since) = &mut self.stage else { return false };
         let awaited = missing.remove(&shard);
@@ -91,14 +91,14 @@ impl Writing {
         awaited
     }
 
-    /// The file could not be opened or written.
+    /// The device could not open or write the file.
     pub fn failed(&mut self, now: Time, reason: String) {
         self.stage = Stage::Resting(now + self.pause);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
         self.error = Some(reason);
     }
 
-    /// What time has made due.
+    /// The action that is due now, if any.
     pub fn tick(&mut self, now: Time) -> Option<Due> {
         match &mut self.stage {
             Stage::Resting(until) if now >= *until => {

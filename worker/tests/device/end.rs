@@ -11,7 +11,7 @@ fn finish(data_shards: std::ops::Range<u32>) -> Job {
     Job::Finish { version: Step(2), data_shards }
 }
 
-/// The end: the summary, and the masters to be written.
+/// Ends the run: returns the summary, and the masters to write.
 fn end(bench: &mut Bench, data_shards: std::ops::Range<u32>) -> (Summary, Vec<(Shard, Shared)>) {
     let reports = bench.give(finish(data_shards));
     let [Report::Finished(summary)] = reports.as_slice() else { panic!("{reports:?}") };

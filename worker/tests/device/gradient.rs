@@ -11,7 +11,7 @@ use crate::support::{
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Invariant I3 for a redo: whoever computes which data shards, in however many jobs.
+    /// Invariant I3 for a redo: any worker may compute any data shards, in any number of jobs.
     #[test]
     fn data_shards_in_any_number_of_jobs_add_up_to_the_same_bits(
         jobs in prop::collection::vec(0usize..4, DATA_SHARDS as usize),
@@ -56,7 +56,7 @@ fn a_skipped_step_relabels_and_changes_nothing_else() {
     assert_eq!(bench.reduced(2).len() as u32, SHARDS, "nothing is waited for");
 }
 
-/// All but the gradient inside the model is in true units.
+/// Only the gradient inside the model carries the scale. All other values are in true units.
 #[test]
 fn a_loss_scale_changes_no_bit_of_partials_and_losses() {
     for accumulate in [1, 3] {
@@ -93,7 +93,8 @@ fn after_a_rollback_everything_is_as_the_seed_says() {
         let first = bench.give(enter(1, Origin::Seed, 0..SHARDS));
         let whole = bits(&bench.reduced(1));
         let trained: Vec<_> = (1..4).map(|step| bench.train(step, 0..SHARDS)).collect();
-        // Of fewer shards: the others' parameters are to be computed with all the same.
+        // Fewer shards are owned. The device computes with the parameters of the others all the
+        // same.
         let entered = bench.give(enter(2, Origin::Seed, 1..3));
         assert_eq!(owned(&entered), owned(&first)[1..3]);
         assert_eq!(bits(&bench.reduced(1)), whole);

@@ -10,7 +10,7 @@ use crate::support::{
 
 const ASKING: WorkerId = WorkerId(7);
 
-/// A shard's state as it arrives, to be spoilt at will.
+/// A shard's state as it arrives. A test may spoil it.
 struct State {
     shard: Shard,
     version: Step,
@@ -179,7 +179,7 @@ fn what_is_shared_is_what_the_primary_computes_with() {
                 owner.give(relabel(step + 1, shard));
             };
             ask(1);
-            ask(2); // a skipped step rounds nothing anew
+            ask(2); // a skipped step does not round again
             let rounded = sent[0].1.iter().all(|value| value.to_bits().trailing_zeros() >= 16);
             assert!(rounded, "they travel in bf16");
         }

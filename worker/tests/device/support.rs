@@ -1,4 +1,4 @@
-//! A device on a bench: jobs are given by hand, also those that come while a pass waits.
+//! A device on a bench: the test gives the jobs, also those that come while a pass waits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -87,13 +87,13 @@ impl Dataset for Sums {
     }
 }
 
-/// A device, and what it is told and says.
+/// A device, the jobs for it, and its reports.
 pub struct Bench {
     device: Device,
     script: Script,
 }
 
-/// Jobs that come one after the other while a pass waits; then there will be no more.
+/// Jobs that come one after the other while a pass waits. Then no more come.
 #[derive(Default)]
 struct Script {
     coming: VecDeque<Job>,
@@ -123,7 +123,7 @@ impl Bench {
         Self::of(&run(), None)
     }
 
-    /// A device of a run, that writes its model into `dir`.
+    /// A device of a run. It writes its model into `dir`.
     pub fn of(run: &RunSpec, dir: Option<PathBuf>) -> Self {
         let registry = builtin::registry().dataset("sums", |_| Ok(Arc::new(Sums)));
         let address = "127.0.0.1:1".parse().expect("an address");
@@ -143,14 +143,14 @@ impl Bench {
         Self { device: built.expect("a device").0, script: Script::default() }
     }
 
-    /// One that has entered from the seed, as primary of these shards.
+    /// A device that has entered from the seed, as primary of these shards.
     pub fn primary_of(shards: Range<u32>) -> Self {
         let mut bench = Self::new();
         bench.give(enter(1, Origin::Seed, shards.clone()));
         bench
     }
 
-    /// Does a job; returns what is reported meanwhile.
+    /// Does a job. Returns the reports of it.
     pub fn give(&mut self, job: Job) -> Vec<Report> {
         self.attempt(job).expect("the device goes on")
     }
@@ -161,35 +161,35 @@ impl Bench {
         Ok(std::mem::take(&mut self.script.reports))
     }
 
-    /// Does a job; `coming` comes, one after the other, whenever a pass waits.
+    /// Does a job. The jobs of `coming` come, one after the other, whenever a pass waits.
     pub fn give_while(&mut self, job: Job, coming: Vec<Job>) -> Vec<Report> {
         self.script.coming = coming.into();
         self.give(job)
     }
 
-    /// Does a job; these questions come beside it.
+    /// Does a job. These questions come beside it.
     pub fn give_beside(&mut self, job: Job, questions: Vec<Job>) -> Vec<Report> {
         self.script.beside = questions.into();
         self.give(job)
     }
 
-    /// How many jobs have not come yet.
+    /// The number of jobs that have not come yet.
     pub fn left(&self) -> usize {
         self.script.coming.len()
     }
 
-    /// Computes a step whole and updates these shards with it; returns their digests.
+    /// Computes a whole step and updates these shards with it. Returns their digests.
     pub fn train(&mut self, step: u64, shards: Range<u32>) -> Vec<u64> {
         let gradients = reduce(&self.give(gradient(step, 0..DATA_SHARDS)));
         shards.map(|shard| updated(&self.give(update(step, shard, &gradients)))).collect()
     }
 
-    /// Computes a step whole; the reduced gradients.
+    /// Computes a whole step. Returns the reduced gradients.
     pub fn reduced(&mut self, step: u64) -> Gradients {
         reduce(&self.give(gradient(step, 0..DATA_SHARDS)))
     }
 
-    /// The digests of these shards, which it owns from now on.
+    /// The digests of these shards. The device owns them from now on.
     pub fn digests(&mut self, shards: Range<u32>) -> Vec<(Shard, Step, u64)> {
         match self.give(enter(9, Origin::Held, shards)).as_slice() {
             [Report::Entered { owned, .. }] => owned.clone(),
@@ -198,10 +198,10 @@ impl Bench {
     }
 }
 
-/// Reduced gradients.
+/// Reduced gradients, by shard.
 pub type Gradients = BTreeMap<Shard, Shared>;
 
-/// What the partials of all data shards, reported in any pieces, add up to.
+/// Adds the partials of all data shards up, in whatever pieces the device reported them.
 pub fn reduce(reports: &[Report]) -> Gradients {
     let tree = Tree::new(DATA_SHARDS);
     let mut sums = BTreeMap::new();
@@ -237,7 +237,7 @@ pub fn enter(generation: u64, origin: Origin, primary: Range<u32>) -> Job {
     Job::Enter { generation: Generation(generation), origin, owned, learned: Vec::new() }
 }
 
-/// The job of entering a generation that this worker only learns in.
+/// The job of entering a generation in which this worker only learns.
 pub fn learn(generation: u64, learned: Range<u32>) -> Job {
     let learned = learned.map(Shard).collect();
     let (generation, origin) = (Generation(generation), Origin::Held);

@@ -1,4 +1,5 @@
-//! A pass that waits for parameters: what is done meanwhile, what is put off, and what ends it.
+//! A pass that waits for parameters: the jobs done meanwhile, the jobs put off, and the jobs that
+//! end it.
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Shard, Step, WorkerId};
@@ -11,7 +12,7 @@ use crate::support::{
 
 const ASKING: WorkerId = WorkerId(7);
 
-/// Primary of shards 0 to 2 at version 1, lacking the parameters of the others.
+/// The primary of shards 0 to 2 at version 1. It lacks the parameters of the others.
 struct Lacking {
     bench: Bench,
     /// The parameters of version 1 of shards 3 to 6.
@@ -38,7 +39,7 @@ fn loads(missing: &[(Shard, Shared)]) -> Vec<Job> {
     missing.iter().map(|(shard, values)| load(shard.0, 1, values)).collect()
 }
 
-/// What is reported, in order, by kind; partial sums aside.
+/// The kinds of the reports, in order, without partial sums.
 fn kinds(reports: &[Report]) -> Vec<&'static str> {
     let kind = |report: &Report| match report {
         Report::Partial { .. } => None,
@@ -67,7 +68,7 @@ fn others_are_answered_while_a_pass_waits() {
     assert_eq!(bits(&reduce(&reports)), bits(&gradients[1]));
 }
 
-/// A pass may take as long as a step, and a worker that learns has to have many states.
+/// A pass may take as long as a step, and a worker that learns needs many states.
 #[test]
 fn others_are_answered_beside_a_pass_that_computes() {
     let mut bench = Bench::primary_of(0..SHARDS);
@@ -151,7 +152,7 @@ fn restore(report: Report) -> Job {
     Job::Restore { shard, version, digest, parts }
 }
 
-/// Its data shards have been given to others, who were faster.
+/// Other workers got its data shards, and were faster.
 #[test]
 fn a_pass_ends_when_its_step_has_committed_without_it() {
     let committed: [fn(&Lacking) -> Job; 3] = [

@@ -1,4 +1,4 @@
-//! What counts as a vote, and what votes add up to.
+//! Which votes count, and what the votes add up to.
 
 use everstep_transport::protocol::{DataShard, Generation, Prepared, Shard, Step};
 use everstep_worker::step::ballot::{Ballot, Diverged, VoteError};

@@ -1,7 +1,7 @@
-//! Several cores with toy devices, and a coordinator that does what the test says.
+//! Several cores with toy devices, and a coordinator that the test plays.
 //!
 //! One thing happens at a time, chosen by a seed: a device takes a step, a message or a piece
-//! arrives, a coordinator's answer does.
+//! arrives, or an answer of the coordinator arrives.
 
 pub mod bench;
 pub mod planner;
@@ -51,13 +51,13 @@ pub struct Node {
     pub core: Core,
     pub bench: Bench,
     pub alive: bool,
-    /// Whom it lets in: the members of its generation, and whom it has met.
+    /// The workers that it lets in: the members of its generation, and those of each Meet.
     peers: BTreeSet<WorkerId>,
-    /// How often it is to go on with what it put off.
+    /// How often the core still has to go on with the work that it put off.
     goes_on: usize,
 }
 
-/// A way from one worker to another on which things keep their order.
+/// A way from one worker to another. Messages and pieces on it keep their order.
 type Way = (WorkerId, WorkerId, Option<Lane>);
 
 pub struct Cluster {
@@ -67,15 +67,15 @@ pub struct Cluster {
     ways: BTreeMap<Way, VecDeque<Parcel>>,
     /// Pairs whose link is cut.
     pub cut: BTreeSet<(WorkerId, WorkerId)>,
-    /// What the coordinator has to say, in order.
+    /// Messages of the coordinator that have not arrived, in order.
     inbox: BTreeMap<WorkerId, VecDeque<Message>>,
     pub record: Option<Record>,
     pub statuses: BTreeMap<WorkerId, Status>,
     pub heartbeats: BTreeMap<WorkerId, Heartbeat>,
     pub results: BTreeMap<WorkerId, WorkerResult>,
-    /// The worker that said that its file of the model is durable.
+    /// The worker that has reported a durable model file.
     pub durable: Option<WorkerId>,
-    /// Step leaders are told to write.
+    /// Whether the coordinator tells step leaders to write.
     pub writes: bool,
     /// Steps whose lines are written, with the bits of their loss.
     pub written: Vec<(Step, u64)>,
@@ -84,7 +84,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// These workers have registered.
+    /// A cluster in which these workers have registered.
     pub fn new(workers: &[u64], run: RunSpec, seed: u64) -> Self {
         let mut cluster = Self {
             run,
@@ -109,7 +109,7 @@ impl Cluster {
         cluster
     }
 
-    /// A worker registers.
+    /// Adds a worker, which registers.
     pub fn join(&mut self, worker: WorkerId) {
         let identity = Identity { name: name(worker), unix_ms_at_zero: 0 };
         let core = Core::new(identity, Pool::new(1 << 22)).merging(1);
@@ -129,9 +129,9 @@ impl Cluster {
         Built { registration, tokens_per_step: 1 }
     }
 
-    // What the test does.
+    // Actions of the test.
 
-    /// The process is gone; the others' links to it too.
+    /// Ends a worker's process, and with it the links of the others to it.
     pub fn kill(&mut self, worker: WorkerId) {
         self.nodes.get_mut(&worker).expect("a worker").alive = false;
         self.ways.retain(|(from, to, _), _| *from != worker && *to != worker);
@@ -149,12 +149,12 @@ impl Cluster {
         &self.nodes[&WorkerId(worker)].core
     }
 
-    /// Tells a worker something and has it answer at once.
+    /// Sends a worker a message, which it handles at once.
     pub fn say(&mut self, worker: WorkerId, message: Message) {
         self.give(worker, Input::Coordinator { link: LINK, message });
     }
 
-    /// Pauses these workers for the next generation and collects what they answer.
+    /// Pauses these workers for the next generation and collects their answers.
     pub fn pause(&mut self, workers: &[WorkerId]) {
         self.statuses.clear();
         let number = self.number().next();
@@ -167,14 +167,14 @@ impl Cluster {
         self.record.as_ref().map_or(Generation(0), |record| record.number)
     }
 
-    /// Pauses everyone alive, and begins a generation of these members.
+    /// Pauses all living workers, and begins a generation of these members.
     pub fn change(&mut self, members: &[WorkerId], cause: Cause) {
         self.pause(&self.alive());
         let record = planner::plan(self, members, cause);
         self.begin(record);
     }
 
-    /// Announces a record to everyone alive, sooner or later.
+    /// Announces a record to all living workers, sooner or later.
     pub fn begin(&mut self, record: Record) {
         if record.cause == Cause::Rollback {
             self.written.retain(|(step, _)| *step <= record.resume);
@@ -218,7 +218,7 @@ impl Cluster {
         }
     }
 
-    /// The announcement to a worker is lost.
+    /// Loses the announcement to a worker.
     pub fn mislay(&mut self, worker: WorkerId) {
         self.inbox.remove(&worker);
     }
@@ -228,7 +228,7 @@ impl Cluster {
         members.iter().map(|member| member.worker).collect()
     }
 
-    /// What a worker has said of itself in the current generation, if it has.
+    /// The last heartbeat of a worker in the current generation, if there is one.
     pub fn heard(&self, worker: WorkerId) -> Option<&Heartbeat> {
         let heartbeat = self.heartbeats.get(&worker);
         heartbeat.filter(|heartbeat| heartbeat.generation == self.number())
@@ -238,7 +238,7 @@ impl Cluster {
         self.committed().0 == self.run.steps
     }
 
-    /// Lets things happen until this holds.
+    /// Runs events until this holds.
     pub fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         for _ in 0..200_000 {
             if holds(self) {
@@ -249,12 +249,12 @@ impl Cluster {
         panic!("it never came that {what}; failures: {:?}", self.failures);
     }
 
-    /// Lets so many things happen.
+    /// Runs so many events.
     pub fn steps(&mut self, count: u64) {
         (0..count).for_each(|_| self.step());
     }
 
-    /// Until every member has reported, and the model is durable.
+    /// Runs until every member has reported, and the model is durable.
     pub fn finish(&mut self) {
         self.until("the run ends", |cluster| {
             let mut members = cluster.members().into_iter();
@@ -274,9 +274,9 @@ impl Cluster {
         ((self.seed >> 33) as usize) % below.max(1)
     }
 
-    // What happens.
+    // The events.
 
-    /// One thing happens.
+    /// One event happens.
     pub fn step(&mut self) {
         self.now = self.now + Duration::from_millis(1);
         let alive = self.alive();
@@ -306,7 +306,7 @@ impl Cluster {
         self.give(worker, Input::Tick);
     }
 
-    /// Something arrives, if it is let in.
+    /// A message or a piece arrives, if its receiver lets it in.
     fn carry(&mut self) {
         let open = |way: &&Way| {
             !self.cut.contains(&(way.0, way.1)) && self.nodes[&way.1].peers.contains(&way.0)
@@ -370,7 +370,7 @@ impl Cluster {
             Effect::Enter(record) => {
                 let peers = record.members.iter().map(|member| member.worker).collect();
                 self.nodes.get_mut(&worker).expect("a worker").peers = peers;
-                // What this worker had to say in an older generation is dropped.
+                // This worker's unsent messages of an older generation are dropped.
                 self.ways.retain(|(from, _, _), _| *from != worker);
             }
             Effect::Meet { worker: learner, .. } => {
@@ -426,7 +426,7 @@ impl Cluster {
         }
     }
 
-    /// What the step leader was told may be lost.
+    /// Tells the step leader again to write, since the first message may be lost.
     fn remind_writer(&mut self) {
         let writer = self.record.as_ref().map(|record| record.step_leader());
         let waits = self.writes && self.is_over() && self.durable.is_none();

@@ -1,5 +1,5 @@
-//! A worker among three coordinators: whom it obeys, what it tells whom, and what no change of
-//! leaders costs.
+//! A worker among three coordinators: which one it obeys, what it tells each, and that no change of
+//! leaders costs a step.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -37,13 +37,13 @@ fn lose(solo: &mut Solo, link: LinkId) {
     solo.give(Input::CoordinatorLost { link });
 }
 
-/// What it told since it was last asked: on which link, and a word for it.
+/// Its messages since the last question: on which link, and a word for each.
 fn told(solo: &mut Solo) -> Vec<(LinkId, &'static str)> {
     let told = solo.told_by_link().into_iter();
     told.map(|(link, message)| (link, message.name())).collect()
 }
 
-/// The Hellos among it: on which link, and as whom.
+/// The Hellos since the last question: on which link, and under which id.
 fn greeted(solo: &mut Solo) -> Vec<(LinkId, Option<WorkerId>)> {
     let told = solo.told_by_link().into_iter();
     told.filter_map(|(link, message)| match message {
@@ -62,7 +62,7 @@ fn committed(solo: &Solo) -> Option<Step> {
     solo.core.member().map(|member| member.committed())
 }
 
-/// Takes a step in which it votes, from the commit before.
+/// Takes a step from the commit before it: the worker votes, and then gets the commit.
 fn take_step(solo: &mut Solo, step: u64) {
     solo.prepare(step);
     assert!(solo.sent().iter().any(|(_, what)| what == "prepared"), "step {step}");
@@ -78,7 +78,7 @@ fn every_coordinator_is_greeted_and_the_leader_alone_is_told() {
     assert_eq!(greeted(&mut solo), [(SECOND, Some(OWN)), (THIRD, Some(OWN))]);
     beat(&mut solo);
     assert_eq!(told(&mut solo), [(LINK, "heartbeat")]);
-    // Who follows may be silent for as long as it likes.
+    // A follower may be silent for as long as it likes.
     (0..100).for_each(|_| beat(&mut solo));
     assert!(told(&mut solo).iter().all(|(link, _)| *link == LINK));
 }
@@ -128,8 +128,7 @@ fn without_any_coordinator_training_goes_on() {
     assert_eq!(greeted(&mut solo), [(LinkId(4), Some(OWN))]);
 }
 
-/// Invariant I7, as far as it is about terms: whoever was stopped does not know that its reign is
-/// over.
+/// Invariant I7, for terms: a leader that stood still does not know that its reign is over.
 #[test]
 fn a_stale_leader_is_not_obeyed() {
     let mut solo = among_three();
@@ -161,7 +160,8 @@ fn a_stale_leader_is_not_obeyed() {
     assert_eq!(told(&mut solo), [(SECOND, "fetch_record")]);
 }
 
-/// What it says may be true of who this was; and it must know, for when it leads again.
+/// The verdict may be true of an earlier worker. The coordinator must know this one's id, for its
+/// next reign.
 #[test]
 fn a_coordinator_that_takes_this_worker_for_another_is_told_who_it_is() {
     let mut solo = among_three();
@@ -187,18 +187,18 @@ fn a_promise_is_given_to_whoever_asks_for_it_in_the_highest_term() {
     let mut solo = among_three();
     solo.hear(Message::Pause { term: TERM, number: NEXT });
     assert_eq!(told(&mut solo), [(LINK, "status")]);
-    // Whether it was let in before does not matter.
+    // It does not matter whether that leader had let the worker in before.
     solo.hear_on(SECOND, Message::Pause { term: LATER, number: NEXT });
     assert_eq!(told(&mut solo), [(SECOND, "status")]);
     solo.hear(Message::Pause { term: TERM, number: NEXT });
     assert_eq!(told(&mut solo), []);
     assert_eq!(solo.core.promised(), (LATER, NEXT));
-    // To be let in is no promise.
+    // A leader that lets the worker in has no promise yet.
     solo.hear_on(THIRD, registered(Term(LATER.0 + 1)));
     assert_eq!(solo.core.promised(), (LATER, NEXT));
 }
 
-/// The verdict is the log's, and was confirmed by who says it.
+/// The verdict is in the log, and its sender has confirmed it.
 #[test]
 fn who_is_evicted_by_one_while_another_leads_begins_again_with_all() {
     let mut solo = among_three();
@@ -210,8 +210,7 @@ fn who_is_evicted_by_one_while_another_leads_begins_again_with_all() {
     beat(&mut solo);
     assert_eq!(told(&mut solo), []);
 
-    // What the one that was taken for the leader says in its old term does not count, if there was
-    // a later one.
+    // Messages of the old leader in its old term do not count, if there was a later term.
     solo.hear_on(THIRD, Message::Welcome { run: run(10), term: LATER });
     solo.hear(Message::Welcome { run: run(10), term: TERM });
     solo.give(Input::Built(Cluster::built()));
@@ -248,7 +247,7 @@ fn whoever_leads_when_the_model_is_built_is_registered_with() {
     assert!(solo.took().is_empty(), "one build is enough");
     solo.give(Input::Built(Cluster::built()));
     assert_eq!(told(&mut solo), [(SECOND, "register")]);
-    // The answer never comes.
+    // The answer of that leader never comes.
     lose(&mut solo, SECOND);
     solo.hear_on(THIRD, Message::Welcome { run: run(10), term: Term(LATER.0 + 1) });
     assert_eq!(told(&mut solo), [(THIRD, "register")]);
@@ -304,7 +303,7 @@ fn the_last_word_goes_to_all() {
     assert_eq!(told(&mut solo), [(SECOND, "failed"), (THIRD, "failed")]);
 }
 
-// Who the coordinators are.
+// The list of coordinators.
 
 fn view(id: u64, port: u16) -> CoordinatorView {
     CoordinatorView {
@@ -315,7 +314,7 @@ fn view(id: u64, port: u16) -> CoordinatorView {
     }
 }
 
-/// What the shell is to hold links to, if that has changed.
+/// The list of coordinators for the shell, if it has changed.
 fn lists(solo: &mut Solo) -> Option<Vec<CoordinatorView>> {
     let lists = solo.took().into_iter().filter_map(|effect| match effect {
         Effect::Coordinators(all) => Some(all),
@@ -324,7 +323,7 @@ fn lists(solo: &mut Solo) -> Option<Vec<CoordinatorView>> {
     lists.last()
 }
 
-/// A coordinator says who they are.
+/// A coordinator sends the list of coordinators.
 fn list(
     solo: &mut Solo,
     from: LinkId,
@@ -357,7 +356,7 @@ fn an_old_list_of_coordinators_counts_for_nothing_whoever_says_it() {
     }
 }
 
-/// Its old process is dead, and does not say so.
+/// The leader's old process is dead, and does not say so.
 #[test]
 fn a_leader_that_comes_under_a_new_address_is_greeted_there_and_obeyed() {
     let mut solo = among_three();

@@ -1,4 +1,4 @@
-//! The worker's core with a device that answers at once: what it tells the coordinator.
+//! The worker's core with a device that answers at once: its messages to the coordinator.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ const SAMPLES: u64 = 100;
 const WORKER: WorkerId = WorkerId(7);
 const LINK: LinkId = LinkId(1);
 
-/// A lone worker whose model has one parameter shard, and what it has said.
+/// A lone worker with a model of one parameter shard, and its messages.
 struct Lone {
     core: Core,
     sampler: Sampler,
@@ -29,7 +29,7 @@ struct Lone {
 }
 
 impl Lone {
-    /// In training, as far as it comes by itself.
+    /// A worker in training, as far as it gets by itself.
     fn training(steps: u64) -> Self {
         let run = RunSpec { steps, copies: 1, ..exemplars::run() };
         let mut record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
@@ -41,7 +41,7 @@ impl Lone {
         lone
     }
 
-    /// Waits for a generation.
+    /// A worker that waits for a generation.
     fn registered(name: NodeName, run: RunSpec) -> Self {
         let mut lone = Self::new(name, &run);
         let registration = registration((1_024, 1, SAMPLES), None);
@@ -117,7 +117,7 @@ impl Lone {
         self.core.member().map_or(Step(0), |member| member.committed())
     }
 
-    /// Answers every heartbeat as a coordinator does; returns the steps whose lines it was told.
+    /// Answers every heartbeat as a coordinator does. Returns the steps of the lines that it got.
     fn answer(&mut self) -> Vec<u64> {
         let mut written = Vec::new();
         while let Some(message) = self.told.pop_front() {
@@ -146,8 +146,8 @@ impl Lone {
     }
 }
 
-/// Invariant I18: what it has asked for is not refused. Found by a simulation in which a process
-/// was started again while the cluster began, and another was there too late.
+/// Invariant I18: the worker does not refuse the record that it asked for. Found by a simulation in
+/// which a process was started again while the cluster began, and another one joined too late.
 #[test]
 fn a_worker_in_excess_fetches_the_record_once_and_waits() {
     let name = NodeName::parse("in-excess").expect("a valid name");

@@ -1,4 +1,4 @@
-//! From generation to generation: whatever happens, the bits are those of a run of one worker.
+//! From generation to generation: after any changes, the bits are those of a run of one worker.
 
 use std::sync::OnceLock;
 
@@ -38,12 +38,12 @@ pub fn begun(ids: &[u64], seed: u64) -> Cluster {
     cluster
 }
 
-/// Until a step has committed somewhere.
+/// Runs until a step has committed somewhere.
 fn reach(cluster: &mut Cluster, step: u64) {
     cluster.until("the step commits", |cluster| cluster.committed() >= Step(step));
 }
 
-/// The record of these members, which starts no step.
+/// Begins a generation of these members that starts no step.
 fn wait_with(cluster: &mut Cluster, members: &[WorkerId]) {
     cluster.pause(&cluster.alive());
     let mut record = planner::plan(cluster, members, Cause::Lost);
@@ -52,7 +52,7 @@ fn wait_with(cluster: &mut Cluster, members: &[WorkerId]) {
     cluster.begin(record);
 }
 
-/// Whoever is alive takes part from now on.
+/// All living workers take part from now on.
 fn all(cluster: &mut Cluster, cause: Cause) {
     cluster.change(&cluster.alive(), cause);
 }
@@ -77,7 +77,7 @@ fn a_run_goes_on_without_a_member_and_makes_the_same_bits() {
     }
 }
 
-/// The leader has told one member of its commit, and is gone.
+/// The leader has sent its commit to one member, and is gone.
 #[test]
 fn a_member_that_has_missed_the_last_commit_applies_it_first() {
     let mut cluster = begun(&[1, 2, 3], 3);
@@ -189,7 +189,7 @@ fn a_rollback_begins_again_from_the_seed() {
     assert_eq!(&outcome(&cluster), reference());
 }
 
-/// A member that was to begin again did not hear of it; a healthy generation follows.
+/// A member that should begin again did not hear of it. A healthy generation follows.
 #[test]
 fn who_has_missed_a_rollback_begins_from_the_seed_too() {
     let mut cluster = begun(&[1, 2, 3], 19);
@@ -245,7 +245,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The members go on, and whoever is ready joins them.
+/// The members go on, and every ready worker joins them.
 fn next(cluster: &mut Cluster, cause: Cause) {
     let ready = |worker: &WorkerId| cluster.heard(*worker).is_some_and(|said| said.ready);
     let mut members = cluster.members();
@@ -269,7 +269,7 @@ fn leave_out(cluster: &mut Cluster, suspect: WorkerId) {
     cluster.kill(suspect);
 }
 
-/// Whether every shard has another living owner, who is a member.
+/// Whether every shard has another living owner that is a member.
 fn can_spare(cluster: &Cluster, worker: WorkerId) -> bool {
     let record = cluster.record.as_ref().expect("a generation");
     let id = |rank| record.member(rank).worker;
@@ -343,7 +343,7 @@ pub fn apply(cluster: &mut Cluster, change: Change) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Invariants I3, I4, I7, I13, I16, I18, I19: whatever happens in between.
+    /// Invariants I3, I4, I7, I13, I16, I18, I19, after any changes.
     #[test]
     fn any_changes_at_any_time_make_the_bits_of_one_worker(
         seed in any::<u64>(),

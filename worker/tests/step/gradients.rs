@@ -1,4 +1,4 @@
-//! What is kept of a step when it is done again.
+//! The results that a worker keeps of a step that it does again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ fn contribution(data_shard: DataShard) -> Contribution {
     }
 }
 
-/// The device does a piece of work; returns the sums that count.
+/// The device does a piece of work. Returns the sums that count.
 fn compute(gradients: &mut Gradients, tree: Tree, work: &Work) -> Vec<(Node, Shared)> {
     let mut counted = Vec::new();
     for node in &work.subtrees {
@@ -138,7 +138,7 @@ fn a_pass_that_the_device_gave_up_is_forgotten_with_its_step() {
 }
 
 proptest! {
-    /// Invariants I3 and I18: the sums that are sent have the bits of sums made anew.
+    /// Invariants I3 and I18: the sums that a worker sends have the bits of sums without a redo.
     #[test]
     fn any_redo_gives_the_bits_of_computing_anew(
         leaves in 1u32..24,
@@ -187,7 +187,7 @@ proptest! {
     }
 }
 
-/// How many sums each input sends that there are until there is nothing more to do.
+/// How many of the sums each input sends, until there is no more work.
 fn portions(solo: &mut Solo) -> Vec<usize> {
     let mut portions = Vec::new();
     loop {
@@ -209,7 +209,7 @@ fn next_generation(solo: &mut Solo, record: Record) {
     solo.hear(Message::Announce(record));
 }
 
-/// Of two subtrees and three shards, of which this member is primary of one.
+/// A plan of two subtrees and three shards. This member is primary of one shard.
 #[test]
 fn what_was_kept_goes_out_in_portions_and_once() {
     for (bytes, expected) in [(1, vec![1, 1, 0, 0, 1, 1]), (usize::MAX, vec![4])] {

@@ -1,5 +1,5 @@
 //! A billion parameters on eight workers, and a ninth that learns its part of them over a modelled
-//! link: what is under way follows from bytes and time, whatever the steps are like.
+//! link: the bytes under way follow from bytes and time, for steps of any kind.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::support::{GENERATION, record_of};
 const PARAMETERS: usize = 1_000_000_000;
 const JOINER: WorkerId = WorkerId(30);
 const TICK: Duration = Duration::from_millis(10);
-/// From a question to the first byte of its answer, ticks: a pass is under way.
+/// Ticks from a question to the first byte of its answer, because a pass is under way.
 const ANSWER_TICKS: u64 = 10;
 
-/// What the joiner is sent.
+/// A piece for the joiner.
 #[derive(Clone, Copy)]
 enum Item {
     State { from: WorkerId, shard: Shard, version: u64 },
@@ -34,7 +34,7 @@ struct Scene {
     record: Record,
     lessons: Vec<Shard>,
     tick: u64,
-    /// States that were asked for, each with the tick at which it is sent.
+    /// States that the joiner asked for, each with the tick at which its owner sends it.
     asked: VecDeque<(u64, WorkerId, Shard)>,
     /// States and gradients on their way, each with the bytes that have not come.
     states: VecDeque<(Item, usize)>,
@@ -49,7 +49,7 @@ fn length(shard: Shard) -> usize {
 }
 
 impl Scene {
-    /// The joiner is to learn the shards of which this holds.
+    /// The joiner shall learn the shards for which this is true.
     fn new(learns: impl Fn(u32) -> bool) -> Self {
         let shards = reduce::shard_count(PARAMETERS) as u32;
         let each: Vec<[u32; 1]> = (0..8).map(|data_shard| [data_shard]).collect();
@@ -79,8 +79,8 @@ impl Scene {
         Self { solo, record, lessons, tick, asked, states, gradients, step, ready, most_under_way }
     }
 
-    /// Steps of so many ticks, over a link that carries so many bytes in each; returns the seconds
-    /// until it has learned everything.
+    /// Runs steps of so many ticks, over a link that carries so many bytes in each tick. Returns
+    /// the seconds until the joiner has learned all shards. None if it does not in time.
     fn learn(&mut self, step_ticks: u64, carries: usize) -> Option<f64> {
         while self.tick < 30_000 {
             self.tick += 1;
@@ -111,7 +111,7 @@ impl Scene {
         None
     }
 
-    /// Both kinds share the link; where there is only one, it has all of it.
+    /// States and gradients share the link. If there is only one kind, it has the whole link.
     fn carry(&mut self, bytes: usize) {
         let both = !self.states.is_empty() && !self.gradients.is_empty();
         let share = if both { bytes / 2 } else { bytes };
@@ -154,7 +154,7 @@ impl Scene {
         self.follow();
     }
 
-    /// The device does at once what it is told; questions reach their owners.
+    /// The device does its jobs at once. Questions reach their owners.
     fn follow(&mut self) {
         for effect in self.solo.took() {
             match effect {
@@ -178,14 +178,14 @@ impl Scene {
     }
 }
 
-/// A chunk as long as the shard is in this model.
+/// A chunk as long as the shard in this model.
 fn chunk_of(kind: ChunkKind, step: u64, shard: Shard, index: u32) -> Chunk {
     let count = length(shard) as u32;
     Chunk { shard, count, index, ..chunk(kind, step, 0) }
 }
 
-/// How many seconds it takes to learn, with steps of so many ticks, what goes over a link that
-/// carries so many bytes a tick.
+/// Seconds that the joiner takes to learn, with steps of so many ticks, over a link that carries so
+/// many bytes a tick.
 fn seconds(mut scene: Scene, step_ticks: u64, carries: usize) -> f64 {
     let took = scene.learn(step_ticks, carries).expect("it learns everything");
     let bytes = scene.most_under_way;
@@ -206,8 +206,8 @@ fn a_ninth_worker_learns_its_part_of_a_billion_parameters_by_what_its_link_carri
     }
 }
 
-/// Of the quarter of all copies that one of eight workers had, each of the seven others learns its
-/// part: 0.43 GB of states, and 0.14 GB of gradients with each step.
+/// One of eight workers had a quarter of all copies. Each of the seven others learns its part of
+/// them: 0.43 GB of states, and 0.14 GB of gradients with each step.
 #[test]
 fn a_lost_copy_of_a_billion_parameters_is_restored_within_twenty_seconds() {
     for carries in [TEN_GIGABITS, TEN_GIGABITS / 10] {

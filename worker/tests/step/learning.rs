@@ -1,4 +1,4 @@
-//! How shards are learned, by a worker that is no member and by one that is.
+//! How a worker learns shards, beside its generation and as a member.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use everstep_worker::step::event::{Admission, Effect, Input, Job, Parcel, Report
 use crate::solo::{Solo, chunk, commit, feed, length, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER, record};
 
-/// A learner in the generation of three, not fed yet.
+/// A learner beside the generation of three. The members do not feed it yet.
 fn beside() -> Solo {
     let mut solo = Solo::registered(STRANGER);
     solo.hear(Message::Announce(record()));
@@ -21,7 +21,7 @@ fn beside() -> Solo {
     solo
 }
 
-/// Fed with shard 0, whose owners are the members of rank 0 and 1.
+/// A learner that gets shard 0. Its owners are the members of rank 0 and 1.
 fn fed() -> Solo {
     let mut solo = beside();
     solo.hear(feed(STRANGER, &[0]));
@@ -34,7 +34,7 @@ fn asked(solo: &mut Solo) -> Vec<WorkerId> {
     sent.filter(|(_, what)| what == "fetch_state").map(|(to, _)| to).collect()
 }
 
-/// The states that it asked for.
+/// The learner's questions for states.
 fn questions(solo: &mut Solo) -> Vec<(WorkerId, Vec<Shard>)> {
     let question = |effect| match effect {
         Effect::Send { to, message: Message::FetchState { shards, .. } } => Some((to, shards)),
@@ -43,7 +43,7 @@ fn questions(solo: &mut Solo) -> Vec<(WorkerId, Vec<Shard>)> {
     solo.took().into_iter().filter_map(question).collect()
 }
 
-/// Whether it has just said to be ready, and how far it is behind.
+/// Whether its last heartbeat says that it is ready, and how far it is behind.
 fn told(solo: &mut Solo) -> (bool, u64) {
     solo.took();
     pass(solo, 1);
@@ -58,7 +58,7 @@ fn lose(solo: &mut Solo, from: WorkerId) {
     solo.give(Input::PeerLost { from, reason: "gone".into() });
 }
 
-/// Time passes, in ticks.
+/// So many seconds pass, in ticks.
 fn pass(solo: &mut Solo, seconds: u64) {
     for _ in 0..4 * seconds {
         solo.now = solo.now + Duration::from_millis(250);
@@ -74,7 +74,7 @@ fn feed_in(generation: Generation, shards: &[u32]) -> Message {
     feed
 }
 
-/// A learner that lacks everything, fed in a generation that waits.
+/// A learner that lacks everything, in a generation that waits. The members feed it.
 fn fed_while_all_wait() -> Solo {
     let mut solo = Solo::registered(STRANGER);
     let mut record = Record { waiting: true, ..next_record(Some(commit(1))) };
@@ -181,7 +181,7 @@ fn an_owner_that_says_nothing_is_given_up_each_time_later() {
     assert_eq!(asked(&mut solo), []);
 }
 
-/// What it computes with it fetches as a member: no parameters have come here.
+/// No parameters come in this test. The learner fetches them once it is a member.
 #[test]
 fn a_learner_is_ready_by_its_states_alone_and_says_how_far_it_is_behind() {
     let mut solo = fed();
@@ -196,7 +196,7 @@ fn a_learner_is_ready_by_its_states_alone_and_says_how_far_it_is_behind() {
     assert_eq!(told(&mut solo), (false, tensor), "the gradient of step 3 has not come");
 }
 
-/// Nobody has told it what the steps before the first that it hears of have changed.
+/// The learner does not know what the steps before its first commit have changed.
 #[test]
 fn a_learner_relabels_nothing_over_a_gap_of_commits_and_fetches_it_as_a_member() {
     let mut solo = fed();
@@ -246,7 +246,7 @@ fn i11_a_learner_that_is_fed_again_calls_who_had_lost_it_and_asks_for_what_that_
     assert_eq!(solo.sent(), [(MEMBERS[0], "fetch_state".to_string())]);
 }
 
-/// Neither when its donor dies, nor when the generation changes while others are under way.
+/// Neither if its donor dies, nor if the generation changes while other pieces are under way.
 #[test]
 fn no_piece_that_was_verified_is_fetched_twice() {
     let mut solo = beside();
@@ -305,7 +305,7 @@ fn no_more_than_four_gradients_of_a_shard_wait() {
     assert_eq!(asked(&mut solo), [MEMBERS[1]]);
 }
 
-/// A state takes twelve steps to come, each time: so many gradients wait in the end.
+/// A state takes twelve steps to come, each time. In the end so many gradients wait.
 #[test]
 fn i11_a_learner_whose_states_are_outrun_lets_ever_more_gradients_wait() {
     let mut solo = fed();
@@ -335,7 +335,7 @@ fn i11_a_learner_whose_states_are_outrun_lets_ever_more_gradients_wait() {
     }
 }
 
-/// Invariant I10: who is silent gives no reason to keep more.
+/// Invariant I10: a silent owner gives no reason to keep more.
 #[test]
 fn silence_lets_no_more_gradients_wait() {
     let mut solo = fed();
@@ -424,7 +424,7 @@ fn a_primary_feeds_from_the_next_commit_and_the_next_round_on() {
     assert_eq!(gradients.collect::<Vec<_>>(), expected, "they can tell it from a broken one");
 }
 
-/// They are those that it begins with as a member, if it becomes one now.
+/// The learner begins with these parameters, if it becomes a member now.
 #[test]
 fn a_learner_gets_parameters_of_a_step_that_holds() {
     let mut solo = Solo::member(1);

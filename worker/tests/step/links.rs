@@ -80,8 +80,8 @@ fn a_member_outlives_all_coordinators_until_it_is_told_to_leave() {
     assert_eq!(exit(&mut solo), Some(Exit::Drained));
 }
 
-/// A member lags behind two changes: what it was asked in the first of them, which it never enters,
-/// takes no room from what counts.
+/// A member lags behind two changes. Questions of the first generation, which it never enters, take
+/// no room from messages that count.
 #[test]
 fn what_is_over_takes_no_room_from_what_comes_early() {
     let mut solo = Solo::member(1);

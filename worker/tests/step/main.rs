@@ -1,5 +1,5 @@
-//! The step's rooms: each by itself, one core among peers that the test plays, and several cores
-//! from generation to generation.
+//! The tests of the step: each part by itself, one core among peers that the test plays, and
+//! several cores from generation to generation.
 
 mod ballot;
 mod cluster;

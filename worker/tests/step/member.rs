@@ -1,4 +1,4 @@
-//! What a member waits for before it votes, and what it refuses.
+//! What a member waits for before it votes, and which messages and pieces it refuses.
 
 use std::sync::Arc;
 
@@ -41,13 +41,13 @@ fn enter(worker: WorkerId, record: Record) -> Member {
     member
 }
 
-/// A spare without a shard of its own, beside one member that does everything.
+/// A spare without a data shard or parameter shard, beside one member that does everything.
 fn idle() -> Member {
     let record = record_of(&[&[0, 1, 2, 3, 4, 5, 6, 7], &[]], &[&[0], &[0], &[0]]);
     enter(MEMBERS[1], record)
 }
 
-/// The steps that the member has voted for since it was last asked.
+/// The steps that the member has voted for since the last question.
 fn votes(member: &mut Member) -> Vec<u64> {
     let mut steps = Vec::new();
     while let Some(effect) = member.poll_effect() {

@@ -1,4 +1,4 @@
-//! Who sends what to whom.
+//! The senders and receivers of a plan.
 
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::{DataShard, Rank, Shard, WorkerId};
@@ -6,8 +6,8 @@ use everstep_worker::step::plan::{Plan, PlanError};
 
 use crate::support::{DATA_SHARDS, MEMBERS, PARAMETERS, STRANGER, plan_of, record, record_of};
 
-/// All `(from, to, shard)` for which the receiver's plan says yes; strangers and shards that do not
-/// exist are tried as well.
+/// All `(from, to, shard)` that the receiver's plan accepts. The test also tries strangers, and
+/// shards that do not exist.
 fn expected(says: impl Fn(&Plan, WorkerId, Shard) -> bool) -> Vec<(WorkerId, WorkerId, Shard)> {
     let mut found = Vec::new();
     for to in MEMBERS {

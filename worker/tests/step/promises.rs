@@ -1,4 +1,4 @@
-//! What a core promises, shows, and refuses from then on.
+//! A core's promise, its Status, and the inputs that it refuses from then on.
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::Node;
@@ -46,7 +46,7 @@ fn a_worker_without_a_generation_promises_too() {
     assert_eq!((status.commit, status.versions.len(), status.under_way), (None, 0, None));
 }
 
-/// Invariants I7 and I15: by whatever lane it comes.
+/// Invariants I7 and I15, on every lane.
 #[test]
 fn nothing_of_the_generation_before_a_promise_is_taken_or_said() {
     let mut solo = Solo::member(1);
@@ -58,7 +58,7 @@ fn nothing_of_the_generation_before_a_promise_is_taken_or_said() {
     assert_eq!(solo.core.member().map(|member| member.committed()), Some(Step(0)));
     let parameters = chunk(ChunkKind::Parameters, 1, 2);
     assert_eq!(solo.core.admit(MEMBERS[2], &parameters), Admission::Drop);
-    // It was admitted before the promise, and has arrived since.
+    // The core admitted it before the promise, and it has arrived since.
     solo.piece(MEMBERS[0], chunk(ChunkKind::Reduced, 1, 0));
     assert_eq!(solo.core.refused(), refused + 2);
     let newer = Chunk { generation: NEXT, ..parameters };
@@ -187,7 +187,7 @@ fn parameters_are_handed_out_once_for_each_question() {
         solo.report(Report::Shared { to, version, shard, values });
     }
     assert_eq!(solo.sent(), [(to, "Resumed".to_string())]);
-    // It is on its way: who asks again only waits for want of patience.
+    // The answer is on its way. A worker that asks again is only impatient.
     solo.peer(to, question(1));
     assert!(solo.jobs().is_empty());
 }

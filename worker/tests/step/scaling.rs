@@ -1,4 +1,4 @@
-//! The loss scale of fp16: what is computed with follows from what was committed.
+//! The loss scale of fp16: the scale of each step follows from the commits.
 
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{
@@ -24,7 +24,7 @@ fn committed(step: u64, decision: Decision, loss_scale: LossScale) -> Commit {
     Commit { decision, loss_scale, ..commit(step) }
 }
 
-/// The steps that it computes, each with its scale.
+/// The steps that the core computes, each with its scale.
 fn computes(solo: &mut Solo) -> Vec<(Step, LossScale)> {
     let gradient = |job| match job {
         Job::Gradient { step, scale, .. } => Some((step, scale)),
@@ -33,7 +33,7 @@ fn computes(solo: &mut Solo) -> Vec<(Step, LossScale)> {
     solo.jobs().into_iter().filter_map(gradient).collect()
 }
 
-/// The member of rank 1, which has voted for the first step.
+/// The member of rank 1, after its vote for the first step.
 fn voted() -> Solo {
     let mut solo = Solo::member_for(in_fp16(10), 1);
     solo.prepare(1);
@@ -62,7 +62,7 @@ fn the_first_step_has_the_first_one_and_in_f32_all_have_one() {
     assert_eq!(computes(&mut solo), [(Step(2), scale(0, 0))]);
 }
 
-/// Invariant I2. Whatever a peer says: nobody computes with it.
+/// Invariant I2. A peer may send any scale: no worker computes with a wrong one.
 #[test]
 fn a_scale_that_does_not_follow_breaks_the_history() {
     for wrong in [scale(16, 0), scale(14, 0), scale(15, 1), scale(0, 0), scale(255, u32::MAX)] {
@@ -87,7 +87,7 @@ fn another_scale_in_a_known_commit_breaks_the_history() {
     assert!(solo.told().iter().any(failed));
 }
 
-/// The member of rank 2 is gone, and its data shards are this one's.
+/// The member of rank 2 is gone, and this member has its data shards.
 fn without_the_last(commit: Commit) -> Record {
     let mut record = next_record(Some(commit));
     let theirs = std::mem::take(&mut record.members[2].data_shards);

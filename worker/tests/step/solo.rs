@@ -1,4 +1,4 @@
-//! One core, whose coordinator, peers and device are the test.
+//! One core. The test plays its coordinator, its peers and its device.
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +20,7 @@ pub const TERM: Term = Term(2);
 /// The link to the coordinator that leads in that term.
 pub const LINK: LinkId = LinkId(1);
 
-/// A core, and what it wanted done since it was last asked.
+/// A core, and its effects since the last question.
 pub struct Solo {
     pub core: Core,
     pub now: Time,
@@ -28,14 +28,14 @@ pub struct Solo {
 }
 
 impl Solo {
-    /// One that has said nothing yet.
+    /// A core that has sent nothing yet.
     pub fn new() -> Self {
         let name = NodeName::parse("solo").expect("a valid name");
         let core = Core::new(Identity { name, unix_ms_at_zero: 0 }, Pool::new(1 << 20));
         Self { core, now: Time(1), effects: Vec::new() }
     }
 
-    /// Registered under this id.
+    /// A core that is registered under this id.
     pub fn registered(worker: WorkerId) -> Self {
         Self::registered_for(run(10), worker)
     }
@@ -45,7 +45,7 @@ impl Solo {
         Self::new().register(run, worker)
     }
 
-    /// Becomes registered under this id.
+    /// Registers the core under this id.
     fn register(mut self, run: RunSpec, worker: WorkerId) -> Self {
         self.connect(LINK);
         self.hear(Message::Welcome { run, term: TERM });
@@ -55,7 +55,8 @@ impl Solo {
         self
     }
 
-    /// Of the generation of three; its device has entered, and given the initial digests.
+    /// A member of the generation of three. Its device has entered, and reported the initial
+    /// digests.
     pub fn member(rank: usize) -> Self {
         Self::member_for(run(10), rank)
     }
@@ -65,14 +66,14 @@ impl Solo {
         Self::registered_for(run, MEMBERS[rank]).begin()
     }
 
-    /// The same of a member that adds up so many bytes of kept sums at once.
+    /// The same for a member that adds up so many bytes of kept sums at once.
     pub fn member_merging(rank: usize, bytes: usize) -> Self {
         let Self { core, now, effects } = Self::new();
         let solo = Self { core: core.merging(bytes), now, effects };
         solo.register(run(10), MEMBERS[rank]).begin()
     }
 
-    /// Becomes a member of the generation of three.
+    /// Makes the core a member of the generation of three.
     fn begin(mut self) -> Self {
         self.hear(Message::Pause { term: TERM, number: GENERATION });
         self.hear(Message::Announce(record()));
@@ -86,12 +87,12 @@ impl Solo {
         self.effects.extend(std::iter::from_fn(|| self.core.poll_effect()));
     }
 
-    /// The leader says something.
+    /// The leader sends a message.
     pub fn hear(&mut self, message: Message) {
         self.hear_on(LINK, message);
     }
 
-    /// A coordinator says something.
+    /// A coordinator sends a message.
     pub fn hear_on(&mut self, link: LinkId, message: Message) {
         self.give(Input::Coordinator { link, message });
     }
@@ -120,17 +121,17 @@ impl Solo {
         self.report(Report::Entered { generation, owned: owned.collect() });
     }
 
-    /// What it wanted done since it was last asked.
+    /// Its effects since the last question.
     pub fn took(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// What it told coordinators since it was last asked.
+    /// Its messages to coordinators since the last question.
     pub fn told(&mut self) -> Vec<Message> {
         self.told_by_link().into_iter().map(|(_, message)| message).collect()
     }
 
-    /// The same, and on which links.
+    /// The same, each with its link.
     pub fn told_by_link(&mut self) -> Vec<(LinkId, Message)> {
         let told = |effect| match effect {
             Effect::Tell { link, message } => Some((link, message)),
@@ -139,7 +140,7 @@ impl Solo {
         self.took().into_iter().filter_map(told).collect()
     }
 
-    /// What it said to workers since it was last asked, on streams too.
+    /// Its messages and pieces to workers since the last question.
     pub fn sent(&mut self) -> Vec<(WorkerId, String)> {
         let sent = |effect| match effect {
             Effect::Send { to, message } => Some((to, message.name().to_string())),
@@ -153,7 +154,7 @@ impl Solo {
         self.took().into_iter().filter_map(sent).collect()
     }
 
-    /// Jobs that it gave its device since it was last asked.
+    /// Jobs that it gave its device since the last question.
     pub fn jobs(&mut self) -> Vec<Job> {
         let job = |effect| match effect {
             Effect::Device(job) => Some(job),
@@ -180,7 +181,7 @@ impl Solo {
         }
     }
 
-    /// The member of rank 1 computes, gets and votes for a step.
+    /// The member of rank 1 computes, gets its pieces and votes for a step.
     pub fn prepare(&mut self, step: u64) {
         self.sum_up(step);
         for data_shard in [3, 4, 5].map(DataShard) {
@@ -258,7 +259,7 @@ pub fn next_record(commit: Option<Commit>) -> Record {
     }
 }
 
-/// The leader's word that a learner is fed.
+/// The leader's message that the members feed a learner.
 pub fn feed(learner: WorkerId, shards: &[u32]) -> Message {
     Message::Feed {
         term: TERM,

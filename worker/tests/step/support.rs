@@ -16,7 +16,7 @@ pub const PARAMETERS: usize = 2_500;
 pub const GENERATION: Generation = Generation(4);
 /// The members, by rank.
 pub const MEMBERS: [WorkerId; 3] = [WorkerId(11), WorkerId(12), WorkerId(13)];
-/// No member.
+/// A worker that is not a member.
 pub const STRANGER: WorkerId = WorkerId(14);
 
 /// A record of the members that compute these data shards and own these parameter shards.
@@ -55,8 +55,8 @@ pub fn plan_of(worker: WorkerId) -> Plan {
     Plan::new(record(), worker, PARAMETERS, DATA_SHARDS).expect("a member of a sound record")
 }
 
-/// The vote that the plan asks of the member of `rank`. Data shard `d` has loss `d`, parameter
-/// shard `p` has a gradient of `10 + p` squared.
+/// The vote that the plan expects of the member of `rank`. Data shard `d` has loss `d`, and
+/// parameter shard `p` has a gradient of `10 + p` squared.
 pub fn vote_of(rank: u32, step: Step) -> Prepared {
     let record = record();
     let owned = record.owned_by(Rank(rank));
@@ -80,8 +80,8 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
     }
 }
 
-/// The registration of a worker whose model has so many parameters. `model` is where it could write
-/// the model.
+/// A worker's registration for a model of so many parameters. `model` is where it can write the
+/// file.
 pub fn registration(
     (parameters, shards, samples): (usize, u32, u64),
     model: Option<ModelPlace>,

@@ -1,5 +1,5 @@
-//! The model's file: what keeps it from being written is waited out, and costs nothing else. A run
-//! that a worker cannot compute is told of, and another one is built.
+//! The model's file: the worker waits out what keeps it from writing, and that costs nothing else.
+//! A worker reports a run that it cannot compute, and builds another one.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn fails(solo: &mut Solo, inability: Inability, reason: &str) {
     solo.give(Input::BuildFailed { inability, reason: reason.into() });
 }
 
-/// How many seconds go by until the core has its device built again.
+/// Seconds until the core builds its device again.
 fn seconds_until_built(solo: &mut Solo) -> Option<u64> {
     let is_build = |effect: &Effect| matches!(effect, Effect::Build(_));
     (1..=120).find(|_| {

@@ -1,4 +1,4 @@
-//! Coordinators on real links on loopback, which say nothing but what the test does.
+//! Coordinators on real links on loopback, which send only the test's messages.
 
 use std::net::{Ipv4Addr, UdpSocket};
 
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::*;
 
 const IN_TIME: Duration = Duration::from_secs(20);
-/// Long enough for a call that nobody should have made.
+/// Long enough to notice a call that the worker should not have made.
 const A_WHILE: Duration = Duration::from_millis(700);
 
 /// A cluster's authority and token.
@@ -21,7 +21,7 @@ struct World {
     token: JoinToken,
 }
 
-/// A worker that looks for coordinators, and what its core is told.
+/// A worker that looks for coordinators, and the events for its core.
 struct Worker {
     endpoint: Arc<Endpoint>,
     known: watch::Sender<Vec<CoordinatorView>>,
@@ -30,13 +30,13 @@ struct Worker {
     up: BTreeMap<LinkId, NodeName>,
 }
 
-/// What the core is told.
+/// An event for the core.
 enum Told {
     Up(LinkId, NodeName),
     Event(Box<Input>),
 }
 
-/// Stands where the worker's actor stands.
+/// Takes the place of the worker's actor.
 struct Ear {
     told: mpsc::UnboundedSender<Told>,
     links: BTreeMap<LinkId, Link>,
@@ -115,7 +115,7 @@ impl World {
 }
 
 impl Worker {
-    /// The next thing that the core is told.
+    /// Waits for the next event for the core.
     async fn hear(&mut self) -> Told {
         let told = timeout(IN_TIME, self.told.recv()).await.expect("news in time").expect("an ear");
         match &told {
@@ -131,7 +131,7 @@ impl Worker {
         told
     }
 
-    /// Waits until the links that are up are to these, one each.
+    /// Waits until the links that are up lead to these coordinators, one link each.
     async fn linked(&mut self, names: &[&str]) {
         while self.names() != names {
             self.hear().await;
@@ -163,7 +163,7 @@ fn anywhere() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-/// An address where nobody listens.
+/// An address on which no process listens.
 fn nowhere() -> SocketAddr {
     UdpSocket::bind(anywhere()).unwrap().local_addr().unwrap()
 }
@@ -175,7 +175,7 @@ async fn a_worker_holds_a_link_to_each_coordinator_that_answers() {
     let addresses = [nowhere(), one.local_address(), two.local_address()];
     let mut worker = world.worker(&addresses);
     worker.linked(&["one", "two"]).await;
-    // Who follows is silent, and that is no loss.
+    // A follower is silent, and that is no loss.
     worker.hears_nothing().await;
     let link = two.accept().await.expect("a link");
     link.send(Message::Dismiss).unwrap();
@@ -243,7 +243,7 @@ async fn a_worker_that_was_told_of_one_learns_of_the_others_and_parts_with_the_r
     worker.linked(&["one", "three", "two"]).await;
     worker.learn(&views[1..]);
     worker.linked(&["three", "two"]).await;
-    // Not even where the command line said.
+    // The worker does not dial even the address of the command line.
     worker.hears_nothing().await;
 }
 
@@ -256,7 +256,7 @@ async fn a_coordinator_that_has_moved_is_called_where_it_is() {
     worker.linked(&["one", "two"]).await;
     let moved = world.coordinator("two", anywhere());
     worker.learn(&[("one", one.local_address()), ("two", moved.local_address())]);
-    // The old link may end by itself: whoever replaces a link closes the one before.
+    // The old link may end by itself: a coordinator that replaces a link closes the old one.
     worker.linked(&["one", "two", "two"]).await;
     let _called = timeout(IN_TIME, moved.accept()).await.expect("a call").expect("a link");
     drop(two);
@@ -281,7 +281,7 @@ async fn two_addresses_of_one_coordinator_are_one_link() {
     let port = one.local_address().port();
     let addresses = [1, 2].map(|last| (Ipv4Addr::new(127, 0, 0, last), port).into());
     let mut worker = world.worker(&addresses);
-    worker.linked(&["one", "one"]).await; // both were called at once
+    worker.linked(&["one", "one"]).await; // the worker had dialled both at once
     let links = [one.accept().await.expect("a link"), one.accept().await.expect("a link")];
     links[0].close("a newer link of the same node replaced it");
     while worker.up.len() > 1 {

@@ -23,7 +23,7 @@ struct World {
     authority: Authority,
 }
 
-/// A worker's peers, and a core that writes down what it hears and admits what it is told to.
+/// A worker's peers, and a core that records its inputs and admits the chunks that the test names.
 struct Worker {
     id: WorkerId,
     name: NodeName,
@@ -42,7 +42,7 @@ struct Shell {
 
 type Action = Box<dyn FnOnce(&mut Peers) -> Vec<Input> + Send>;
 
-/// Does something to the peers.
+/// Changes the peers, inside the actor.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 struct Do(Action);
@@ -185,7 +185,7 @@ impl Worker {
         .await;
     }
 
-    /// Waits until something was heard that begins so, and forgets what was heard before.
+    /// Waits until the core has heard an input that begins so, and forgets the inputs before it.
     async fn hears(&self, beginning: &str) {
         let hear = async {
             loop {
@@ -283,7 +283,7 @@ async fn a_new_generation_gives_up_streams_and_the_link_lives_on() {
 async fn what_waits_for_a_link_is_sent_in_its_generation_and_dropped_after_it() {
     let world = World::new();
     let (one, two) = (world.worker(1), world.worker(2));
-    // The older one waits to be called.
+    // The older worker waits until the newer one dials it.
     one.enter(&record(1, &[&one, &two])).await;
     one.say(&two, Message::Dismiss).await;
     one.stream(&two, 1).await;

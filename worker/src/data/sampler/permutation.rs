@@ -1,16 +1,16 @@
 //! A seeded order of `0..len` in no memory.
 //!
-//! A Feistel network is a bijection of numbers of an even number of bits, whatever its round
-//! function; here that is [`Philox`], keyed by seed and epoch (Luby, Rackoff: "How to Construct
-//! Pseudorandom Permutations from Pseudorandom Functions", SIAM J. Comput. 17, 1988). Applied to
-//! the next even power of two, again and again until the value falls below `len` (cycle walking:
-//! Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), it is a bijection of
-//! `0..len`: a walk from below `len` must come back there, and two walks never meet. That power is
-//! at most four times `len`, so a walk has four steps at most in the mean.
+//! A Feistel network is a bijection of numbers of an even number of bits, for any round function.
+//! Here the round function is [`Philox`], keyed by seed and epoch (Luby, Rackoff: "How to Construct
+//! Pseudorandom Permutations from Pseudorandom Functions", SIAM J. Comput. 17, 1988). The code
+//! applies the network to the next even power of two, again and again until the value falls below
+//! `len` (cycle walking: Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+//! That is a bijection of `0..len`: a walk from below `len` must come back there, and two walks
+//! never meet. The power is at most four times `len`, so a walk has four steps at most in the mean.
 
 use everstep_kernels::random::Philox;
 
-/// Four already look random for large sets; halves of one or two bits need more to mix.
+/// Four rounds already look random for large sets. Halves of one or two bits need more to mix.
 const ROUNDS: u64 = 8;
 
 /// The order of one epoch.
@@ -22,14 +22,14 @@ pub(super) struct Permutation {
 }
 
 impl Permutation {
-    /// Of `0..len`, `len` being at least 1.
+    /// The order of `0..len`. `len` is at least 1.
     pub(super) fn new(len: u64, seed: u64, epoch: u64) -> Self {
         let bits = u64::BITS - (len - 1).leading_zeros();
         let half_bits = bits.div_ceil(2).max(1);
         Self { len, half_bits, stream: Philox::new(seed, Philox::PERMUTATION, epoch) }
     }
 
-    /// What stands at `place`, below `len`.
+    /// The number at `place`, below `len`.
     pub(super) fn apply(&self, place: u64) -> u64 {
         let mut value = self.network(place);
         while value >= self.len {

@@ -1,4 +1,4 @@
-//! What the coordinator says: registration, promises, records, and the end.
+//! Messages of coordinators: registration, promises, records, and the end.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -15,12 +15,13 @@ use crate::step::plan::Plan;
 use crate::step::roster::Roster;
 
 impl Core {
-    /// A coordinator said something. What leaders want is fenced by their terms; a verdict on an id
-    /// is the log's, and true for ever whoever says so. Who says it of an id that is not this
-    /// worker's does not know who this is by now, and is told.
+    /// Handles a message of a coordinator. Terms fence the wishes of leaders. A verdict on an id is
+    /// in the log, and so is true for ever, whichever coordinator sends it. If the verdict names an
+    /// id that is not this worker's, the sender does not know this worker's id, and the worker
+    /// greets it again.
     pub(super) fn coordinator(&mut self, now: Time, link: LinkId, message: Message) {
         if !self.leader.is_up(link) {
-            return; // It was given up.
+            return; // The core has given the link up.
         }
         match message {
             Message::Coordinators { revision, members, .. } => {
@@ -29,7 +30,7 @@ impl Core {
             }
             Message::Welcome { run, term } => self.welcomed(link, run, term),
             Message::Registered { worker, term } => self.registered(now, link, worker, term),
-            // It may be of a history, or of a run, that is no more.
+            // It may be of a history, or of a run, that is over.
             Message::Announce(_) | Message::HeartbeatAnswer { .. }
                 if self.leader.link() != Some(link) => {}
             Message::Announce(record) => self.announced(now, record),
@@ -60,7 +61,7 @@ impl Core {
             Message::Evicted { .. } | Message::Drain { .. } | Message::Released { .. } => {
                 self.greet(link);
             }
-            // One coordinator is of another build: the others' business.
+            // Only this coordinator is of another build. The others still serve the worker.
             Message::Refused { .. } if self.leader.is_another_than(link) => self.refused += 1,
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
             Message::Dismiss if self.drains => self.end(Exit::Drained),
@@ -71,14 +72,14 @@ impl Core {
 
     // Registration.
 
-    /// A leader tells the run to whom it takes for new. What was told to another one, or on a link
-    /// that was lost, is told again: registered again, the worker gets the same id.
+    /// A leader sends the run to a worker that it takes for new. The worker repeats what it sent to
+    /// an earlier leader, or on a lost link. A repeated registration yields the same id.
     fn welcomed(&mut self, link: LinkId, run: RunSpec, term: Term) {
         if !self.leader.follow(link, term) {
             return;
         }
         if self.worker.is_some() {
-            return self.greet(link); // It got its id after the Hello that this answers.
+            return self.greet(link); // The worker got its id after the Hello that this answers.
         }
         match &self.phase {
             Phase::Building(building) if **building == run => {} // It registers when that is done.
@@ -96,8 +97,8 @@ impl Core {
         self.phase = Phase::Building(Box::new(run));
     }
 
-    /// A leader knows this worker, for the first time or on a new link, or has just come to lead:
-    /// whatever was told before may not have arrived.
+    /// A leader knows this worker, for the first time or on a new link, or has just come to lead.
+    /// Earlier reports may not have arrived, so the worker repeats them.
     fn registered(&mut self, now: Time, link: LinkId, worker: WorkerId, term: Term) {
         let expected = match self.phase {
             Phase::Registering(..) => self.worker.is_none_or(|known| known == worker),
@@ -111,7 +112,7 @@ impl Core {
             return;
         }
         if self.worker.replace(worker).is_none() {
-            // Whoever leads next knows it at once.
+            // So the next leader knows the worker's id at once.
             self.greet_all(|other| other != link);
         }
         self.heartbeat(now);
@@ -129,7 +130,7 @@ impl Core {
         links.for_each(|link| self.greet(link));
     }
 
-    /// Whatever it holds is void: it begins again, as another worker in the same process.
+    /// The worker's state is void. It begins again, as another worker in the same process.
     pub(super) fn evicted(&mut self) {
         if let Some(run) = self.forget() {
             self.build(run);
@@ -137,7 +138,7 @@ impl Core {
         }
     }
 
-    /// The run is over: it waits for another one.
+    /// The run is over. The worker waits for another one.
     fn released(&mut self) {
         if self.forget().is_some() {
             self.phase = Phase::Greeting;
@@ -145,8 +146,8 @@ impl Core {
         }
     }
 
-    /// Gives up its id and whatever it holds; returns the run. Nothing if it was to leave, and so
-    /// has, or if there was nothing to give up.
+    /// Gives up the worker's id and all its state, and returns the run. None if the worker was told
+    /// to leave (then it has left now), or if it had nothing to give up.
     fn forget(&mut self) -> Option<RunSpec> {
         if self.drains {
             self.end(Exit::Drained);
@@ -172,7 +173,7 @@ impl Core {
     }
 
     fn answered(&mut self, now: Time, generation: Generation, written: Step) {
-        // The record was announced, and did not come.
+        // The leader announced the record, but it did not arrive.
         if generation > self.generation() && generation >= self.promised.1 {
             self.tell(Message::FetchRecord);
         }
@@ -182,7 +183,8 @@ impl Core {
                 let before = member.written_step();
                 member.written(now, written);
                 let is_more = member.settled_lines(self.lacks_lines).next().is_some();
-                // A long tail goes out page by page, each with the answer to the one before.
+                // A long tail of lines goes out page by page, each page with the answer to the one
+                // before.
                 if before < written && is_more {
                     self.heartbeat(now);
                 }
@@ -193,7 +195,8 @@ impl Core {
 
     // Generations.
 
-    /// Promises a generation, and shows what is held (invariant I15: promises never fall).
+    /// Promises a generation, and answers with the worker's Status (invariant I15: promises never
+    /// fall).
     fn pause(&mut self, link: LinkId, term: Term, number: Generation) {
         let fresh = number > self.generation() && number >= self.promised.1;
         if self.worker.is_none() || !fresh || !self.leader.hear(term) {
@@ -211,7 +214,7 @@ impl Core {
         self.say(link, Message::Status(status));
     }
 
-    /// Nothing of the generation is said or taken any more.
+    /// From now on the worker sends and takes nothing of the generation.
     fn stop(&mut self) {
         match &mut self.phase {
             Phase::Learning(learner) => learner.promise(),
@@ -220,7 +223,7 @@ impl Core {
         }
     }
 
-    /// Whether a leader's word on a generation holds.
+    /// Whether the worker obeys a leader's message on a generation.
     pub(super) fn obeys(&mut self, term: Term, generation: Generation) -> bool {
         let is_current = generation == self.generation() && generation == self.promised.1;
         is_current && self.leader.hear(term)
@@ -228,14 +231,14 @@ impl Core {
 
     fn announced(&mut self, now: Time, record: Record) {
         let Some(worker) = self.worker else { return };
-        // What is older than the promise is over before it has begun here.
+        // A record older than the promise is over before this worker has entered it.
         if record.number <= self.generation() || record.number < self.promised.1 {
             return;
         }
         let promised = std::mem::replace(&mut self.promised.1, record.number);
         let listed = record.rank(worker).is_some();
         if !listed && matches!(self.phase, Phase::Training(_)) {
-            return self.stop(); // Its state is void, as it will be told.
+            return self.stop(); // Its state is void. The leader will say so.
         }
         let Some((setup, holdings)) = self.leave() else { return };
         #[cfg(feature = "planted")]
@@ -274,7 +277,7 @@ impl Core {
             }
             Phase::Training(member) => {
                 if !member.plan().roster().lists(feed.learner) {
-                    self.unreachable.remove(&feed.learner); // It is let in again.
+                    self.unreachable.remove(&feed.learner); // The learner is let in again.
                 }
                 member.feed(feed);
             }

@@ -1,9 +1,10 @@
-//! Whom the worker obeys: its links to coordinators, and which of them is the leader's.
+//! Which coordinator the worker obeys: its links to coordinators, and which of them is the
+//! leader's.
 //!
-//! In: links that come and go, the terms in which leaders speak, lists of coordinators. Out: the
-//! link on which to tell things, and who the coordinators are. This table does not know what else
-//! is said. Nor does it know time: a coordinator that follows is silent for as long as it follows,
-//! and a link that is up is as good as any other.
+//! Input: links that come and go, the terms in which leaders speak, lists of coordinators. Output:
+//! the link for reports to the leader, and the list of coordinators. This table knows no other
+//! messages. Nor does it know time: a follower may be silent for as long as it follows, and a link
+//! that is up is as good as any other.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -16,9 +17,9 @@ use crate::step::event::LinkId;
 /// The links to coordinators.
 #[derive(Debug, Default)]
 pub(super) struct Leader {
-    /// Those that are up, each with the node at its other end.
+    /// Links that are up, each with the node at its other end.
     links: BTreeMap<LinkId, NodeName>,
-    /// The one on which the newest leader has let this worker in.
+    /// The link on which the newest leader has let this worker in.
     link: Option<LinkId>,
     /// The highest term in which a leader has spoken.
     term: Term,
@@ -53,21 +54,21 @@ impl Leader {
         self.link
     }
 
-    /// Whether somebody else than the node on this link leads.
+    /// Whether another node than the one on this link leads.
     pub(super) fn is_another_than(&self, link: LinkId) -> bool {
         self.link.is_some_and(|leader| leader != link)
     }
 
-    /// Somebody speaks as the leader of a term. False if there was a later one: then it does not
-    /// know yet that its reign is over, and its word is void.
+    /// A coordinator speaks as the leader of a term. False if this worker has heard of a later
+    /// term: then the sender does not know yet that its reign is over, and its message is void.
     pub(super) fn hear(&mut self, term: Term) -> bool {
         let holds = term >= self.term;
         self.term = self.term.max(term);
         holds
     }
 
-    /// The leader of a term lets this worker in: it is the one to be told things from now on.
-    /// False as with [`Leader::hear`].
+    /// The leader of a term lets this worker in: the worker reports to it from now on. False as
+    /// with [`Leader::hear`].
     pub(super) fn follow(&mut self, link: LinkId, term: Term) -> bool {
         let holds = self.hear(term);
         if holds {
@@ -81,13 +82,13 @@ impl Leader {
         self.revision > 0
     }
 
-    /// Nobody leads, as far as is known, until somebody lets this worker in again.
+    /// The worker knows of no leader until a coordinator lets it in again.
     pub(super) fn forget(&mut self) {
         self.link = None;
     }
 
-    /// A coordinator says who the coordinators are. Returns them, if that is news: whoever follows
-    /// may have an old list.
+    /// A coordinator sends the list of coordinators. Returns the list if it is newer than the known
+    /// one, since a follower may have an old list.
     pub(super) fn learn(
         &mut self,
         revision: u64,

@@ -1,4 +1,4 @@
-//! What other workers say: taken in the generation that both are in, and in no other.
+//! Messages and pieces of other workers: taken only in the generation that both workers are in.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -11,10 +11,11 @@ use everstep_transport::time::Time;
 use super::{Core, Phase};
 use crate::step::event::Admission;
 
-/// Most messages of a newer generation that wait, for each peer: far more than one that keeps to
-/// the protocol says before it must hear something.
+/// Most messages of a newer generation that wait, for each peer. It is far more than a peer that
+/// keeps to the protocol sends before it must get an answer.
 const MAX_EARLY: usize = 64;
-/// With so many of them waiting, no more questions for states are kept: these are asked again.
+/// With so many messages waiting, the worker keeps no more questions for states. Their senders ask
+/// again.
 const MANY_EARLY: usize = 4;
 
 impl Core {
@@ -35,8 +36,8 @@ impl Core {
         }
     }
 
-    /// A piece has arrived whole. Since it was admitted the worker may have promised, or entered,
-    /// another generation.
+    /// A piece has arrived whole. The worker may have promised, or entered, another generation
+    /// since it admitted the piece.
     pub(super) fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
         if self.admit(from, chunk) != Admission::Take {
             self.refused += 1;
@@ -58,7 +59,7 @@ impl Core {
             return;
         };
         if generation < self.promised.1 && !self.takes_late(&message) {
-            self.refused += 1; // I7: what is over changes nothing
+            self.refused += 1; // I7: a generation that is over changes nothing
             return;
         }
         match generation.cmp(&self.generation()) {
@@ -73,7 +74,7 @@ impl Core {
         }
     }
 
-    /// Keeps what is of a generation that this worker does not know yet, and asks for its record.
+    /// Keeps a message of a generation that this worker does not know yet, and asks for its record.
     fn put_off(&mut self, from: WorkerId, message: Message) {
         let first = self.early.is_empty();
         self.keep(from, message);
@@ -85,11 +86,11 @@ impl Core {
     fn keep(&mut self, from: WorkerId, message: Message) {
         let promised = self.promised.1;
         let waiting = self.early.entry(from).or_default();
-        // What is over, and was never entered here, takes no room.
+        // Messages of a generation that is over, and that this worker never entered, take no room.
         waiting.retain(|message| message.between_workers() >= Some(promised));
         let room = match message {
             Message::FetchState { .. } => MANY_EARLY,
-            _ => MAX_EARLY, // A vote, or a question for parameters, is never said again.
+            _ => MAX_EARLY, // A peer never repeats a vote, or a question for parameters.
         };
         if waiting.len() < room {
             waiting.push_back(message);
@@ -98,13 +99,13 @@ impl Core {
         }
     }
 
-    /// Whether a worker is neither a member nor, as far as this member knows, a learner: its Feed
-    /// is perhaps still on its way.
+    /// Whether a worker is neither a member nor, as far as this member knows, a learner. The
+    /// leader's Feed for it may still be on its way.
     fn is_unknown(&self, from: WorkerId) -> bool {
         matches!(&self.phase, Phase::Training(member) if !member.serves(from))
     }
 
-    /// A generation has begun: takes what came too early for the one before.
+    /// A generation has begun: handles the messages that came too early for the one before.
     pub(super) fn hear_early(&mut self, now: Time) {
         for (from, messages) in std::mem::take(&mut self.early) {
             for message in messages {
@@ -113,7 +114,8 @@ impl Core {
         }
     }
 
-    /// A link is gone. A member's loss is told at once; a learner's is its own.
+    /// A link is gone. The worker reports the loss of a member at once. The loss of a learner is
+    /// the learner's to report.
     pub(super) fn peer_lost(&mut self, now: Time, from: WorkerId) {
         let (known, is_member) = match &mut self.phase {
             Phase::Learning(learner) => {

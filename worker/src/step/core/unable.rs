@@ -1,9 +1,9 @@
 //! A run that this worker cannot compute.
 //!
-//! The worker says so, drops what it holds, and stays. It says so again whenever its word may have
-//! been lost. A reason of the run would recur on every worker, and the run is the coordinator's to
-//! end; as long as it is not ended, others can evidently compute it, so the worker tries again. A
-//! reason of the worker's place may pass, so the worker tries again sooner.
+//! The worker says so, drops its state, and stays. It says so again whenever its message may have
+//! been lost. A reason of the run would recur on every worker, and only the coordinator can end the
+//! run. As long as the run goes on, other workers can evidently compute it, so this worker tries
+//! again. A reason of the worker's place may pass, so the worker tries again sooner.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -15,7 +15,7 @@ use everstep_transport::time::Time;
 
 use super::{Core, Phase};
 
-/// How long the first error of the place is waited out; each next one twice as long.
+/// The pause after the first error of the place. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause after an error of the place, and the pause after each error of the run.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ pub(super) struct Unable {
     again_at: Time,
 }
 
-/// How long the next error of the place is waited out.
+/// The pause after the next error of the place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pause(Duration);
 
@@ -52,13 +52,13 @@ impl Pause {
 }
 
 impl Core {
-    /// The model or the data cannot be built, or fail on the way.
+    /// The model or the data cannot be built, or fail later.
     pub(super) fn unable(&mut self, now: Time, inability: Inability, reason: String) {
         let run = match self.leave() {
             Some((setup, _)) => setup.run.clone(),
             None => match &self.phase {
                 Phase::Building(run) => (**run).clone(),
-                _ => return, // It is of a run that is over.
+                _ => return, // The error is of a run that is over.
             },
         };
         self.model.renew(false);
@@ -67,7 +67,7 @@ impl Core {
         self.say_unable();
     }
 
-    /// Says again why the run cannot be computed here.
+    /// Tells the leader again why this worker cannot compute the run.
     pub(super) fn say_unable(&mut self) {
         if let Phase::Unable(_, Unable { inability, reason, .. }) = &self.phase {
             let (inability, reason) = (*inability, reason.clone());
@@ -75,8 +75,9 @@ impl Core {
         }
     }
 
-    /// Time passes: the worker may be able to compute the run by now. A run of which a member has
-    /// said that nobody can compute it is about to end, and nothing is tried.
+    /// Time passes: the worker may be able to compute the run by now. If a worker with an id has
+    /// said that the run itself cannot be computed, the run is about to end, and the worker does
+    /// not try.
     pub(super) fn try_again(&mut self, now: Time) {
         let Phase::Unable(run, Unable { inability, again_at, .. }) = &self.phase else { return };
         match (inability, self.worker) {
@@ -85,7 +86,7 @@ impl Core {
                 let run = (**run).clone();
                 self.build(run);
             }
-            (Inability::Place, Some(_)) => self.evicted(), // What it held is gone.
+            (Inability::Place, Some(_)) => self.evicted(), // The worker's state is gone.
             (Inability::Run, Some(_)) => {}
         }
     }

@@ -1,7 +1,7 @@
-//! The worker that writes the model: told so by the leader, it gathers every master weight.
+//! The worker that writes the model: on the leader's request it gathers every master weight.
 //!
-//! A member writes, or a worker beside its generation that has a directory where no member has one.
-//! Whoever writes asks the primaries, so nothing is sent that the file does not take.
+//! A member writes. If no member has a directory, a worker beside the generation that has one
+//! writes. The writer asks the primaries, so they send nothing that the file does not take.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -18,45 +18,45 @@ use crate::step::event::{Admission, Effect, Job, Report};
 use crate::step::roster::Roster;
 use crate::step::writing::{Due, Writing};
 
-/// What the core knows of the model's file.
+/// The core's account of the model's file.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Where this worker would write it, if it has a directory.
+    /// Where this worker would write it. None if it has no directory.
     place: Option<ModelPlace>,
-    /// The leader wants this worker to write it, in this generation.
+    /// The leader has told this worker to write it, in this generation.
     told: bool,
-    /// The file under way.
+    /// The file under way, if any.
     writing: Option<Writing>,
-    /// It is durable: it stays so in generations that begin after the last step.
+    /// The file is durable. It stays so in generations that begin after the last step.
     written: bool,
 }
 
 impl Model {
-    /// Nothing is known but where it would go.
+    /// A model of which only the place is known.
     pub(super) fn of(place: Option<ModelPlace>) -> Self {
         Self { place, ..Self::default() }
     }
 
-    /// Another generation begins: the worker that writes in it is told anew. Only one that begins
-    /// after the last step goes on with what is durable.
+    /// Another generation begins. The leader tells its writer again. A durable file counts only in
+    /// a generation that begins after the last step.
     pub(super) fn renew(&mut self, is_last: bool) {
         (self.told, self.writing) = (false, None);
         self.written &= is_last;
     }
 
-    /// Why the file cannot be written, while it cannot.
+    /// Why the file cannot be written. None while it can.
     pub(super) fn error(&self) -> Option<String> {
         self.writing.as_ref()?.error().map(str::to_string)
     }
 
-    /// Where the file is durable, once it is.
+    /// The place of the durable file. None before it is durable.
     pub(super) fn durable(&self) -> Option<&ModelPlace> {
         self.place.as_ref().filter(|_| self.written)
     }
 }
 
 impl Core {
-    /// The leader wants this worker to write the model's file.
+    /// The leader asks this worker to write the model's file.
     pub(super) fn write(&mut self, term: Term, generation: Generation) {
         if self.obeys(term, generation) {
             self.model.told = true;
@@ -64,14 +64,14 @@ impl Core {
         }
     }
 
-    /// Tells where the model is durable, if it is.
+    /// Tells the leader where the model is durable, if it is.
     pub(super) fn tell_written(&mut self) {
         if let Some(place) = self.model.durable().cloned() {
             self.tell(Message::Written(place));
         }
     }
 
-    /// Opens the file, once this worker is told to write and the last step is trained.
+    /// Opens the file, once the leader has asked for it and the last step is trained.
     pub(super) fn begin_to_write(&mut self) {
         let Model { told, writing, written, .. } = &self.model;
         if !told || *written || writing.is_some() || self.promised.1 != self.generation() {
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// The device reports of the file; returns what it reports of anything else.
+    /// Handles the device's reports on the file. Returns any other report.
     pub(super) fn follow_file(&mut self, now: Time, report: Report) -> Option<Report> {
         let Some(writing) = &mut self.model.writing else { return Some(report) };
         match report {
@@ -109,8 +109,8 @@ impl Core {
         None
     }
 
-    /// Whether a chunk of master weights is of those that this worker asked for. After an error of
-    /// the file some are still on their way: they are taken, and discarded.
+    /// Whether this worker asked for a chunk of master weights. After an error of the file some
+    /// chunks are still on their way: the worker takes and discards them.
     pub(super) fn admit_master(&self, from: WorkerId, chunk: &Chunk) -> Admission {
         let asked = self.model.writing.is_some() || self.model.written;
         let planned = |roster: &Roster| {
@@ -122,14 +122,14 @@ impl Core {
         if taken { Admission::Take } else { Admission::Drop }
     }
 
-    /// Master weights have come.
+    /// Master weights have arrived.
     pub(super) fn take_master(&mut self, now: Time, shard: Shard, values: Shared) {
         if self.model.writing.as_mut().is_some_and(|writing| writing.takes(now, shard)) {
             self.out.push_back(Effect::Device(Job::Write { shard, values }));
         }
     }
 
-    /// Time passes: an error was waited out, or owners are asked again.
+    /// Time passes: opens the file again after a pause, or asks the owners again.
     pub(super) fn go_on_writing(&mut self, now: Time) {
         match self.model.writing.as_mut().and_then(|writing| writing.tick(now)) {
             Some(Due::Open) => self.out.push_back(Effect::Device(Job::Open)),
@@ -145,7 +145,7 @@ impl Core {
         let owners: BTreeSet<WorkerId> =
             missing.iter().map(|shard| roster.primary(*shard)).collect();
         if self.promised.1 != generation {
-            return; // I15: nothing of the generation is said any more.
+            return; // I15: the worker sends nothing of the generation after a promise.
         }
         for to in owners {
             let message = Message::FetchMasters { generation };

@@ -1,4 +1,4 @@
-//! What a planted bug changes in what is held.
+//! What a planted bug changes in the holdings.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -16,7 +16,7 @@ impl Holdings {
         self.plant == Some(plant)
     }
 
-    /// Keeps on entering what should have been dropped.
+    /// The bug keeps, on entering, state that the true code drops.
     pub(super) fn keep_too_much(&mut self, stale: BTreeMap<Shard, Reduced>, resume: Version) {
         if self.has_plant(Plant::StaleReduced) {
             self.prepared = stale;
@@ -26,7 +26,8 @@ impl Holdings {
         }
     }
 
-    /// What is told of the last commit: in truth the generation that made it.
+    /// The bug names the wrong generation of the last commit. The true one is the generation that
+    /// made it.
     pub(super) fn misstate(&self, mut status: Status) -> Status {
         if let Some(commit) =
             status.commit.as_mut().filter(|_| self.has_plant(Plant::OldRecordCommit))

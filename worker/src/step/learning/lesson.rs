@@ -1,4 +1,4 @@
-//! How one shard is learned.
+//! How a worker learns one shard.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -13,49 +13,50 @@ use super::Head;
 use crate::step::event::{Effect, Gradient, Job};
 use crate::step::holdings::{Copy, Holdings};
 
-/// Reduced gradients of one shard that wait at first, at most; older ones are dropped. Whenever the
-/// steps have outrun a state on its way, it is doubled: else it would never be caught up with.
+/// The most reduced gradients of one shard that wait, at first. The lesson drops older ones. Each
+/// time the steps have outrun a state on its way, the limit doubles. Otherwise a lesson would never
+/// catch up.
 const FIRST_WAITING: usize = 4;
-/// How often something is doubled, at most.
+/// The most doublings, of this limit and of the time to answer.
 const MAX_DOUBLINGS: u32 = 6;
-/// Reduced gradients of one shard that wait, at most.
+/// The most reduced gradients of one shard that wait, after all doublings.
 pub const MAX_WAITING: usize = FIRST_WAITING << MAX_DOUBLINGS;
-/// An owner that was asked and says nothing for so long is asked no more. Each try doubles this:
-/// an owner answers when its device has done what it was told before, perhaps a whole step.
+/// The lesson gives up an owner that sends nothing for so long after the question. Each try doubles
+/// this. An owner answers after its device has done its earlier jobs, which may take a whole step.
 pub const ANSWER: Duration = Duration::from_secs(5);
 
 /// How far one shard is learned.
 #[derive(Debug)]
 pub struct Lesson {
     stage: Stage,
-    /// How often an owner was asked: the next time another one is.
+    /// How often the worker has asked an owner. The next try asks the next owner.
     tries: u32,
-    /// How often the steps have outrun what it had.
+    /// How often the steps have outrun this lesson.
     outrun: u32,
-    /// Since when the owner that was asked is known to have said nothing.
+    /// Since when the owner is known to have sent nothing. None if it has just sent something.
     quiet_since: Option<Time>,
     /// From this step on every reduced gradient is here, or on its way.
     first: Option<Step>,
-    /// Gradients that cannot be applied yet.
+    /// Gradients that the lesson cannot apply yet.
     waiting: BTreeMap<Step, Gradient>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// No owner has been asked.
+    /// The worker has asked no owner.
     Wanted,
-    /// An owner has been asked.
+    /// The worker has asked an owner.
     Asked { donor: WorkerId },
-    /// It answers.
+    /// The owner sends the state.
     Arriving { donor: WorkerId, head: Head, parts: Vec<Buffer> },
-    /// The device is taking it on.
+    /// The device is taking the state over.
     Restoring { version: Step },
-    /// It is held, and follows the commits.
+    /// The device holds the shard, and the shard follows the commits.
     Held,
 }
 
 impl Lesson {
-    /// A shard that may be held already, since an earlier generation.
+    /// A lesson for a shard that the worker may hold already, since an earlier generation.
     pub fn new(held: bool) -> Self {
         let stage = if held { Stage::Held } else { Stage::Wanted };
         Self {
@@ -72,13 +73,13 @@ impl Lesson {
         matches!(self.stage, Stage::Held)
     }
 
-    /// Whether its state takes up room on its way.
+    /// Whether its state is on its way, and so takes up room in the window.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Wanted | Stage::Held)
     }
 
-    /// Whether to ask for its state: a primary that feeds shows itself by a first gradient, unless
-    /// steps pause, and there are none.
+    /// Whether to ask for its state. The worker waits for a first gradient, which shows that the
+    /// primary feeds it. If steps pause, no gradient comes, and the worker asks at once.
     pub fn is_wanted(&self, pauses: bool) -> bool {
         matches!(self.stage, Stage::Wanted) && (pauses || self.first.is_some())
     }
@@ -92,7 +93,7 @@ impl Lesson {
         }
     }
 
-    /// The gradient of a step, if it waits.
+    /// The gradient of a step. None if it does not wait here.
     pub fn waiting(&self, step: Step) -> Option<Gradient> {
         self.waiting.get(&step).cloned()
     }
@@ -109,8 +110,8 @@ impl Lesson {
         *donor == from && head.version == chunk.step && parts.len() == chunk.index as usize
     }
 
-    /// Takes a gradient; where too many wait, the oldest is as if it had never come. Whether there
-    /// is room for more than the first few, the caller knows.
+    /// Keeps a gradient. If too many wait, the lesson drops the oldest as if it had never come.
+    /// `room` says whether there is room for more than the first few.
     pub fn put_off(&mut self, step: Step, gradient: Gradient, room: bool) {
         self.waiting.insert(step, gradient);
         let first = self.first.unwrap_or(step);
@@ -131,8 +132,8 @@ impl Lesson {
         FIRST_WAITING << self.outrun.min(MAX_DOUBLINGS)
     }
 
-    /// Chooses whom to ask, and counts it as asked: so that several owners serve, each is asked
-    /// for some shards.
+    /// Chooses the owner to ask, and notes that it is asked. The choice spreads the shards, so that
+    /// several owners serve.
     pub fn ask(&mut self, shard: Shard, owners: &[WorkerId]) -> Option<WorkerId> {
         let place = ((shard.0 + self.tries) as usize).checked_rem(owners.len())?;
         self.tries += 1;
@@ -141,7 +142,8 @@ impl Lesson {
         Some(owners[place])
     }
 
-    /// An owner answers; one whose version is not part of this generation's history is asked again.
+    /// An owner answers. If its version is not part of this generation's history, the worker asks
+    /// again.
     pub fn begin(&mut self, from: WorkerId, head: Head, known: bool) -> bool {
         let Stage::Asked { donor } = self.stage else { return false };
         if donor != from {
@@ -152,7 +154,7 @@ impl Lesson {
         true
     }
 
-    /// Takes a part that was admitted; returns what the device has to do once all are there.
+    /// Takes an admitted part. Returns the device's job once all parts are here.
     pub fn part(&mut self, values: Buffer, wanted: usize) -> Option<Job> {
         let Stage::Arriving { head, parts, .. } = &mut self.stage else { return None };
         parts.push(values);
@@ -164,7 +166,8 @@ impl Lesson {
         Some(Job::Restore { shard, version, digest, parts })
     }
 
-    /// The device has taken a version on, or has found it broken; says whether it is held now.
+    /// The device has taken a version over, or has found it broken. Returns whether the shard is
+    /// held now.
     pub fn restored(&mut self, version: Step, intact: bool) -> bool {
         if !matches!(self.stage, Stage::Restoring { version: awaited } if awaited == version) {
             return false;
@@ -176,7 +179,7 @@ impl Lesson {
         intact
     }
 
-    /// Who is to answer, if somebody is.
+    /// The owner that shall answer. None if the worker waits for no answer.
     pub fn donor(&self) -> Option<WorkerId> {
         match self.stage {
             Stage::Asked { donor } | Stage::Arriving { donor, .. } => Some(donor),
@@ -184,21 +187,21 @@ impl Lesson {
         }
     }
 
-    /// An owner cannot be reached.
+    /// The worker cannot reach an owner.
     pub fn lost(&mut self, peer: WorkerId) {
         if self.donor() == Some(peer) {
             self.stage = Stage::Wanted;
         }
     }
 
-    /// An owner says something, perhaps of another shard.
+    /// An owner has sent something, perhaps of another shard.
     pub fn heard(&mut self, owner: WorkerId) {
         if self.donor() == Some(owner) {
             self.quiet_since = None;
         }
     }
 
-    /// Time passes: gives an owner up that has said nothing for too long. Says whether it did.
+    /// Time passes: gives up an owner that has sent nothing for too long. Returns whether it did.
     pub fn tick(&mut self, now: Time) -> bool {
         if self.donor().is_none() {
             return false;
@@ -212,7 +215,8 @@ impl Lesson {
         late
     }
 
-    /// Applies what can be applied, or begins again where that has become impossible.
+    /// Applies all gradients that it can. Begins again if a gradient will never come, or if the
+    /// steps have outrun the lesson.
     pub fn advance(
         &mut self,
         (shard, pauses): (Shard, bool),
@@ -231,7 +235,7 @@ impl Lesson {
                     out.push_back(Effect::Device(holdings.update(commit, shard, gradient)));
                 }
                 _ => {
-                    // Where steps pause, none comes that has not been on its way since long.
+                    // While steps pause, every gradient that will come has long been on its way.
                     let never = self.first.map_or(pauses && commit.is_some(), |first| next < first);
                     let missing = gradient.is_none() && never;
                     self.waiting.extend(gradient.map(|gradient| (next, gradient)));
@@ -252,7 +256,7 @@ impl Lesson {
         }
     }
 
-    /// Applies a later gradient over a gap: a planted bug.
+    /// A planted bug: applies a later gradient over a gap.
     #[cfg(feature = "planted")]
     fn leaps(
         &mut self,
@@ -262,7 +266,7 @@ impl Lesson {
         out: &mut VecDeque<Effect>,
     ) -> bool {
         let Some(first) = self.first else { return false };
-        // The device is told that nothing happened in between.
+        // The bug tells the device that nothing happened in between.
         let Some(commit) = commits.get(&first).filter(|_| self.waiting.contains_key(&first)) else {
             return false;
         };

@@ -1,8 +1,8 @@
 //! How many bytes of states may be under way at once: about as many as arrive in two seconds.
 //!
-//! Intuition: an owner answers at once or after a while, and a link carries little or much; what
-//! is under way must cover both, and no more, since all of it takes up an owner's memory. So the
-//! window follows what has arrived lately, and never the number of steps that went by meanwhile.
+//! Intuition: an owner answers at once or after a while, and a link is fast or slow. The bytes
+//! under way must cover both, and no more, since they take up an owner's memory. So the window
+//! follows the bytes that arrived lately, and never the number of steps that went by meanwhile.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use everstep_transport::time::Time;
 
-/// The window before anything was measured, and the least ever, bytes.
+/// The window before any measurement, and the smallest window, bytes.
 pub const LEAST: usize = 64 << 20;
-/// The most ever, bytes: two seconds of a link of 2 Gbit/s, in the memory of the owners.
+/// The largest window, bytes: two seconds of a link of 2 Gbit/s, in the memory of the owners.
 pub const MOST: usize = 512 << 20;
-/// What arrives in so long may be under way.
+/// As many bytes may be under way as arrive in so long.
 const SPAN: Duration = Duration::from_secs(2);
-/// What arrives is counted over at least so long.
+/// The window counts arriving bytes over at least so long.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The window of one worker that learns.
 #[derive(Debug)]
 pub struct Window {
     bytes: usize,
-    /// What has arrived since the last look.
+    /// Bytes that have arrived since the last look.
     arrived: usize,
     since: Option<Time>,
 }
@@ -35,7 +35,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// The bytes that may be under way; one shard's state may be larger.
+    /// The bytes that may be under way. One shard's state may be larger.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -45,7 +45,8 @@ impl Window {
         self.arrived += bytes;
     }
 
-    /// Time passes. While nothing arrives the window stays: nothing is known of the link then.
+    /// Time passes. While nothing arrives the window stays: the worker learns nothing of the link
+    /// then.
     pub fn tick(&mut self, now: Time) {
         let since = *self.since.get_or_insert(now);
         let span = now.since(since);
@@ -64,7 +65,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// What arrives in each of these seconds; returns the window after the last.
+    /// Bytes arrive, one entry for each second. Returns the window after the last.
     fn after(arrivals: &[usize]) -> usize {
         let mut window = Window::default();
         let mut now = Time(1);

@@ -1,4 +1,4 @@
-//! What a member takes: only what its plan, or its feed, expects, and never more than that.
+//! What a member takes: only what its plan, or its feed, expects, and never more.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -44,7 +44,7 @@ impl Member {
         }
     }
 
-    /// The step of which the plan expects such a chunk from `from` now, if it expects any.
+    /// The step of which the plan expects such a chunk from `from` now. None if it expects none.
     fn due(&self, from: WorkerId, chunk: &Chunk) -> Option<Step> {
         let Self { plan, setup, .. } = self;
         let shard = chunk.shard;
@@ -67,7 +67,7 @@ impl Member {
         match chunk.kind {
             ChunkKind::Reduced => self.holdings.prepared.contains_key(&chunk.shard),
             ChunkKind::Parameters => !self.gathering.contains(&chunk.shard),
-            _ => false, // The sum knows what it has.
+            _ => false, // The sum itself knows its parts.
         }
     }
 

@@ -1,7 +1,7 @@
 //! Votes and commits: how a round ends.
 //!
-//! A vote says that all of this member's part is done. The step leader commits when everyone has
-//! voted; whoever learns of the commit applies it and begins the next round.
+//! A vote says that a member's whole part is done. The step leader commits when every member has
+//! voted. A member that learns of the commit applies it and begins the next round.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -22,7 +22,7 @@ use crate::step::holdings::MAX_LINES;
 use crate::step::version::Version;
 
 impl Member {
-    /// Does what has become possible: the vote, and as step leader the commit.
+    /// Votes when the member can vote. As step leader, commits when the ballot is complete.
     pub(super) fn advance(&mut self, now: Time) {
         if matches!(self.pace, Pace::Promised | Pace::Waiting) {
             return;
@@ -53,8 +53,8 @@ impl Member {
         }
     }
 
-    /// A vote says that every shard of the version before is here too: who computes has needed
-    /// them all, a spare waits for them.
+    /// Whether to vote. A vote also says that every shard of the version before is here. A member
+    /// that computes has needed them all. A spare member waits for them.
     fn may_vote(&self) -> bool {
         let entered = self.holdings.device.entering.is_none();
         let current = entered && self.updating.is_empty() && self.gathering.is_empty();
@@ -66,7 +66,7 @@ impl Member {
         current && done && self.round.voted.is_none()
     }
 
-    /// The last step is committed; the vote for the one after it is empty.
+    /// Whether the last step is committed. The vote for the step after it is empty.
     pub(super) fn is_over(&self) -> bool {
         self.step().0 > self.setup.run.steps
     }
@@ -101,7 +101,7 @@ impl Member {
             self.broken = Some(Broken::Diverged(diverged));
             return;
         }
-        // All have voted for this step, so no failure can undo the one before.
+        // All members have voted for this step, so no failure can undo the one before.
         let settled = Step(ballot.step().0 - 1);
         assert!(settled >= self.settled(), "I5: settled steps never go backwards");
         self.holdings.settled = settled;
@@ -157,7 +157,7 @@ impl Member {
 
     pub(super) fn learn(&mut self, now: Time, from: WorkerId, commit: Commit) {
         if commit.generation == self.plan.generation() && commit.step <= self.committed() {
-            return self.compare(from, &commit); // It came on another lane first.
+            return self.compare(from, &commit); // The commit came on another lane first.
         }
         let next = commit.generation == self.plan.generation()
             && commit.step == self.step()
@@ -172,7 +172,7 @@ impl Member {
         self.adopt(now, commit);
     }
 
-    /// What the loss of the step under way is multiplied by.
+    /// The factor that the device multiplies the loss of the step under way by.
     fn loss_scale(&self) -> LossScale {
         #[cfg(feature = "planted")]
         if self.forgets_scale() {
@@ -181,7 +181,7 @@ impl Member {
         self.setup.scaling.after(self.commit())
     }
 
-    /// Holds a commit against the one that is known of its step (invariant I2).
+    /// Compares a commit with the known commit of its step (invariant I2).
     fn compare(&mut self, from: WorkerId, commit: &Commit) {
         let verdict = |commit: &Commit| {
             let Commit { norm, loss, decision, updates, loss_scale, .. } = *commit;
@@ -193,7 +193,7 @@ impl Member {
         }
     }
 
-    /// The step under way has committed: apply it and begin the next.
+    /// The step under way has committed: applies the commit and begins the next round.
     fn adopt(&mut self, now: Time, commit: Commit) {
         assert_eq!(commit.step, self.step(), "I5: commits come one by one");
         let voted = self.round.voted.expect("I19: nobody commits without this member's vote");
@@ -234,7 +234,7 @@ impl Member {
         }
     }
 
-    /// Has the device compute what is assigned to this member and not here or under way already.
+    /// Gives the device the work of this member that is not computed or under way already.
     pub(super) fn begin_compute(&mut self) {
         if self.is_over() {
             return;

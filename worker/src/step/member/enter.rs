@@ -1,4 +1,5 @@
-//! How a member begins and ends a generation: what it brings along, and what is done again.
+//! How a member begins and ends a generation: the state that it brings, and the work that it
+//! repeats.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -18,10 +19,10 @@ use crate::step::setup::Setup;
 use crate::step::version::Version;
 
 impl Member {
-    /// Enters a generation with what the worker holds.
+    /// Enters a generation with the worker's state.
     ///
     /// # Panics
-    /// If the record asks for what it cannot have: see invariants I16 and I17.
+    /// If the record asks for what the worker cannot have: see invariants I16 and I17.
     pub fn enter(now: Time, setup: Arc<Setup>, plan: Plan, mut holdings: Holdings) -> Self {
         let mut out = VecDeque::from([Effect::Enter(plan.record().clone())]);
         out.extend(holdings.enter(plan.record(), plan.owned()).into_iter().map(Effect::Device));
@@ -58,7 +59,7 @@ impl Member {
         member
     }
 
-    /// What outlives the generation.
+    /// The state that outlives the generation.
     pub(in crate::step) fn into_holdings(mut self) -> Holdings {
         let generation = self.plan.generation();
         let learned = self.learning.map_or_else(Vec::new, |it| it.prepared(&self.holdings));
@@ -85,16 +86,17 @@ impl Member {
         }
     }
 
-    /// What was kept of an aborted try goes where this generation's plan wants it.
+    /// Takes up the sums that the worker kept of an aborted try, as this generation's plan needs
+    /// them.
     fn take_up_kept(&mut self) {
         let kept = self.holdings.gradients.partials();
         self.round.kept = kept.map(|(shard, node, sum)| (shard, node, sum.clone())).collect();
         self.merge_kept();
     }
 
-    /// Adds up some of what was kept. The rest waits for other inputs: of a large model there are
-    /// gigabytes, and links and heartbeats must live meanwhile. The sums have the same bits
-    /// whatever comes in between, since all additions are the tree's.
+    /// Adds up some of the kept sums. The rest waits for other inputs: a large model has gigabytes
+    /// of them, and links and heartbeats must live meanwhile. Inputs in between do not change the
+    /// bits of the sums, since all additions are the tree's.
     fn merge_kept(&mut self) {
         let mut bytes = 0;
         while bytes < self.setup.merge_bytes {
@@ -109,8 +111,8 @@ impl Member {
         }
     }
 
-    /// Does more of what an earlier input put off. A promise has voided it: what was kept stays
-    /// kept for the next generation.
+    /// Does more of the work that an earlier input put off. A promise voids it: kept sums stay kept
+    /// for the next generation.
     pub fn go_on(&mut self, now: Time) {
         if self.pace.is_promised() {
             self.round.kept.clear();
@@ -119,7 +121,7 @@ impl Member {
         self.advance(now);
     }
 
-    /// Keeps account of what the device has done; returns what is of this generation.
+    /// Keeps account of the device's reports. Returns a report if it is of this generation.
     pub(super) fn follow_device(&mut self, report: Report) -> Option<Report> {
         let device = &mut self.holdings.device;
         match report {

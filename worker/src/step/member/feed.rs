@@ -1,8 +1,9 @@
-//! Who is fed by this member, beyond what the plan says.
+//! The workers that this member feeds, beyond what the plan says.
 //!
-//! A learner that is no member gets commits from the next one on, everyone's parameters with those
-//! that hold, and the reduced gradients of what it learns from the next round on; a member that
-//! learns gets only these. A feed lasts as long as the generation, or the link.
+//! A learner that is not a member gets three things: commits from the next one on, new parameters
+//! of all shards with those commits that hold, and the reduced gradients of the shards that it
+//! learns from the next round on. A member that learns gets only the gradients. A feed lasts as
+//! long as the generation, or the link.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -14,41 +15,41 @@ use everstep_transport::protocol::{NodeName, Shard, Step, WorkerId};
 use super::Member;
 use crate::step::event::Effect;
 
-/// A leader's word on who learns what.
+/// A leader's order: which worker learns which shards.
 #[derive(Clone, Debug)]
 pub struct Feed {
-    /// Who.
+    /// The worker to feed.
     pub learner: WorkerId,
     /// The name in its certificate.
     pub name: NodeName,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
-    /// What, ascending.
+    /// The shards to learn, ascending.
     pub shards: Vec<Shard>,
 }
 
-/// All who are fed.
+/// All workers that this member feeds.
 #[derive(Debug, Default)]
 pub(super) struct Feeds {
     feeds: BTreeMap<WorkerId, Fed>,
 }
 
-/// One who is fed.
+/// A worker that this member feeds.
 #[derive(Debug)]
 struct Fed {
-    /// It is no member: the first commit that it gets.
+    /// The first commit that it gets. None if the worker is a member.
     stranger_from: Option<Step>,
     /// The shards that it learns, each with the first step of which it gets the reduced gradient.
     shards: BTreeMap<Shard, Step>,
 }
 
 impl Feeds {
-    /// Whether a worker is fed.
+    /// Whether this member feeds a worker.
     pub fn has(&self, learner: WorkerId) -> bool {
         self.feeds.contains_key(&learner)
     }
 
-    /// The learners, no members, that get a commit and its parameters.
+    /// The learners beside the generation that get a commit and its parameters.
     pub fn strangers(&self, step: Step) -> impl Iterator<Item = WorkerId> {
         let due = move |fed: &Fed| fed.stranger_from.is_some_and(|from| from <= step);
         self.feeds.iter().filter(move |(_, fed)| due(fed)).map(|(learner, _)| *learner)
@@ -60,7 +61,7 @@ impl Feeds {
         self.feeds.iter().filter(move |(_, fed)| due(fed)).map(|(learner, _)| *learner)
     }
 
-    /// Feeds a learner, with what is new to it from the next commit or round on.
+    /// Feeds a learner. New items begin with the next commit or round.
     fn insert(&mut self, learner: WorkerId, is_stranger: bool, shards: Vec<Shard>, step: Step) {
         let before = self.feeds.remove(&learner);
         let stranger_from = before.as_ref().and_then(|before| before.stranger_from);
@@ -77,7 +78,7 @@ impl Feeds {
 }
 
 impl Member {
-    /// Somebody is to be fed from now on, or this member itself.
+    /// The members feed a worker from now on, which may be this member itself.
     pub(in crate::step) fn feed(&mut self, feed: Feed) {
         let Feed { learner, name, address, shards } = feed;
         if learner == self.plan.worker() {
@@ -92,8 +93,8 @@ impl Member {
         self.feeds.insert(learner, is_stranger, shards, self.step());
     }
 
-    /// The link to a worker is gone: it is fed no more, and not asked; a member's loss ends the
-    /// generation anyway. Says whether it was fed.
+    /// The link to a worker is gone: the member feeds it no more, and does not ask it. The loss of
+    /// a member ends the generation anyway. Returns whether the member fed the worker.
     pub(in crate::step) fn lost(&mut self, peer: WorkerId) -> bool {
         self.questions.forget(peer);
         self.learn_with(|learning, scene| learning.lost(peer, scene));

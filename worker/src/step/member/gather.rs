@@ -1,4 +1,4 @@
-//! From updated shards to everyone's new parameters.
+//! From updated shards to the new parameters of every member.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -11,7 +11,7 @@ use super::Member;
 use crate::step::event::{Job, Lane, Parcel};
 
 impl Member {
-    /// Each stream of parameters begins with the commit that made them.
+    /// Begins each stream of parameters with the commit that made them.
     pub(super) fn head_streams(&mut self, commit: &Commit) {
         let primaries = self.plan.owned().iter().filter(|(_, primary)| **primary);
         let receivers: BTreeSet<_> =
@@ -30,7 +30,7 @@ impl Member {
         parameters: Option<Shared>,
     ) {
         if !self.plan.owned().contains_key(&shard) {
-            return; // one that is being learned
+            return; // a shard that this member learns
         }
         assert_eq!(version, self.committed(), "the device updates to the last commit");
         self.updating.remove(&shard);
@@ -45,8 +45,9 @@ impl Member {
     }
 
     /// The workers that get a shard's parameters of a commit's version from its primary. A learner
-    /// gets those of a step that holds, since it may become a member with them: each earlier
-    /// version would be replaced before it is of use, at the expense of the states that it lacks.
+    /// gets them only of a step that holds, since it may become a member with them. Parameters of
+    /// an earlier step would be replaced before they are of use, and would delay the states that it
+    /// lacks.
     fn gatherers(&self, shard: Shard, commit: &Commit) -> impl Iterator<Item = WorkerId> {
         let holds = commit.hold;
         let learners = self.feeds.strangers(commit.step).filter(move |_| holds);

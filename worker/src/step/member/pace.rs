@@ -1,4 +1,4 @@
-//! Whether steps go on: holding before a planned change, waiting, and promising.
+//! Whether steps go on: hold before a planned change, wait, and promise.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -9,7 +9,7 @@ use everstep_transport::time::Time;
 
 use super::Member;
 
-/// How long a step leader holds without a Pause before it goes on.
+/// A step leader that holds goes on if no Pause arrives for so long.
 const HOLD: Duration = Duration::from_secs(1);
 
 /// How a member's generation goes on.
@@ -17,11 +17,11 @@ const HOLD: Duration = Duration::from_secs(1);
 pub(super) enum Pace {
     /// Step after step.
     Stepping,
-    /// The last commit holds: nobody computes.
+    /// The last commit holds: no member computes.
     Holding { since: Time },
     /// The generation starts no step.
     Waiting,
-    /// A newer generation is promised: nothing of this one is said or taken.
+    /// The worker has promised a newer generation: it sends and takes nothing of this one.
     Promised,
 }
 
@@ -36,13 +36,13 @@ impl Pace {
 }
 
 impl Member {
-    /// The worker has promised a newer generation. The device goes on with what it was given.
+    /// The worker has promised a newer generation. The device continues with its jobs.
     pub fn promise(&mut self) {
         self.pace = Pace::Promised;
     }
 
-    /// The next commit is to hold, if this member is the step leader; if the last one does, it
-    /// holds for as long again.
+    /// The leader asks to hold. If this member is the step leader, its next commit holds. If the
+    /// last commit holds already, the time to hold begins again.
     pub fn hold(&mut self, now: Time) {
         match &mut self.pace {
             _ if !self.plan.leads() => self.refuse(),
@@ -51,8 +51,8 @@ impl Member {
         }
     }
 
-    /// Time passes: an owner that does not answer is asked no more, and a step leader whose hold
-    /// nobody followed up goes on.
+    /// Time passes. A member that learns stops waiting for an owner that does not answer. A step
+    /// leader that holds goes on if no Pause has arrived.
     pub fn tick(&mut self, now: Time) {
         self.learn_with(|learning, scene| learning.tick(now, scene));
         let Pace::Holding { since } = self.pace else { return };

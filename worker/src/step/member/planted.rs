@@ -15,30 +15,30 @@ impl Member {
         self.holdings.has_plant(plant)
     }
 
-    /// Whether the worker has promised nothing newer: a bug forgets that.
+    /// Whether the worker has promised nothing newer. A bug forgets that.
     pub(super) fn keeps_promise(&self) -> bool {
         !self.pace.is_promised() || self.has_plant(Plant::BreakPromise)
     }
 
-    /// Whether the step under way is the first of its generation, and its scale not known.
+    /// Whether the step under way is the first of its generation, and the bug forgets its scale.
     pub(super) fn forgets_scale(&self) -> bool {
         self.has_plant(Plant::ForgetScale) && self.committed() == self.plan.record().resume
     }
 
-    /// In truth what is usual outlives the generation.
+    /// The bug forgets the usual time. The true code keeps it across generations.
     pub(super) fn measure_anew(&mut self) {
         if self.has_plant(Plant::MeasureAnew) {
             self.holdings.progress = Default::default();
         }
     }
 
-    /// In truth it is the gradient's.
+    /// The bug states a wrong digest at times. The true digest is the gradient's.
     pub(super) fn misstated(&self, shard: Shard, digest: u64) -> u64 {
         let misstates = self.has_plant(Plant::MisstateDigest) && shard.0 == 0;
         if misstates && self.step().0.is_multiple_of(8) { digest ^ 1 } else { digest }
     }
 
-    /// What was kept, in truth as it is.
+    /// The bug adds a kept sum to itself. The true code takes it as it is.
     pub(super) fn add_into_kept(&self, sum: Shared) -> Shared {
         if !self.has_plant(Plant::AddIntoKept) {
             return sum;
@@ -46,7 +46,7 @@ impl Member {
         Shared::new(Buffer::detached(sum.iter().map(|value| value + value).collect()))
     }
 
-    /// Where in the tree a partial is added: in truth at its own node.
+    /// Where in the tree to add a partial. The true place is its own node.
     pub(super) fn place_of_partial(&mut self, shard: Shard, node: Node) -> Node {
         if !self.has_plant(Plant::ReduceAsTheyCome) {
             return node;
@@ -59,7 +59,7 @@ impl Member {
         nodes.get(*arrived - 1).copied().unwrap_or(node)
     }
 
-    /// Whether all votes are in but one of another member.
+    /// Whether only the vote of one other member is missing, with the bug planted.
     pub(super) fn commits_early(&self) -> bool {
         let missing_one = |ballot: &crate::step::ballot::Ballot| {
             ballot.count() + 1 == self.plan.record().members.len()

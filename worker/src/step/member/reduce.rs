@@ -11,10 +11,10 @@ use crate::step::event::{Gradient, Lane};
 use crate::step::holdings::Reduced;
 
 impl Member {
-    /// The device has a sum. Whoever has promised another generation keeps it for that.
+    /// The device has a sum. A worker that has promised another generation keeps it for that one.
     pub(super) fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: Shared) {
         let counts = self.holdings.gradients.partial(step, shard, node, &sum);
-        // In a generation that waits it is kept for the next one.
+        // In a generation that waits, the worker keeps the sum for the next one.
         if counts && !self.pace.is_promised() && !self.plan.record().waiting {
             self.merge(shard, node, sum);
         }
@@ -46,7 +46,7 @@ impl Member {
         match sum.insert(node, partial) {
             Ok(None) => {}
             Ok(Some(total)) => self.reduced(shard, total.into_shared()),
-            Err(_) => self.refuse(), // I18: what would repeat a part is an error, and added nowhere
+            Err(_) => self.refuse(), // I18: a repeated part is an error, and added nowhere
         }
     }
 

@@ -1,5 +1,5 @@
-//! What a member hands out when asked: parameters to compute with, states to learn, and in the
-//! end master weights to write.
+//! What a member hands out on request: parameters to compute with, states to learn, and in the end
+//! master weights to write.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -11,18 +11,19 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Message, Shard, Step, Worke
 use super::Member;
 use crate::step::event::{Job, Lane, Parcel};
 
-/// What others have asked for, and the device has not handed out yet.
+/// Questions of other workers that the device has not answered yet.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     parameters: BTreeSet<(WorkerId, Shard)>,
-    /// Of these the parameters are on their way already. They do not change while they may be asked
-    /// for, so who asks again for want of patience must not have them queued twice.
+    /// Questions whose parameters are on their way already. The parameters do not change while
+    /// workers may ask for them, so an impatient worker that asks again must not have them queued
+    /// twice.
     answered: BTreeSet<(WorkerId, Shard)>,
     states: BTreeSet<(WorkerId, Shard)>,
 }
 
 impl Questions {
-    /// Nobody waits for answers at the other end.
+    /// Drops the questions of a worker that no longer waits for answers.
     pub fn forget(&mut self, worker: WorkerId) {
         self.parameters.retain(|(to, _)| *to != worker);
         self.answered.retain(|(to, _)| *to != worker);
@@ -31,7 +32,7 @@ impl Questions {
 }
 
 impl Member {
-    /// Somebody asks for the parameters that the generation resumes with.
+    /// A worker asks for the parameters that the generation resumes with.
     pub(super) fn share(&mut self, to: WorkerId, mut shards: Vec<Shard>) {
         let primary = |shard: &Shard| self.plan.owned().get(shard) == Some(&true);
         let current = self.committed() == self.plan.record().resume;
@@ -48,7 +49,7 @@ impl Member {
         }
     }
 
-    /// Somebody asks for master weights and moments.
+    /// A worker asks for master weights and moments.
     pub(super) fn export(&mut self, to: WorkerId, mut shards: Vec<Shard>) {
         let owned = |shard: &Shard| self.plan.owned().contains_key(shard);
         if !self.serves(to) || !shards.iter().all(owned) {
@@ -58,8 +59,8 @@ impl Member {
         self.device(Job::Export { to, shards });
     }
 
-    /// A worker that writes the model's file asks for master weights. They are handed out as soon
-    /// as they are those of the last step.
+    /// A worker that writes the model's file asks for master weights. The member hands them out as
+    /// soon as they are those of the last step.
     pub(super) fn hand_out_masters(&mut self, to: WorkerId) {
         if !self.serves(to) {
             return self.refuse();
@@ -73,9 +74,9 @@ impl Member {
         self.plan.roster().lists(to) || self.feeds.has(to)
     }
 
-    /// The device hands out parameters.
+    /// The device hands parameters out: sends them on, if they answer an open question.
     pub(super) fn shared(&mut self, to: WorkerId, (shard, version): (Shard, Step), values: Shared) {
-        // What an earlier generation asked for may come late, and be of an earlier version.
+        // An answer to a question of an earlier generation may come late, with an earlier version.
         let current = version == self.plan.record().resume && version == self.committed();
         if current && self.questions.parameters.remove(&(to, shard)) {
             self.questions.answered.insert((to, shard));
@@ -84,7 +85,7 @@ impl Member {
         }
     }
 
-    /// The device hands out a state.
+    /// The device hands a state out: sends it on, if it answers an open question.
     pub(super) fn exported(
         &mut self,
         to: WorkerId,

@@ -24,7 +24,7 @@ pub struct Bench {
     tree: Tree,
     sampler: Sampler,
     jobs: VecDeque<Job>,
-    /// The pass under way: what is left of it.
+    /// The rest of the pass under way.
     pass: Option<(Step, Arc<Work>, VecDeque<DataShard>)>,
     computing: Vec<(Step, Vec<f32>)>,
     copies: BTreeMap<Shard, Copy>,
@@ -32,9 +32,9 @@ pub struct Bench {
     /// Data shards computed, of each step.
     pub computed: Vec<(Step, DataShard)>,
     pub model: BTreeMap<Shard, Vec<u32>>,
-    /// So often the model's file cannot be opened.
+    /// How many more times the model's file cannot be opened.
     pub full: u32,
-    /// So many writes fail.
+    /// How many more writes fail.
     pub torn: u32,
 }
 
@@ -64,7 +64,7 @@ impl Bench {
         self.jobs.push_back(job);
     }
 
-    /// Does the next thing that can be done.
+    /// Does the next job or data shard that it can do.
     pub fn work(&mut self) -> Vec<Report> {
         let Some((step, work, left)) = &mut self.pass else {
             let job = self.jobs.pop_front();
@@ -79,7 +79,8 @@ impl Bench {
             }
             return self.gradient(step, &work, data_shard, last);
         }
-        // It waits: what it waits for is done before its turn, and a later step ends it.
+        // While the pass waits, urgent jobs come before their turn, and a job of a later step ends
+        // the pass.
         let urgent =
             |job: &Job| matches!(job, Job::Load { .. } | Job::Share { .. } | Job::Export { .. });
         if let Some(place) = self.jobs.iter().position(urgent) {
@@ -234,7 +235,7 @@ impl Bench {
     /// A node is its left child plus its right child.
     fn sum(&self, step: Step, shard: Shard, node: Node) -> Vec<f32> {
         let Some([left, right]) = self.tree.children(node) else {
-            // One step's gradient is not finite: it is skipped.
+            // One step's gradient is not finite: the step is skipped.
             if step == Step(7) && node.index == 3 {
                 return vec![f32::NAN; self.computing[shard.0 as usize].1.len()];
             }

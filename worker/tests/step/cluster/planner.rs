@@ -1,4 +1,4 @@
-//! A record from statuses, by the rules that a leader has to keep.
+//! A record from statuses, by the rules that bind a leader.
 
 use std::net::Ipv4Addr;
 
@@ -10,8 +10,8 @@ use everstep_transport::protocol::{
 use super::{Cluster, TERM, name};
 use crate::support::DATA_SHARDS;
 
-/// The next record of these members, from what was answered to the last Pause. Data shards are
-/// dealt out in turns beginning with the generation's number, so that they move.
+/// The next record of these members, from their answers to the last Pause. It deals out data shards
+/// in turns beginning with the generation's number, so that they move.
 pub fn plan(cluster: &Cluster, members: &[WorkerId], cause: Cause) -> Record {
     let number = cluster.number().next();
     let commit = match cause {
