@@ -72,8 +72,8 @@ pub struct Heartbeat {
     /// Lines of settled steps that the previous answer did not call written. The step leader sends
     /// them, and so does every member after a request for its lines.
     pub lines: Vec<MetricsLine>,
-    /// Peers whose connection was lost since the worker entered its generation, or that it cannot
-    /// reach.
+    /// Peers that the worker cannot reach, or to which it has lost the connection since it entered
+    /// its generation.
     pub unreachable: Vec<WorkerId>,
     /// The worker's last commit carries `hold`, and the worker has done all that follows from it.
     /// It waits.

@@ -133,7 +133,7 @@ pub enum Rounding {
 )]
 #[serde(deny_unknown_fields)]
 pub struct DataSpec {
-    /// A registered data set's name; `text` reads files.
+    /// The name of a registered data set. `text` reads files.
     pub kind: String,
     /// For text: a file, a directory, or `@FILE` with a path on each line.
     pub path: String,

@@ -18,7 +18,7 @@ use quinn::Connection;
 /// A probe's length, bytes. No QUIC packet is as short. No endpoint answers a probe, since a
 /// stateless reset would have to be shorter than the packet that it answers.
 const LENGTH: usize = 13;
-/// A short header whose fixed bit is not set.
+/// The first byte of a short header with the fixed bit not set.
 const FIRST: u8 = 0;
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-probe";
 
