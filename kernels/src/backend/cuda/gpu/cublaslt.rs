@@ -224,8 +224,8 @@ impl Plan {
         let at = |matrix: &Matrix| matrix.address.0 as *mut c_void;
         let (one, old) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let [a, b, c] = self.layouts;
-        // SAFETY: the matrices lie where the backend says, as large as their layouts; the workspace
-        // is used by this stream alone, and the library copies the scalars.
+        // SAFETY: the matrices lie where the backend says, as large as their layouts. Only this
+        // stream uses the workspace, and the library copies the scalars.
         unsafe {
             result::matmul(
                 handle,
@@ -249,7 +249,7 @@ impl Plan {
     }
 }
 
-/// What is asked of an algorithm.
+/// The wishes of a plan for its algorithm.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -259,7 +259,7 @@ impl Preference {
         value: &T,
     ) -> Result<(), CublasError> {
         let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the value is of the attribute's type, and copied.
+        // SAFETY: the value is of the attribute's type, and the call copies it.
         unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, size) }
     }
 }
@@ -278,7 +278,7 @@ impl Shape {
         Self { left, right, result, accumulate, epilogue, vectors }
     }
 
-    /// Whether the library is asked for an algorithm at all.
+    /// Whether to ask the library for an algorithm at all.
     fn is_taken(&self) -> bool {
         let [_, input] = self.vectors;
         let aligned = self.vectors.iter().flatten().all(|bytes| *bytes >= EPILOGUE_BYTES);
@@ -286,7 +286,7 @@ impl Shape {
     }
 }
 
-/// The largest power of two, up to [`WIDEST`], that an address is a multiple of.
+/// The largest power of two, up to [`WIDEST`], that divides an address.
 fn alignment(Address(address): Address) -> u32 {
     1 << (address | WIDEST).trailing_zeros()
 }
@@ -297,7 +297,8 @@ impl Operand {
         Self { element, rows, columns, transposed, alignment: alignment(address) }
     }
 
-    /// The matrix as it lies in memory, read column by column: as many rows as a row is long.
+    /// The matrix as it lies in memory, read column by column. It has as many rows as a row is
+    /// long.
     fn layout(self) -> Result<cublasLtMatrixLayout_t, CublasError> {
         let (long, many) = self.stored();
         let element = match self.element {
@@ -308,7 +309,7 @@ impl Operand {
         result::create_matrix_layout(element, long as u64, many as u64, long as i64)
     }
 
-    /// How long a row of the memory is, and how many there are.
+    /// The length of a row of the memory, and the number of rows.
     fn stored(self) -> (usize, usize) {
         match self.transposed {
             false => (self.columns, self.rows),
@@ -317,7 +318,8 @@ impl Operand {
     }
 }
 
-// What is freed here was created, and nothing uses it any more: enqueued work has its own copies.
+// The values freed here were created, and nothing uses them any more: enqueued work has its own
+// copies.
 
 impl Drop for Plan {
     fn drop(&mut self) {
@@ -340,7 +342,7 @@ impl Drop for Preference {
 impl Drop for Products {
     fn drop(&mut self) {
         self.plans.clear();
-        // SAFETY: freeing waits for the work that uses it.
+        // SAFETY: freeing waits for the work that uses the memory.
         let _ = unsafe { driver::free_sync(self.workspace) };
         // SAFETY: as said above.
         let _ = unsafe { result::destroy_handle(self.handle) };
