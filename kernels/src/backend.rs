@@ -25,7 +25,8 @@ pub use reference::Reference;
 
 /// A device that computes: memory in arenas, and the operations of the models.
 ///
-/// *Writes* means that the old values of an output do not matter; *adds* that they stay in the sum.
+/// *Writes* means that the old values of an output do not matter. *Adds* means that they stay in
+/// the sum.
 pub trait Backend: Send {
     /// Copies `values` to the device. `to` has as many elements.
     fn write(&mut self, to: View, values: &[f32]);

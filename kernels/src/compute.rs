@@ -43,7 +43,7 @@ impl Batch {
 /// Which micro-batch of a data shard a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pass {
-    /// The first micro-batch starts from a zero gradient; later ones add to it.
+    /// The first micro-batch starts from a zero gradient. Later ones add to it.
     pub first: bool,
     /// After the last micro-batch the gradient is final: its ranges are announced.
     pub last: bool,

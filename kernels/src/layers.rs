@@ -79,8 +79,8 @@ impl Plan {
         View::new(Arena::Statistics, offset, rows, columns)
     }
 
-    /// Plans a part whose activations and statistics share their memory with those of other parts
-    /// of the same shapes. The first part makes the area.
+    /// Plans a part that shares the memory of its activations and statistics with other parts of
+    /// the same shapes. The first part makes the area.
     pub fn shared<T>(
         &mut self,
         area: &mut Option<SharedArea>,

@@ -54,7 +54,7 @@ pub trait Model: Send + Sized {
     /// addition, thrice), and those of attention (Chowdhery et al., "PaLM", appendix B).
     fn flops_per_sample(&self) -> u64;
 
-    /// The one sequence whose last row of logits predicts what follows `tokens`.
+    /// The one sequence from which the last row of logits predicts what follows `tokens`.
     fn window(&self, tokens: &[u32]) -> Vec<u32>;
 }
 
@@ -89,7 +89,7 @@ impl ModelPlan {
 /// The shape of the batches that a model takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {
-    /// The most rows.
+    /// The most rows of a batch.
     pub rows: usize,
     /// The tokens of a row.
     pub context: usize,

@@ -57,9 +57,9 @@ pub enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{setting} = {value}: it must be {bound}")]
 pub struct InvalidSetting {
-    /// The setting's name.
+    /// The name of the setting.
     pub setting: &'static str,
-    /// The setting's value.
+    /// The value that was given.
     pub value: f32,
     /// The allowed range, in words.
     pub bound: &'static str,

@@ -26,7 +26,7 @@ pub struct Schedule {
     pub warmup_steps: u64,
     /// The steps of the run, including the warm-up's. The last has the floor's rate.
     pub steps: u64,
-    /// The full rate.
+    /// The full rate, right after the warm-up.
     pub learning_rate: f32,
     /// The least rate after the warm-up, at most the full one.
     pub floor: f32,

@@ -91,7 +91,7 @@ impl fmt::Display for Role {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 pub struct Identity {
-    /// The node's role.
+    /// The role that the node has.
     pub role: Role,
     /// The node's name, unique within its role.
     pub name: NodeName,
@@ -149,7 +149,7 @@ pub enum IdentityError {
     /// A file could not be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// The file's path.
+        /// The path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,

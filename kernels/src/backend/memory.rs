@@ -78,7 +78,7 @@ impl<T: Copy + Default> Memory<T> {
         self.indices[to.offset..to.offset + to.len].copy_from_slice(values);
     }
 
-    /// The bytes allocated.
+    /// The bytes of elements and indices that are allocated.
     pub fn bytes(&self) -> usize {
         size_of_val(&self.elements[..]) + size_of_val(&self.indices[..])
     }

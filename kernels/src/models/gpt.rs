@@ -25,7 +25,7 @@ pub struct GptConfig {
     pub vocabulary: usize,
     /// The number of blocks.
     pub layers: usize,
-    /// The attention heads of a block; they divide the width.
+    /// The attention heads of a block. They divide the width.
     pub heads: usize,
     /// The width of the residual stream.
     pub width: usize,

@@ -17,7 +17,7 @@ use crate::buffer::{Buffer, Pool, Shared};
 #[derive(Debug)]
 pub struct Sum {
     tree: Tree,
-    /// The node whose sum is wanted.
+    /// The node that the sum is for.
     target: Node,
     length: usize,
     pool: Pool,

@@ -70,7 +70,7 @@ pub(crate) struct Granted {
 }
 
 impl Enrolment {
-    /// The authority's [secret](Authority::secret_for).
+    /// The authority's [secret](Authority::secret_for) for this purpose.
     pub(crate) fn secret_for(&self, purpose: &str) -> [u8; 32] {
         self.authority.secret_for(purpose)
     }

@@ -20,7 +20,7 @@ pub enum Refusal {
     /// The token is for nodes of another role.
     #[error("the join token is for a node with the role {admits}, not {asked}")]
     WrongRole {
-        /// The token's role.
+        /// The role that the token is for.
         admits: Role,
         /// The role that the node asked for.
         asked: Role,

@@ -85,8 +85,8 @@ pub struct Chunk {
     pub count: u32,
     /// How the elements are encoded.
     pub encoding: Encoding,
-    /// Digest of the values of a reduced gradient. With it an owner checks, before it applies them,
-    /// that they are what the primary made. 0 for all other kinds.
+    /// Digest of the values of a reduced gradient. An owner that applies them knows by it that they
+    /// are what the primary made. 0 for all other kinds.
     pub digest: u64,
 }
 

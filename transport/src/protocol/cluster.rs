@@ -47,7 +47,7 @@ pub struct RequestId {
 /// What an operator wishes to have changed.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Wish {
-    /// Train this run.
+    /// Train the run of this specification.
     Submit(RunSpec),
     /// End this run, if it is the one that is trained.
     Cancel(RunId),
@@ -76,7 +76,7 @@ pub enum Wish {
 /// What one entry of the log brought to the history of the cluster.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// The entry's index.
+    /// The index of the entry in the log.
     pub index: u64,
     /// What happened in the run or cluster, in order.
     pub news: Vec<News>,

@@ -59,7 +59,7 @@ impl fmt::Display for DeviceName {
 /// The device that a worker computes on.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The device's name.
+    /// The maker's name for it, or `cpu`.
     pub name: DeviceName,
     /// The type in which parameters and activations are stored there.
     #[serde(serialize_with = "lower")]

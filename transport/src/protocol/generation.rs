@@ -36,13 +36,13 @@ pub struct Ownership {
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The run began.
+    /// The run began with its first members.
     Start,
-    /// Workers were lost.
+    /// Workers of the generation before were lost.
     Lost,
-    /// Workers joined.
+    /// Workers joined the run as members.
     Join,
-    /// Workers left.
+    /// Members left the run as planned.
     Leave,
     /// Data shards were moved to even out compute.
     Rebalance,
@@ -53,7 +53,7 @@ pub enum Cause {
 /// A generation, as the log has it: the only entry that changes the members.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Record {
-    /// The generation's number.
+    /// The generation's number, greater than all before it.
     pub number: Generation,
     /// The number of the generation before it.
     pub predecessor: Generation,
@@ -77,7 +77,7 @@ pub struct Record {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("generation {number} is malformed: {problem}")]
 pub struct RecordError {
-    /// The record's number.
+    /// The number of the malformed record.
     pub number: Generation,
     /// What is wrong with it.
     pub problem: String,

@@ -153,14 +153,14 @@ pub enum Message {
     Welcome {
         /// The run that the worker shall build.
         run: RunSpec,
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
     },
     /// The answer to Register.
     Registered {
         /// The id under which the worker is registered.
         worker: WorkerId,
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
     },
     /// The sender may not take part.
@@ -177,7 +177,7 @@ pub enum Message {
     Announce(Record),
     /// The answer to a Heartbeat.
     HeartbeatAnswer {
-        /// The current generation.
+        /// The current generation of the run.
         generation: Generation,
         /// The newest step with a written line: the leader has this line, and all before it, on its
         /// disk.
@@ -191,7 +191,7 @@ pub enum Message {
     },
     /// The receiver must promise a number, and answer with what it holds.
     Pause {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
         /// The number to promise.
         number: Generation,
@@ -200,7 +200,7 @@ pub enum Message {
     /// reduced gradients of shards that it shall own. All members and the learner get this message.
     /// A later one of the same generation replaces it.
     Feed {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
         /// The generation in which the order is valid.
         generation: Generation,
@@ -215,14 +215,14 @@ pub enum Message {
     },
     /// The next commit must carry `hold`. If the last one does, the hold lasts as long again.
     Hold {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
         /// The generation in which the order is valid.
         generation: Generation,
     },
     /// The receiver writes the model's file, once the last step is trained.
     Write {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
         /// The generation in which the order is valid.
         generation: Generation,
@@ -274,7 +274,7 @@ pub enum Message {
     },
     /// The answer to Join.
     Joined {
-        /// The sender's id.
+        /// The id that the joiner has from now on.
         id: CoordinatorId,
     },
     /// The answer to Join of a removed coordinator, once the log does without it: it may go.
@@ -323,14 +323,14 @@ pub enum Message {
 
     /// The sender asks for the parameters with which the generation resumes, to compute with them.
     FetchParameters {
-        /// The generation.
+        /// The generation in which the sender asks.
         generation: Generation,
         /// Shards of which the receiver is primary, ascending.
         shards: Vec<Shard>,
     },
     /// The sender asks for master weights and moments of shards that it will own.
     FetchState {
-        /// The generation.
+        /// The generation in which the sender asks.
         generation: Generation,
         /// Shards that the receiver owns, ascending.
         shards: Vec<Shard>,
@@ -338,12 +338,12 @@ pub enum Message {
     /// The sender asks for the master weights of which the receiver is primary, once the last step
     /// is trained. It writes the model's file.
     FetchMasters {
-        /// The generation.
+        /// The generation in which the sender asks.
         generation: Generation,
     },
     /// Heads the master weights and moments of one shard on a bulk stream.
     State {
-        /// The generation.
+        /// The generation in which the sender is.
         generation: Generation,
         /// The shard that follows.
         shard: Shard,

@@ -37,10 +37,10 @@ pub struct Event {
 pub enum EventKind {
     /// An operator submitted a run.
     Submitted {
-        /// The run's name.
+        /// The name in the run's specification.
         run: String,
     },
-    /// A worker registered.
+    /// A worker registered for the run.
     Registered {
         /// The id of its registration.
         worker: WorkerId,
@@ -67,7 +67,7 @@ pub enum EventKind {
     },
     /// A generation began.
     Generation {
-        /// The generation's number.
+        /// The number of the new generation.
         generation: Generation,
         /// The cause of the change.
         cause: Cause,
@@ -205,7 +205,7 @@ pub enum WorkerState {
     Finished,
     /// The coordinator counts it as gone.
     Lost,
-    /// Has drained.
+    /// Has left after it drained.
     Left,
 }
 
@@ -330,7 +330,7 @@ pub struct Update {
     pub event: u64,
     /// Lines of settled steps, in order.
     pub lines: Vec<MetricsLine>,
-    /// Events, in order.
+    /// Events after the named one, in order.
     pub events: Vec<Event>,
     /// Workers by id. The first answer on a link has all workers that the coordinator tells of.
     /// Later answers have those that are new or have changed since the previous answer.

@@ -57,7 +57,7 @@ pub struct CoordinatorStanding {
     /// It is a voter: most voters must agree. Otherwise it is a learner of the log.
     #[serde(rename = "voter")]
     pub votes: bool,
-    /// It leads.
+    /// It leads, as far as that is known.
     #[serde(rename = "leader")]
     pub leads: bool,
     /// The others have removed it, but may still need it.
@@ -88,7 +88,7 @@ pub struct TokenView {
 /// A revoked worker or operator.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct RevokedView {
-    /// Its role.
+    /// The role of the revoked node.
     pub role: Role,
     /// The name in its certificate.
     pub name: NodeName,
@@ -99,9 +99,9 @@ pub struct RevokedView {
 /// A run, under way or over.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct RunView {
-    /// The run's id.
+    /// The id that names the run.
     pub id: RunId,
-    /// The run's name.
+    /// The name in the run's specification.
     pub name: String,
     /// Its state in a word for scripts: "training", "complete".
     pub state: String,

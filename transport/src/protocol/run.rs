@@ -6,13 +6,13 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::chunk::Encoding;
 
-/// One training job.
+/// The specification of one training job.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
 )]
 #[serde(deny_unknown_fields)]
 pub struct RunSpec {
-    /// The run's name.
+    /// The name that people use for the run.
     pub name: String,
     /// The seed from which everything random follows.
     pub seed: u64,
@@ -94,7 +94,7 @@ pub struct ModelSpec {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// 32 bits, unchanged.
+    /// IEEE's 32 bits, unchanged.
     #[default]
     F32,
     /// The upper half of an f32. Only on GPUs.
@@ -229,7 +229,7 @@ pub enum OptimizerKind {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// The rate stays.
+    /// The rate stays the full one.
     Constant,
     /// The rate falls along half a cosine.
     Cosine,
@@ -243,7 +243,7 @@ pub enum ScheduleKind {
 )]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
-    /// The algorithm.
+    /// The algorithm of the updates.
     pub kind: OptimizerKind,
     /// The rate after the warm-up.
     pub learning_rate: f64,

@@ -51,7 +51,7 @@ impl LossScale {
 /// One line of `metrics.jsonl`: a committed step.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
 pub struct MetricsLine {
-    /// The committed step.
+    /// The number of the committed step.
     pub step: Step,
     /// The generation that committed it.
     pub generation: Generation,
@@ -89,7 +89,7 @@ pub struct MetricsLine {
 /// What one data shard brought to a step.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Contribution {
-    /// The data shard.
+    /// The data shard of these figures.
     pub data_shard: DataShard,
     /// Its mean loss, nats.
     pub loss: f64,
@@ -105,7 +105,7 @@ pub struct Contribution {
 /// the commit before this step."
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Prepared {
-    /// The voter's generation.
+    /// The generation in which the member votes.
     pub generation: Generation,
     /// The step voted for. After the last step an empty vote for the next one settles it.
     pub step: Step,
@@ -127,7 +127,7 @@ pub struct Prepared {
 pub struct Commit {
     /// The generation that committed.
     pub generation: Generation,
-    /// The committed step.
+    /// The number of the committed step.
     pub step: Step,
     /// Global norm of the gradient before clipping.
     pub norm: f64,

@@ -14,7 +14,7 @@ use crate::protocol::Chunk;
 use crate::protocol::chunk::HEADER_BYTES;
 
 /// Pieces taken from the connection at a time. Each taking locks it once. A stream may hold this
-/// many packets that its reader has not asked for.
+/// many packets before its reader asks for them.
 const PIECES: usize = 32;
 
 /// The sending end of a stream of chunks. If the caller drops it before [`BulkSender::finish`], it

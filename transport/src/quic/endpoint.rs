@@ -65,7 +65,7 @@ pub enum Expected {
     Anyone,
     /// Any node of this role.
     Role(Role),
-    /// Only this node.
+    /// Only the node with this identity.
     Node(Identity),
 }
 

@@ -73,12 +73,12 @@ pub enum LinkError {
     /// A message exceeds the limit for messages. The link lives. The sender is at fault.
     #[error("a {name} message of {bytes} bytes is too large to be sent")]
     TooLarge {
-        /// The message's name.
+        /// The message's name, as in logs.
         name: &'static str,
         /// The message's encoded size.
         bytes: usize,
     },
-    /// QUIC itself failed.
+    /// The QUIC library reports an error of its own.
     #[error("the link broke: {what}")]
     Broken {
         /// The error of the QUIC library.

@@ -57,7 +57,7 @@ pub struct Encoded {
 pub struct LinkStats {
     /// UDP payload that the path carries now, bytes.
     pub path_mtu: u16,
-    /// Smoothed round-trip time.
+    /// The smoothed round-trip time of the path.
     pub rtt: Duration,
     /// Packets that were sent and lost.
     pub lost_packets: u64,
@@ -95,7 +95,7 @@ impl Link {
         &self.inner.identity
     }
 
-    /// The peer's address.
+    /// The peer's present address and port.
     pub fn remote_address(&self) -> SocketAddr {
         self.inner.wire.connection.remote_address()
     }

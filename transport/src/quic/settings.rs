@@ -90,7 +90,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {problem}")]
 pub struct SettingsError {
-    /// The field's name.
+    /// The name of the field in [`Settings`].
     pub field: &'static str,
     /// What is wrong with its value.
     pub problem: &'static str,

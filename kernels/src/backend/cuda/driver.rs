@@ -129,7 +129,7 @@ pub enum Epilogue {
 /// Parameters that go to the device beside its computation, after every earlier delivery.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery<'a> {
-    /// Where they go.
+    /// The address to copy the parameters to.
     pub to: Address,
     /// The parameters. They may change as soon as the call returns.
     pub values: &'a [f32],
@@ -155,7 +155,7 @@ pub trait Driver: Send {
     /// Copies `bytes` to the device. They may change as soon as the call returns.
     fn write(&mut self, to: Address, bytes: &[u8]);
 
-    /// Enqueues a delivery. Only work that is told to waits for it.
+    /// Enqueues a delivery. Only later work with [`Driver::wait_for`] waits for it.
     fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered;
 
     /// Makes all later work wait for this delivery, and so for those before it.

@@ -1,4 +1,4 @@
-//! How an event is told to people and programs: as a line of JSON.
+//! How people and programs see an event: as a line of JSON.
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

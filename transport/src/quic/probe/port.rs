@@ -56,7 +56,7 @@ pub(in crate::quic) struct Watcher {
     port: Arc<ProbePort>,
     signs: Arc<Signs>,
     peer: SocketAddr,
-    /// The tag of this link, which both its end and the peer send.
+    /// The tag that both ends of this link send.
     tag: Tag,
     refused: Arc<Notify>,
     /// Probes that have arrived from the peer.

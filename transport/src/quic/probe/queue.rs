@@ -26,8 +26,7 @@ mod linux {
             IpAddr::V4(_) => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
             IpAddr::V6(_) => {
                 setsockopt(socket, sockopt::Ipv6RecvErr, &true)?;
-                // For a port of both families. This fails on a port of one, which needs nothing
-                // here.
+                // For a port of both families. A port of one family misses nothing without it.
                 let _ = setsockopt(socket, sockopt::Ipv4RecvErr, &true);
             }
         }

@@ -51,7 +51,7 @@ impl Panels {
         })
     }
 
-    /// The bytes allocated.
+    /// The bytes of both allocated panels.
     pub fn bytes(&self) -> usize {
         size_of_val(&self.left[..]) + size_of_val(&self.right[..])
     }

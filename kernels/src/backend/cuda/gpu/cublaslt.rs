@@ -158,8 +158,8 @@ impl Plan {
             let columns = shape.result.columns as i64;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &columns)?;
         }
-        // An algorithm depends only on the alignment of these addresses, so the plan has no other
-        // data of them.
+        // An algorithm depends only on the alignment of these addresses. So the plan takes
+        // addresses with just this alignment.
         plan.set_vectors(shape.vectors.map(|alignment| alignment.map(u64::from)))?;
         for (layout, operand) in plan.layouts.iter_mut().zip(operands) {
             *layout = operand.layout()?;

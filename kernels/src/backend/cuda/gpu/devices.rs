@@ -18,7 +18,7 @@ pub struct Device {
     pub index: usize,
     /// The name that its maker gave it.
     pub name: String,
-    /// Its compute capability.
+    /// Its compute capability, for the compiler.
     pub architecture: Architecture,
     /// The UUID, which no other GPU has and which never changes.
     pub uuid: [u8; 16],

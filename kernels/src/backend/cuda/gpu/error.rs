@@ -36,7 +36,7 @@ pub enum CudaError {
     /// There are GPUs, but not this one.
     #[error("there is no GPU {index}: this machine has {count}, counted from 0 (everstep devices)")]
     NoSuchDevice {
-        /// The requested number.
+        /// The number that the user asked for.
         index: usize,
         /// The number of GPUs.
         count: usize,
@@ -47,9 +47,9 @@ pub enum CudaError {
          another one, or the CPU", found.0, found.1
     )]
     DeviceTooOld {
-        /// The GPU's number.
+        /// The number of the GPU that is too old.
         index: usize,
-        /// The GPU's name.
+        /// The name that its maker gave it.
         name: String,
         /// The GPU's compute capability.
         found: (i32, i32),
@@ -60,7 +60,7 @@ pub enum CudaError {
          another GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
     )]
     Taken {
-        /// The GPU's number.
+        /// The number of the GPU in exclusive mode.
         index: usize,
     },
     /// The GPU has no free memory.
@@ -69,7 +69,7 @@ pub enum CudaError {
          (a GPT also takes less with model.recompute = true)"
     )]
     Full {
-        /// The failed call.
+        /// The name of the failed call.
         call: &'static str,
     },
     /// The host has no memory left that the GPU may copy from and to.
@@ -90,7 +90,7 @@ pub enum CudaError {
     LibraryTooOld {
         /// The library's file name.
         library: &'static str,
-        /// The library's version.
+        /// The version that was found.
         found: String,
     },
     /// A kernel was not compiled: a flaw of Everstep or of the compiler.
@@ -100,15 +100,15 @@ pub enum CudaError {
         file: String,
         /// The kind of GPU that it was compiled for.
         architecture: String,
-        /// The compiler's output.
+        /// What the compiler reported.
         log: String,
     },
     /// The GPU or its driver failed.
     #[error("{call} failed on the GPU: {why}")]
     Failed {
-        /// The failed call.
+        /// The name of the failed call.
         call: &'static str,
-        /// CUDA's own words.
+        /// CUDA's own words for the error.
         why: String,
     },
 }

@@ -18,7 +18,7 @@ use super::error::CudaError;
 
 /// Bytes of a slot: large enough for full speed, small enough that copies overlap.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
-/// One slot is filled while another one is copied.
+/// One slot is filled while the others are copied.
 pub(super) const SLOTS: usize = 4;
 
 /// The ring of pinned slots.
