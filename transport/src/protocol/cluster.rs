@@ -23,7 +23,7 @@ pub type RunId = u64;
 /// A coordinator's name and addresses.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorView {
-    /// The id of its registration.
+    /// The coordinator's id, never used again.
     pub id: CoordinatorId,
     /// The name in its certificate.
     pub name: NodeName,

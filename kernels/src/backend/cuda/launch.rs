@@ -22,7 +22,7 @@ const TILE: usize = 64;
 pub const SQUARES: usize = 64 << 10;
 const GROUPS: usize = 8;
 
-/// One thread an element or a chunk of them. Beyond [`MOST_BLOCKS`] a thread takes several.
+/// One thread an element or a chunk of them. Beyond `MOST_BLOCKS` a thread takes several.
 pub fn elements(count: usize) -> Launch {
     line(count.div_ceil(THREADS).min(MOST_BLOCKS), THREADS)
 }
@@ -32,7 +32,7 @@ pub fn warps(rows: usize) -> Launch {
     Launch { grid: [blocks(rows.div_ceil(WARPS)), 1, 1], block: [32, WARPS as u32, 1] }
 }
 
-/// One block a row. Beyond [`MOST_BLOCKS`] a block takes several.
+/// One block a row. Beyond `MOST_BLOCKS` a block takes several.
 pub fn rows(count: usize, threads: usize) -> Launch {
     line(count.min(MOST_BLOCKS), threads)
 }
