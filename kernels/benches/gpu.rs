@@ -1,9 +1,9 @@
-//! Where the time of a pass goes on a GPU: forward and backward, by kind of operation.
+//! The time of a pass on a GPU, forward and backward, by kind of operation.
 //!
 //! `cargo bench -p everstep-kernels --bench gpu -- [small]` prints milliseconds of a micro-batch of
-//! GPT-2's smallest in bf16, with bytes for tokens. Every launch is waited for, so each is as long
-//! as it is alone, and some microseconds longer; the last line is a pass as a run does it. Without
-//! a GPU it says so, and fails.
+//! GPT-2's smallest in bf16, with bytes for tokens. The benchmark waits for every launch, so each
+//! takes as long as it takes alone, plus some microseconds. The last line is a pass as a run does
+//! it. Without a GPU the benchmark says so, and fails.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
@@ -31,17 +31,17 @@ const LARGE: GptConfig = GptConfig {
 const SMALL: GptConfig =
     GptConfig { layers: 2, heads: 2, width: 64, context: 32, micro_batch: 2, ..LARGE };
 const PASS: Pass = Pass { first: true, last: true, scale: 1.0 };
-/// Passes before those that count, and these.
+/// Passes before those that count, and the passes that count.
 const WARM_UP: u32 = 2;
 const COUNTED: u32 = 5;
 
 /// Time by direction and kind.
 type Times = Arc<Mutex<BTreeMap<(&'static str, &'static str), Duration>>>;
 
-/// A GPU that is waited for after everything that it is asked for.
+/// A GPU with a wait after every request.
 struct Timed {
     gpu: Gpu,
-    /// What is read in order to wait.
+    /// The address to read in order to wait.
     place: Address,
     direction: &'static str,
     times: Times,
@@ -59,7 +59,7 @@ impl Timed {
     fn timed<T>(&mut self, kind: &'static str, work: impl FnOnce(&mut Gpu) -> T) -> T {
         let began = Instant::now();
         let outcome = work(&mut self.gpu);
-        // What fails stays, and is seen when the loss is read.
+        // A failure stays, and shows when the loss is read.
         let _ = self.gpu.read(self.place, &mut [0; 4]);
         let mut times = self.times.lock().expect("nobody panics");
         *times.entry((self.direction, kind)).or_default() += began.elapsed();
@@ -186,7 +186,7 @@ fn line(what: &str, time: Duration) {
     println!("{what:<32}{:>9.3} ms", time.as_secs_f64() * 1e3);
 }
 
-/// The time of the passes that count, each with its parameters; `begin` is called before them.
+/// The time of the counted passes, each with its parameters. Calls `begin` before them.
 fn passes<D: Driver + 'static>(
     config: GptConfig,
     driver: D,

@@ -1,16 +1,16 @@
-//! What each layer of a GPT costs on the CPU backend, forward and backward, on one thread, at the
+//! The cost of each layer of a GPT on the CPU backend, forward and backward, on one thread, at the
 //! shapes of the two GPTs that `step` measures whole.
 //!
-//! `cargo bench -p everstep-kernels --bench layers -- [--quick] [PART OF AN ID]`; an id is
-//! `layer/pass/GPT`. Of layers that are matrix products (`linear …`, `attention`) the elements of
-//! the throughput are floating-point operations, so Gelem/s are GFLOP/s: the two of each
-//! multiplication and addition of the products that the pass is by definition, for attention those
-//! of keys that a query sees; biases, softmax and the scores beyond the diagonal cost time and
-//! count nothing. Of all others they are the values that go in.
+//! `cargo bench -p everstep-kernels --bench layers -- [--quick] [PART OF AN ID]`. An id is
+//! `layer/pass/GPT`. For layers that are matrix products (`linear …`, `attention`), the elements of
+//! the throughput are floating-point operations, so Gelem/s are GFLOP/s. They count the two of each
+//! multiplication and addition of the products that define the pass. For attention they count only
+//! keys that a query sees. Biases, softmax and the scores beyond the diagonal cost time and count
+//! nothing. For all other layers the elements are the input values.
 //!
 //! A layer runs again and again on the same memory, so its operands are in the cache as far as they
-//! fit; in a step other layers have been there. Embeddings and residual sums are left out: what
-//! they cost shows in `step`. Nothing here is measured beside a second thread.
+//! fit. In a step, other layers have used the cache in between. Embeddings and residual sums are
+//! left out: their cost shows in `step`. Nothing here is measured beside a second thread.
 
 use std::time::{Duration, Instant};
 
@@ -35,19 +35,19 @@ const GPTS: [Gpt; 2] = [
 ];
 /// Sequences of a micro-batch.
 const MICRO_BATCH: usize = 4;
-/// Bytes are the tokens.
+/// The tokens are bytes.
 const VOCABULARY: usize = 256;
-/// Of initial weights.
+/// The deviation of initial weights.
 const DEVIATION: f32 = 0.02;
 
 /// One pass of a layer.
 struct Pass<'a> {
     name: &'a str,
-    /// What the throughput counts.
+    /// The number that the throughput counts.
     elements: usize,
     run: Box<dyn Fn(&mut Cpu) + 'a>,
-    /// What it changes in its place. Put back before each run, outside the time: gradients that
-    /// shrink run after run would become denormal, and slow.
+    /// The view that it changes in place. It is restored before each run, outside the time:
+    /// gradients that shrink run after run would become denormal, and slow.
     in_place: Option<View>,
 }
 
@@ -78,8 +78,8 @@ fn main() {
     criterion.final_summary();
 }
 
-/// The four products with weights of their own in a block. Forward there is one product, backward
-/// two: the gradients of both factors.
+/// The four products with weights of their own in a block. Forward there is one product. Backward
+/// there are two: the gradients of both factors.
 fn linear(criterion: &mut Criterion, gpt: &Gpt) {
     let (rows, width) = (gpt.rows(), gpt.width);
     let shapes = [
@@ -118,8 +118,8 @@ fn head(criterion: &mut Criterion, gpt: &Gpt) {
     measure(criterion, ("linear head", gpt), &plan, &passes);
 }
 
-/// Forward there are two products, scores and output; backward five: the scores again, then the
-/// gradients of probabilities, values, keys and queries.
+/// Forward there are two products, scores and output. Backward there are five: the scores again,
+/// then the gradients of probabilities, values, keys and queries.
 fn attention(criterion: &mut Criterion, gpt: &Gpt) {
     let Gpt { width, heads, context, .. } = *gpt;
     let rows = gpt.rows();
@@ -189,7 +189,7 @@ fn measure(
     passes: &[Pass<'_>],
 ) {
     let mut device = filled(plan);
-    // A backward pass reads what the forward pass leaves, whichever of them are asked for.
+    // A backward pass reads the results of the forward pass, so all passes run once.
     passes.iter().for_each(|pass| (pass.run)(&mut device));
     let mut group = criterion.benchmark_group(layer);
     for pass in passes {
@@ -214,7 +214,7 @@ fn time(bencher: &mut Bencher<'_>, device: &mut Cpu, pass: &Pass<'_>) {
     });
 }
 
-/// A device for what was planned: parameters as at a run's start, the rest of any values.
+/// A device for this plan, with parameters as at a run's start. The rest has any values.
 fn filled(plan: &Plan) -> Cpu {
     let sizes = plan.sizes();
     let mut device = Cpu::new(sizes);

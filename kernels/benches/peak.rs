@@ -26,7 +26,7 @@ mod x86_64 {
     const SUMS: usize = 12;
     const ROUNDS: usize = 1_000_000;
 
-    /// The best of several: whatever else runs on the machine only slows them down.
+    /// The best of several: other programs on the machine only slow them down.
     pub fn gflops() -> f64 {
         let (sums, lanes): (unsafe fn(f32, f32), _) = if is_x86_feature_detected!("avx512f") {
             (sums_of_16, 16)

@@ -23,7 +23,7 @@ fn main() {
     }
 }
 
-/// The best of several passes: whatever else runs on the machine only slows them down.
+/// The best of several passes: other programs on the machine only slow them down.
 fn tokens_per_second(config: GptConfig) -> f64 {
     let mut gpt = OnBackend::<Gpt, _>::new(config, Cpu::new).expect("a valid configuration");
     let mut parameters = vec![0.0; gpt.layout().count()];

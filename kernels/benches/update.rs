@@ -1,15 +1,15 @@
-//! What is done to one parameter shard in a step, on one thread: its partial gradients are added,
-//! its norm and its digests taken, its update applied, its parameters rounded and packed.
+//! The work on one parameter shard in a step, on one thread: the sum of its partial gradients, its
+//! norm, its digests, its update, and the rounding and packing of its parameters.
 //!
-//! `cargo bench -p everstep-kernels --bench update -- [--quick] [PART OF AN ID]`; an id is
+//! `cargo bench -p everstep-kernels --bench update -- [--quick] [PART OF AN ID]`. An id is
 //! `operation/case/elements`. The bytes of the throughput are those that the operation has to read
-//! and to write, each once: to be held against what the memory can do. An update reads weights,
-//! moments and gradient, and writes weights and moments; an addition reads two partials and writes
-//! one. The digests that a worker checks what it holds by, two of the state and one of the
-//! gradient, are a part of every update.
+//! and to write, each once. Compare them with the bandwidth of the memory. An update reads weights,
+//! moments and gradient, and writes weights and moments. An addition reads two partials and writes
+//! one. Every update includes the digests by which a worker checks its copies: two of the state and
+//! one of the gradient.
 //!
-//! Shards are of 40 Ki elements, as those of the GPT of 6 layers and width 384, whose memory stays
-//! in the cache, and of 1 Mi, the longest there are. Nothing is sent here.
+//! Shards have 40 Ki elements, as those of the GPT of 6 layers and width 384, which stay in the
+//! cache, or 1 Mi, the greatest length. This benchmark sends nothing.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -43,7 +43,8 @@ fn main() {
 }
 
 /// The sum of as many partials as there are workers, each with one data shard, as a primary makes
-/// it: its own partial is kept for a redo of the step, the others came in buffers of the sum's.
+/// it. The primary keeps its own partial for a redo of the step. The others came in buffers of the
+/// sum's.
 fn sum(criterion: &mut Criterion, length: usize) {
     for partials in [2, 8] {
         let pool = Pool::new(2 * partials as usize * length * F32);
@@ -77,7 +78,7 @@ fn sum(criterion: &mut Criterion, length: usize) {
     }
 }
 
-/// What tells others of a reduced gradient, and of a state.
+/// The values by which others know a reduced gradient, and a state.
 fn norm_and_digests(criterion: &mut Criterion, length: usize) {
     let gradient = normal(0, length);
     let state = adamw().state(normal(1, length));
@@ -131,8 +132,8 @@ fn optimizers(criterion: &mut Criterion, length: usize) {
     group.finish();
 }
 
-/// What a bf16 all-gather takes: owners round what they compute with, primaries pack what they
-/// send, the others unpack it.
+/// The work of a bf16 all-gather: owners round their computing copies, primaries pack what they
+/// send, and the others unpack it.
 fn bf16(criterion: &mut Criterion, length: usize) {
     let mut values = normal(0, length);
     let mut packed = vec![0; BF16 * length];

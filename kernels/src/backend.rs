@@ -1,16 +1,16 @@
-//! Operations on buffer handles: what a model is written in, and what a device must offer.
+//! Operations on buffer handles: the language of the models, and what a device must offer.
 //!
-//! A [`View`] names a matrix in one of the device's four flat arenas; it is a handle, never
-//! memory. Operations *enqueue*: only [`Backend::read_back`], [`Backend::total`] and, where it is
-//! told to, [`Backend::fetched`] wait for the device. Operands of one operation never overlap, and
+//! A [`View`] names a matrix in one of the device's four flat arenas. It is a handle, never memory.
+//! Operations *enqueue*. Only [`Backend::read_back`], [`Backend::total`] and, if the caller asks
+//! for it, [`Backend::fetched`] wait for the device. Operands of one operation never overlap, and
 //! no operation allocates.
 //!
-//! So whatever fails on the device shows at those three, and once it has shown, it shows at each of
-//! them: nothing computed after a failure is ever seen.
+//! So a failure on the device shows at those three. Once it has shown, each of them reports it:
+//! nothing computed after a failure is ever seen.
 //!
-//! Every operation computes the same bits from the same inputs on every call. Some are composed of
-//! others: a device that can do such a one at once need not round in between. Nothing here knows of
-//! layers, models or batches. Sizes are in elements, matrices row-major.
+//! Every operation computes the same bits from the same inputs on every call. Some operations are
+//! composed of others. A device that can do such an operation at once need not round in between.
+//! This module knows no layers, models or batches. Sizes are in elements, matrices row-major.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,7 +25,8 @@ pub use reference::Reference;
 
 /// A device that computes: memory in arenas, and the operations of the models.
 ///
-/// *Writes* means that the old values of an output do not matter; *adds* that they stay in the sum.
+/// *Writes* means that the old values of an output do not matter. *Adds* means that they stay in
+/// the sum.
 pub trait Backend: Send {
     /// Copies `values` to the device. `to` has as many elements.
     fn write(&mut self, to: View, values: &[f32]);
@@ -33,18 +34,18 @@ pub trait Backend: Send {
     /// Copies tokens or targets to the device. `to` is as long as `values`.
     fn write_indices(&mut self, to: Indices, values: &[u32]);
 
-    /// Waits for all that was enqueued, and shows the values of `from`, rounded to f32. What was
-    /// asked for has been [fetched](Backend::fetched).
+    /// Waits for all enqueued work, and shows the values of `from`, rounded to f32. All requested
+    /// gradients have then been [fetched](Backend::fetched).
     fn read_back(&mut self, from: View) -> Result<Cow<'_, [f32]>, DeviceError>;
 
-    /// Asks for a copy of a range of the gradients, as they are after all that was enqueued before;
-    /// what is enqueued after it does not wait for the copy. The range stays as it is until all of
-    /// it was [fetched](Backend::fetched).
+    /// Requests a copy of a range of the gradients, as they are after all work enqueued before.
+    /// Work enqueued later does not wait for the copy. The range stays as it is until the caller
+    /// has [fetched](Backend::fetched) all of it.
     fn fetch(&mut self, gradients: Range<usize>);
 
-    /// Shows the next part of what was asked for that has come: ranges in the order in which they
-    /// were asked for, a long one in several parts. `None` where nothing has come yet; with `wait`,
-    /// only where nothing is left to come.
+    /// Shows the next part of the requested gradients that has come. Ranges come in the order of
+    /// the requests, a long one in several parts. `None` if nothing has come yet. With `wait`,
+    /// `None` only if nothing is left to come.
     fn fetched(&mut self, wait: bool) -> Result<Option<Fetched<'_>>, DeviceError>;
 
     /// Adds up the values of `from` in f64, in order, as if they were [read
@@ -66,14 +67,14 @@ pub trait Backend: Send {
         self.add_bias(bias, y);
     }
 
-    /// The same, and writes the [GELU](Backend::gelu) of `y` into `activated`.
+    /// As [`Backend::linear`], and writes the [GELU](Backend::gelu) of `y` into `activated`.
     fn linear_gelu(&mut self, x: View, weight: View, bias: View, [y, activated]: [View; 2]) {
         self.linear(x, weight, bias, y);
         self.gelu(y, activated);
     }
 
-    /// Writes `c = a b`, multiplied by the derivative of [`Backend::gelu`] at `x`: the way back
-    /// through a linear layer and the GELU before it. Any of `a` and `b` may be
+    /// Writes `c = a b`, multiplied by the derivative of [`Backend::gelu`] at `x`: the backward
+    /// pass through a linear layer and the GELU before it. Any of `a` and `b` may be
     /// [transposed](View::t).
     fn matmul_gelu_backward(&mut self, a: View, b: View, x: View, c: View) {
         self.matmul(a, b, c);
@@ -98,15 +99,15 @@ pub trait Backend: Send {
     /// Writes `norm.y` and `norm.statistics`.
     fn layer_norm(&mut self, norm: Norm);
 
-    /// Adds to `dx` and to the gradients of `norm.weight` and `norm.bias`; reads `norm.x` and
+    /// Adds to `dx` and to the gradients of `norm.weight` and `norm.bias`. Reads `norm.x` and
     /// `norm.statistics`.
     fn layer_norm_backward(&mut self, norm: Norm, dy: View, dx: View);
 
     /// Writes `attention.y` and `attention.statistics`.
     fn attention(&mut self, attention: Attention);
 
-    /// Writes `d_qkv`; reads all of `attention`. `scratch`, `[rows, heads]` statistics, is the
-    /// operation's own memory: what is in it before or after means nothing.
+    /// Writes `d_qkv`. Reads all of `attention`. `scratch`, `[rows, heads]` statistics, is the
+    /// operation's own memory: its content before or after means nothing.
     fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, scratch: View);
 
     /// Writes `y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as GPT-2 does (Hendrycks and
@@ -128,13 +129,13 @@ pub trait Backend: Send {
 /// A part of the gradient that has come to the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fetched<'a> {
-    /// Which part.
+    /// The part's range in the gradient arena.
     pub range: Range<usize>,
-    /// Its values.
+    /// The part's values.
     pub gradient: Cow<'a, [f32]>,
 }
 
-/// Something that was enqueued has failed; the device computes nothing any more.
+/// Enqueued work has failed. The device computes nothing any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceError(pub String);
@@ -142,7 +143,7 @@ pub struct DeviceError(pub String);
 /// The memory that a model needs, for a backend to allocate once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Elements of the parameter arena, and of the gradient arena.
+    /// Elements of the parameter arena. The gradient arena has the same number.
     pub parameters: usize,
     /// Elements of the activation arena.
     pub activations: usize,
@@ -150,7 +151,7 @@ pub struct Sizes {
     pub statistics: usize,
     /// The number of tokens and targets.
     pub indices: usize,
-    /// The longest sequence that attention will see; 0 without attention.
+    /// The longest sequence that attention will see. 0 without attention.
     pub sequence: usize,
 }
 
@@ -161,10 +162,10 @@ pub enum Arena {
     Parameters,
     /// The gradient of each parameter, in the same order.
     Gradients,
-    /// Whatever else a pass writes.
+    /// Everything else that a pass writes.
     Activations,
-    /// Numbers that are too few to be stored with less than f32, and too important: losses, means,
-    /// deviations, sums of exponentials.
+    /// Numbers that are too few to be worth storing with less than f32, and too important: losses,
+    /// means, deviations, sums of exponentials.
     Statistics,
 }
 
@@ -226,7 +227,7 @@ impl View {
         self.rows * self.columns
     }
 
-    /// The elements of the arena that it is made of.
+    /// The elements of the arena that the view covers.
     fn range(self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
@@ -240,14 +241,14 @@ impl View {
 /// A handle of tokens or targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Indices {
-    /// Where they begin in the device's index memory.
+    /// Where the indices begin in the device's index memory.
     pub offset: usize,
-    /// How many there are.
+    /// The number of indices.
     pub len: usize,
 }
 
 impl Indices {
-    /// The first `len` of them.
+    /// The first `len` of the indices.
     pub fn first(self, len: usize) -> Self {
         assert!(len <= self.len, "{self:?} has not {len}");
         Self { len, ..self }
@@ -271,20 +272,20 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// What is added to the variance.
+    /// The number added to the variance, so that the deviation is never zero.
     pub const EPSILON: f32 = 1e-5;
 }
 
 /// Causal multi-head attention, `softmax(q k' / sqrt(width of a head)) v` (Vaswani et al.,
-/// "Attention Is All You Need"). Scores are computed again in the backward pass (Dao et al.,
-/// "FlashAttention"), so no matrix of theirs is kept.
+/// "Attention Is All You Need"). The backward pass computes the scores again (Dao et al.,
+/// "FlashAttention"), so no matrix of scores is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
-    /// The number of heads; divides the width.
+    /// The number of heads. It divides the width.
     pub heads: usize,
-    /// The number of positions of each sequence; divides the rows.
+    /// The number of positions of each sequence. It divides the rows.
     pub sequence: usize,
-    /// Queries, keys and values side by side, `[rows, 3 width]`; within each, head after head.
+    /// Queries, keys and values side by side, `[rows, 3 width]`. Within each, head after head.
     pub qkv: View,
     /// The output, `[rows, width]`.
     pub y: View,

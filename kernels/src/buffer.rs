@@ -1,9 +1,8 @@
 //! Memory that computing and the wire share: vectors of f32 that are also little-endian bytes.
 //!
-//! A [`Pool`] hands out [`Buffer`]s; one that is dropped, on whatever thread, goes back to its
-//! pool, so that a step allocates nothing that an earlier one already had. The free memory that a
-//! pool keeps is bounded by what was in use at once of late. Buffers know nothing of what they hold
-//! or of who reads it.
+//! A [`Pool`] hands out [`Buffer`]s. A dropped buffer, on any thread, goes back to its pool, so
+//! that a step allocates nothing that an earlier one already had. The recent peak of memory in use
+//! bounds the free memory that a pool keeps. Buffers do not know their content or their readers.
 //!
 //! The free list is tried in every interleaving of two threads by
 //!
@@ -22,29 +21,29 @@ use crate::sync::{Arc, Mutex, MutexGuard};
 #[cfg(target_endian = "big")]
 compile_error!("the wire's elements are little-endian, and buffers go onto it as they are");
 
-/// A buffer that several hold and nobody writes again.
+/// A buffer with several holders, which no holder writes again.
 pub type Shared = std::sync::Arc<Buffer>;
 
 /// A vector of f32 of fixed length, alone in its memory.
 pub struct Buffer {
-    /// At least `length` elements; what is beyond is the pool's reserve.
+    /// At least `length` elements. The rest is the pool's reserve.
     memory: Vec<f32>,
     length: usize,
     pool: Option<Pool>,
 }
 
 impl Buffer {
-    /// A buffer of no pool: its memory is freed when it is dropped.
+    /// A buffer of no pool. Its drop frees the memory.
     pub fn detached(values: Vec<f32>) -> Self {
         Self { length: values.len(), memory: values, pool: None }
     }
 
-    /// The values as they go onto the wire, four bytes each, little-endian.
+    /// The values as they go onto the wire: four bytes each, little-endian.
     pub fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 
-    /// The values as they come from the wire; any bytes are some values.
+    /// The values as they come from the wire. Any bytes are some values.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(self)
     }
@@ -78,41 +77,41 @@ impl Drop for Buffer {
     }
 }
 
-/// Memory to be used again. Clones are the same pool.
+/// Memory for repeated use. Clones are the same pool.
 #[derive(Clone, Debug)]
 pub struct Pool {
     free: Arc<Mutex<Free>>,
     limit_bytes: usize,
 }
 
-/// The free list, the longest unused first, and how much will be asked of it.
+/// The free list, the longest unused first, with the demand for memory.
 #[derive(Debug, Default)]
 struct Free {
     list: VecDeque<Vec<f32>>,
     size_bytes: usize,
-    /// In use now.
+    /// Bytes in use now.
     used_bytes: usize,
-    /// The most that was in use at once, in this period and in the one before.
+    /// The most bytes in use at once, in this period and in the one before.
     most_bytes: [usize; 2],
-    /// Handed out in this period.
+    /// Bytes handed out in this period.
     handed_bytes: usize,
 }
 
-/// A period ends when this many times the most that was in use has been handed out.
+/// A period ends when the pool has handed out this many times the most that was in use.
 const PERIOD: usize = 4;
 
 impl Pool {
-    /// A pool that keeps free what was in use at once before, and will be again: free and used
-    /// memory together are at most what was in use at once, until some times as much has been
-    /// handed out. Up to `limit_bytes` of free memory it keeps in any case; how much is in use is
-    /// not bounded here.
+    /// A pool that keeps as much free memory as was in use at once before, and will be again. Free
+    /// and used memory together are at most what was in use at once, until the pool has handed out
+    /// some times as much. In any case it keeps up to `limit_bytes` of free memory. It does not
+    /// bound the memory in use.
     pub fn new(limit_bytes: usize) -> Self {
         Self { free: Arc::new(Mutex::new(Free::default())), limit_bytes }
     }
 
-    /// A buffer of `length` elements. Its values are whatever an earlier user left, or zero.
+    /// A buffer of `length` elements. Its values are those of an earlier user, or zero.
     pub fn take(&self, length: usize) -> Buffer {
-        // Outside the lock: new memory is the slow case.
+        // Outside the lock, since new memory is the slow case.
         let reused = self.lock().take(length, self.limit_bytes);
         let memory = reused.unwrap_or_else(|| vec![0.0; length]);
         Buffer { memory, length, pool: Some(self.clone()) }
@@ -123,14 +122,14 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Free> {
-        // A holder that panicked (none does) would leave a list that is sound all the same.
+        // A holder that panicked (none does) would still leave a sound list.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Free {
     /// The most recently used memory (it may still be in the cache) that fits without wasting half.
-    /// Where there is none, the caller makes as much as it asks for.
+    /// If there is none, the caller allocates what it needs.
     fn take(&mut self, length: usize, limit_bytes: usize) -> Option<Vec<f32>> {
         let fits = |memory: &Vec<f32>| (length..=length.saturating_mul(2)).contains(&memory.len());
         let place = self.list.iter().rposition(fits);
@@ -166,7 +165,8 @@ impl Free {
     fn trim(&mut self, limit_bytes: usize) {
         let [most, before] = self.most_bytes;
         let kept = limit_bytes.max(most.max(before) - self.used_bytes);
-        // What was not asked for longest makes room: lengths may change over a run.
+        // The memory without a request for the longest time makes room: lengths may change over a
+        // run.
         while self.size_bytes > kept {
             let oldest = self.list.pop_front().expect("bytes are of the list's vectors");
             self.size_bytes -= size_bytes(&oldest);
@@ -277,7 +277,7 @@ mod tests {
 mod loom_tests {
     use super::*;
 
-    /// Takes and drops twice; meanwhile nobody else writes into what it holds.
+    /// Takes and drops twice. Meanwhile no other thread writes into the held memory.
     fn use_pool(pool: &Pool, mark: f32) {
         for _ in 0..2 {
             let mut buffer = pool.take(2);
@@ -296,7 +296,7 @@ mod loom_tests {
             use_pool(&pool, 2.0);
             thread.join().expect("the thread ends");
             let free = pool.lock();
-            // As many as were in use at once.
+            // As many vectors as were in use at once.
             assert!([1, 2].contains(&free.list.len()));
             assert_eq!((free.size_bytes, free.used_bytes), (8 * free.list.len(), 0));
         });

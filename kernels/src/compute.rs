@@ -1,8 +1,8 @@
-//! The seam between a worker and whatever computes gradients.
+//! The seam between a worker and the code that computes gradients.
 //!
-//! A worker hands a [`Compute`] the micro-batches of its data shards and an [`Exchange`] through
-//! which parameters come and gradients leave; it knows nothing else about models or devices. What
-//! implements [`Compute`] knows nothing of data shards, ranks or networks.
+//! A worker hands a [`Compute`] the micro-batches of its data shards and an [`Exchange`]. Through
+//! the exchange, parameters come and gradients leave. The worker knows nothing else about models or
+//! devices. A [`Compute`] knows no data shards, ranks or networks.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use crate::backend::{DeviceError, Sizes};
 use crate::device::Gpu;
 use crate::layout::Layout;
 
-/// The target of the `tracing` spans `forward` and `backward`, and of those that a worker makes of
-/// the other stages of a step. A model of your own may have such spans, too.
+/// The target of the `tracing` spans `forward` and `backward`, and of the spans that a worker makes
+/// for the other stages of a step. A model of your own may have such spans, too.
 pub const STAGES: &str = "everstep::stage";
 
 /// A micro-batch: `rows` samples, each appended by a data set's `fill`.
 ///
-/// Every row of one run has the same number of `tokens`, `targets` and `features`; which of the
-/// three a data set fills is between it and the model.
+/// Every row of one run has the same number of `tokens`, `targets` and `features`. The data set and
+/// the model agree on which of the three to use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// The number of samples.
@@ -43,18 +43,18 @@ impl Batch {
 /// Which micro-batch of a data shard a pass computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pass {
-    /// The first micro-batch starts from a zero gradient; later ones add to it.
+    /// The first micro-batch starts from a zero gradient. Later ones add to it.
     pub first: bool,
     /// After the last micro-batch the gradient is final: its ranges are announced.
     pub last: bool,
-    /// What the gradient of the micro-batch's *mean* loss is multiplied by.
+    /// The factor for the gradient of the micro-batch's *mean* loss.
     pub scale: f32,
 }
 
 /// What a pass needs from the worker while it runs.
 pub trait Exchange {
     /// Returns once every parameter in `range` is of the version that this pass computes with.
-    /// Whatever arrived since the last call is handed to `write(offset, values)`.
+    /// Passes all parameters that arrived since the last call to `write(offset, values)`.
     fn need(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32]));
 
     /// The gradient in `range` is final. Ranges come in any order, without overlap, and cover the
@@ -62,7 +62,7 @@ pub trait Exchange {
     fn ready(&mut self, range: Range<usize>, gradient: &[f32]);
 }
 
-/// An exchange for one process: all parameters are there, and gradients are collected.
+/// An exchange for one process: all parameters are there, and it collects the gradients.
 #[derive(Debug, Default)]
 pub struct Collect {
     /// The gradient, filled range by range.
@@ -80,7 +80,7 @@ impl Exchange for Collect {
     }
 }
 
-/// What a model says of a batch that it was not trained on.
+/// The result of a model on a batch that it was not trained on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
     /// Mean loss over the batch, nats.
@@ -109,8 +109,8 @@ impl From<DeviceError> for ComputeError {
 /// A model on a device: parameters in, loss and gradient out.
 ///
 /// The same parameters and batch must give the same bits on every call and in every process on one
-/// kind of machine; Everstep's equality of runs rests on it. A pass may be called with any number
-/// of rows up to the micro-batch it was built for.
+/// kind of machine. Everstep's equality of runs rests on it. A pass may have any number of rows up
+/// to the micro-batch that the model was built for.
 pub trait Compute: Send {
     /// The flat parameter vector.
     fn layout(&self) -> &Layout;
@@ -136,8 +136,8 @@ pub trait Compute: Send {
         None
     }
 
-    /// What the model has planned, where that is for a [`Backend`](crate::backend::Backend): the
-    /// memory that it would take on any of them.
+    /// The memory that the model has planned, on any [`Backend`](crate::backend::Backend). `None`
+    /// if it is not for a backend.
     fn sizes(&self) -> Option<Sizes> {
         None
     }
@@ -146,26 +146,26 @@ pub trait Compute: Send {
     /// memory formula.
     fn device_bytes(&self) -> usize;
 
-    /// The GPU that it computes on; `None` for the CPU.
+    /// The GPU that it computes on. `None` for the CPU.
     fn gpu(&self) -> Option<&Gpu> {
         None
     }
 
     /// The floating-point operations that training on one sample takes at least, forward and
-    /// backward, for the report's model FLOPs utilization; `None` if nobody has counted them.
+    /// backward, for the report's model FLOPs utilization. `None` if they are not known.
     fn flops_per_sample(&self) -> Option<u64> {
         None
     }
 }
 
-/// A model written with plain slices: what a user's own model usually is.
+/// A model written with plain slices, as a user's own model usually is.
 ///
 /// [`OnHost`] makes it a [`Compute`].
 pub trait HostModel: Send {
     /// Names, shapes and initial values of the parameters.
     fn layout(&self) -> Layout;
 
-    /// Adds the gradient of the batch's mean loss, times `scale`, to `gradient`; returns the mean
+    /// Adds the gradient of the batch's mean loss, times `scale`, to `gradient`. Returns the mean
     /// loss, nats.
     fn gradient(
         &mut self,

@@ -1,8 +1,8 @@
-//! Where a model computes: the CPU, or a GPU if the machine has one.
+//! The device on which a model computes: the CPU, or a GPU if the machine has one.
 //!
-//! A [`DeviceChoice`] is what a user asks for. [`open`] makes a model of it on the device that is
-//! chosen; [`gpus`] says what there is to choose from. How fast a GPU could be is in its maker's
-//! data sheet ([`peak_flops`]), and how it does is asked of [`telemetry`].
+//! A [`DeviceChoice`] is what a user asks for. [`open`] makes a model on the chosen device.
+//! [`gpus`] lists what there is to choose from. A GPU's data sheet says how fast it could be
+//! ([`peak_flops`]), and [`telemetry`] how it does.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +22,7 @@ pub use peak::peak_flops;
 /// What a user asks for: `auto`, `cpu`, `cuda`, or `cuda:1` for the GPU of that number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A GPU if there is one that can be used, else the CPU. Any GPU is the first one, until
+    /// A GPU if one can be used, else the CPU. Any GPU means the first one, until
     /// [`DeviceChoice::of_worker`] chooses.
     Auto(Option<usize>),
     /// The CPU.
@@ -35,28 +35,28 @@ pub enum DeviceChoice {
 /// A GPU that the driver knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number, from 0.
+    /// The GPU's number, from 0.
     pub index: usize,
-    /// Its maker's name for it.
+    /// The name that its maker gave it.
     pub name: String,
     /// Its compute capability, as in `sm_90a`.
     pub architecture: String,
-    /// The same in numbers: (9, 0).
+    /// The compute capability in numbers: (9, 0).
     pub capability: (u32, u32),
-    /// What it has alone of all GPUs.
+    /// The UUID, which no other GPU has.
     pub uuid: [u8; 16],
-    /// Its memory, bytes.
+    /// The GPU's memory, bytes.
     pub memory_bytes: usize,
     /// How many multiprocessors it has.
     pub multiprocessors: u32,
-    /// Whether the kernels are written for it: it may be too old.
+    /// Whether the kernels are written for it. It may be too old.
     pub is_usable: bool,
 }
 
-/// A model cannot be had on the device that was asked for.
+/// Why the requested device cannot have the model.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The model is not one.
+    /// The model's configuration is not valid.
     #[error(transparent)]
     Model(#[from] ConfigError),
     /// The CPU computes in f32 alone.
@@ -73,20 +73,20 @@ pub fn usable_gpus() -> Vec<usize> {
     gpus.into_iter().flatten().filter(|gpu| gpu.is_usable).map(|gpu| gpu.index).collect()
 }
 
-/// All GPUs in the order of their numbers, or why there are none; of one that is sick, what is
-/// wrong with it. In words for the user.
+/// All GPUs in the order of their numbers, or why there are none. For a sick GPU, the error. In
+/// words for the user.
 pub fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
     cuda::gpus()
 }
 
-/// Whether a model of this precision could be made on this device, before anything is begun.
+/// Whether a model of this precision could be made on this device, before any work begins.
 ///
 /// # Errors
-/// [`OpenError`], as far as can be told without opening a GPU.
+/// [`OpenError`], as far as it shows without opening a GPU.
 pub fn check(choice: DeviceChoice, precision: Precision) -> Result<(), OpenError> {
     match choice {
         DeviceChoice::Cuda(index) => {
-            // Without a number, whichever can be used: workers are handed those.
+            // Without a number, any GPU that can be used: workers get one of those.
             let first = index.or_else(|| usable_gpus().first().copied());
             cuda::check(first.unwrap_or(0))
         }
@@ -98,7 +98,7 @@ pub fn check(choice: DeviceChoice, precision: Precision) -> Result<(), OpenError
 /// Makes a model on a device.
 ///
 /// # Errors
-/// [`OpenError`]. What is wrong with a GPU is a warning where the choice was left to the program.
+/// [`OpenError`]. If the choice was left to the program, a GPU's error is only a warning.
 pub fn open<M: Model + 'static>(
     choice: DeviceChoice,
     precision: Precision,
@@ -166,7 +166,7 @@ mod cuda {
         }
     }
 
-    /// Whether this machine has nothing to do with GPUs, about which nobody wants to be warned.
+    /// Whether this machine has nothing to do with GPUs, so that a warning would only annoy.
     pub(super) fn is_absent() -> bool {
         matches!(devices::all(), Err(CudaError::NoDriver | CudaError::NoDevice))
     }
@@ -223,8 +223,8 @@ mod cuda {
 }
 
 impl DeviceChoice {
-    /// What the worker of this number, from 0, takes on a machine with these GPUs: one each, in
-    /// turn, unless the choice names one.
+    /// The device that the worker of this number, from 0, takes on a machine with these GPUs: one
+    /// each, in turn, unless the choice names one.
     pub fn of_worker(self, number: usize, gpus: &[usize]) -> Self {
         let index = (!gpus.is_empty()).then(|| gpus[number % gpus.len()]);
         match self {

@@ -8,7 +8,7 @@
 //! connection is [`Backend::add`](crate::backend::Backend::add): the output of a branch becomes the
 //! stream.
 //!
-//! Layers know nothing of batches, of the network, or of which device they run on.
+//! Layers know no batches, no network, and no kind of device.
 
 use crate::backend::{Arena, Indices, Sizes, View};
 use crate::layout::{Init, Layout};
@@ -27,12 +27,12 @@ pub use gelu::Gelu;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 
-/// The numbers in a cache line: 64 bytes of f32. A row that begins elsewhere makes every wide
-/// vector of it cross two lines.
+/// The numbers in a cache line: 64 bytes of f32. In a row that begins elsewhere, every wide vector
+/// crosses two lines.
 const LINE: usize = 16;
 
-/// Where everything of a model will lie: parameters, activations, statistics and indices, in the
-/// order in which they are asked for.
+/// The places of everything in a model: parameters, activations, statistics and indices, in the
+/// order of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     layout: Layout,
@@ -42,15 +42,15 @@ pub struct Plan {
     sequence: usize,
 }
 
-/// Memory of activations and statistics that parts of a model use in turn: what one has written
-/// there is lost when the next one begins.
+/// Memory of activations and statistics that parts of a model use in turn. A part's values there
+/// are lost when the next part begins.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedArea {
     start: Ends,
     end: Ends,
 }
 
-/// Where the next activations and statistics would be placed.
+/// The places of the next activations and statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ends {
     activations: usize,
@@ -79,8 +79,8 @@ impl Plan {
         View::new(Arena::Statistics, offset, rows, columns)
     }
 
-    /// Plans a part whose activations and statistics share their memory with those of other parts
-    /// of the same shapes. The first part makes the area.
+    /// Plans a part that shares the memory of its activations and statistics with other parts of
+    /// the same shapes. The first part makes the area.
     pub fn shared<T>(
         &mut self,
         area: &mut Option<SharedArea>,
@@ -116,7 +116,7 @@ impl Plan {
         Indices { offset, len }
     }
 
-    /// Says that attention will see sequences of this length.
+    /// Takes note that attention will see sequences of this length.
     pub fn sequence(&mut self, length: usize) {
         self.sequence = self.sequence.max(length);
     }
@@ -126,7 +126,7 @@ impl Plan {
         &self.layout
     }
 
-    /// The memory that all of it needs.
+    /// The memory that the whole plan needs.
     pub fn sizes(&self) -> Sizes {
         Sizes {
             parameters: self.layout.count(),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::random::Philox;
 
-/// Where a tensor's values come from before the first step.
+/// The source of a tensor's values before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Every element has this value.
@@ -23,11 +23,11 @@ pub struct Tensor {
     pub name: String,
     /// The shape, row-major.
     pub shape: Vec<usize>,
-    /// Where it begins in the flat vector, elements.
+    /// Where the tensor begins in the flat vector, elements.
     pub offset: usize,
-    /// Its initial values.
+    /// The source of its initial values.
     pub init: Init,
-    /// Whether weight decay applies (matrices yes; biases and norms no).
+    /// Whether weight decay applies: to matrices, not to biases and norms.
     pub decay: bool,
 }
 
@@ -37,7 +37,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Its range of the flat vector, elements.
+    /// The tensor's range of the flat vector, elements.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.count()
     }
@@ -79,8 +79,8 @@ impl Layout {
         self.tensors.last().map_or(0, |last| last.range().end)
     }
 
-    /// The initial values of `range`. A pure function of the seed and each global index, so it
-    /// does not matter who computes which part.
+    /// The initial values of `range`. They are a pure function of the seed and each global index,
+    /// so any member may compute any part.
     pub fn init(&self, seed: u64, range: Range<usize>, values: &mut [f32]) {
         assert_eq!(range.len(), values.len(), "one value for each index");
         for (tensor, part) in self.parts(range.clone()) {

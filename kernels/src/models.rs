@@ -1,9 +1,9 @@
 //! Models: GPT and MLP, written once over the backend, and [`OnBackend`], which makes any of them a
 //! [`Compute`].
 //!
-//! A model plans its memory once, then runs forward and backward over whatever part of it a batch
-//! fills. It says which parameters it is about to read and which gradients are final; what that
-//! sets in motion it does not know.
+//! A model plans its memory once, then runs forward and backward over the part of it that a batch
+//! fills. It announces which parameters it is about to read and which gradients are final. It does
+//! not know the effect of that.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub type Boundary<'a> = dyn FnMut(&mut dyn Backend, Range<usize>) + 'a;
 
 /// A model that turns tokens into logits.
 pub trait Model: Send + Sized {
-    /// Its sizes.
+    /// The sizes of the model.
     type Config;
 
     /// Plans parameters and activations.
@@ -35,11 +35,11 @@ pub trait Model: Send + Sized {
     fn shape(&self) -> BatchShape;
 
     /// Computes logits, one row for each target. Calls `need` before it reads parameters that it
-    /// has not asked for yet.
+    /// has not requested yet.
     fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View;
 
-    /// The backward pass to the forward pass just done; adds to all gradients. Calls `ready` as
-    /// soon as nothing more will be added to a range, last layers first; the ranges cover the
+    /// The backward pass to the forward pass just done. It adds to all gradients. It calls `ready`
+    /// as soon as nothing more will be added to a range, last layers first. The ranges cover the
     /// parameters exactly.
     fn backward(
         &self,
@@ -54,55 +54,55 @@ pub trait Model: Send + Sized {
     /// addition, thrice), and those of attention (Chowdhery et al., "PaLM", appendix B).
     fn flops_per_sample(&self) -> u64;
 
-    /// The one sequence whose last row of logits predicts what follows `tokens`.
+    /// The one sequence from which the last row of logits predicts what follows `tokens`.
     fn window(&self, tokens: &[u32]) -> Vec<u32>;
 }
 
 /// The tokens of a batch on the device: sequences one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequences {
-    /// All tokens.
+    /// The tokens of all sequences.
     pub tokens: Indices,
     /// The tokens of one sequence.
     pub length: usize,
 }
 
-/// What a model would take, known without building it.
+/// The memory that a model would take, known without building it.
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
     /// The flat parameter vector.
     pub layout: Layout,
-    /// The sizes of the arenas, where the model has any.
+    /// The sizes of the arenas, if the model has any.
     pub sizes: Option<Sizes>,
     /// Bytes for parameters, gradient and activations on the CPU.
     pub device_bytes: usize,
 }
 
 impl ModelPlan {
-    /// That of a model that is built.
+    /// The plan of a model that is already built.
     pub fn of(compute: &dyn Compute) -> Self {
         let (sizes, device_bytes) = (compute.sizes(), compute.device_bytes());
         Self { layout: compute.layout().clone(), sizes, device_bytes }
     }
 }
 
-/// What a model takes for a batch.
+/// The shape of the batches that a model takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {
-    /// The most rows.
+    /// The most rows of a batch.
     pub rows: usize,
     /// The tokens of a row.
     pub context: usize,
     /// The targets of a row.
     pub targets: usize,
-    /// Tokens and targets are below this.
+    /// Tokens and targets are smaller than this.
     pub vocabulary: usize,
 }
 
 /// A model cannot be built as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Something that is counted must be there at least once.
+    /// A count that must be at least 1 is zero.
     #[error("a model needs at least one of: {0}")]
     Zero(&'static str),
     /// Heads share the width equally.
@@ -113,7 +113,7 @@ pub enum ConfigError {
         /// The number of heads.
         heads: usize,
     },
-    /// The device cannot hold it.
+    /// The device cannot hold the model.
     #[error("the model has no device: {0}")]
     Device(#[from] DeviceError),
 }

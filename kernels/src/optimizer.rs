@@ -2,11 +2,11 @@
 //!
 //! Input: a shard's [`ShardState`] (f32 master weights and moments), its reduced gradient, and the
 //! [`Apply`] that all owners agree on. Output: the state after the step. Every rule is elementwise,
-//! so the bits do not depend on the cut into shards or on who owns which; one file a rule.
+//! so the bits do not depend on the cut into shards or on the owners. Each rule has a file.
 //!
 //! Weight decay is decoupled from the gradient in every rule (Loshchilov, Hutter: "Decoupled Weight
-//! Decay Regularization", ICLR 2019): first `master *= 1 - learning_rate * weight_decay`, in those
-//! tensors that decay. Nothing here knows steps that are skipped, versions or peers.
+//! Decay Regularization", ICLR 2019). It comes first: `master *= 1 - learning_rate * weight_decay`,
+//! in those tensors that decay. This module knows no skipped steps, versions or peers.
 
 pub(crate) mod adamw;
 mod lion;
@@ -25,7 +25,7 @@ pub struct Optimizer {
     weight_decay: f32,
 }
 
-/// How a gradient becomes a change, and the settings of that.
+/// How a gradient becomes a change, with the settings of the rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// Adam (Kingma, Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1).
@@ -34,12 +34,12 @@ pub enum Rule {
         beta1: f32,
         /// The share that the mean of squared gradients keeps at each step, in `[0, 1)`.
         beta2: f32,
-        /// Added to the root of the mean of squares; positive.
+        /// Added to the root of the mean of squares. Positive.
         epsilon: f32,
     },
     /// Stochastic gradient descent with heavy-ball momentum.
     Sgd {
-        /// The share of the last change's direction that is kept, in `[0, 1)`; with 0 there is no
+        /// The share of the last change's direction that is kept, in `[0, 1)`. With 0 there is no
         /// moment.
         momentum: f32,
     },
@@ -57,11 +57,11 @@ pub enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{setting} = {value}: it must be {bound}")]
 pub struct InvalidSetting {
-    /// Its name.
+    /// The name of the setting.
     pub setting: &'static str,
-    /// Its value.
+    /// The value that was given.
     pub value: f32,
-    /// Where it must lie.
+    /// The allowed range, in words.
     pub bound: &'static str,
 }
 
@@ -74,27 +74,27 @@ pub struct ShardState {
     pub moments: Vec<Vec<f32>>,
 }
 
-/// What an update has seen.
+/// Digests of everything that an update has read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digests {
-    /// Of the state, as the version before ([`ShardState::digest`]).
+    /// Of the state before the update, as the version before ([`ShardState::digest`]).
     pub before: u64,
     /// Of the gradient ([`reduce::digest`], seeded by 0).
     pub gradient: u64,
-    /// Of the state, as the version after.
+    /// Of the state after the update, as the version after.
     pub after: u64,
 }
 
-/// One update of one parameter shard: what its owners agree on.
+/// One update of one parameter shard, with the values that its owners agree on.
 #[derive(Clone, Debug)]
 pub struct Apply<'a> {
     /// Counts the updates from 1, for rules that correct the bias of their first ones.
     pub step: u64,
     /// The schedule's rate at this step.
     pub learning_rate: f32,
-    /// What the gradient is multiplied by first: [`clip_factor`], or 1.
+    /// The factor that multiplies the gradient first: [`clip_factor`], or 1.
     pub clip: f32,
-    /// The tensors: which of them decay.
+    /// The tensors. It tells which of them decay.
     pub layout: &'a Layout,
     /// Where the shard lies in the flat vector, elements.
     pub range: Range<usize>,
@@ -108,7 +108,7 @@ impl Optimizer {
         Ok(Self { rule, weight_decay })
     }
 
-    /// The state before the first step: the given weights, and moments of zero.
+    /// The state before the first step: these weights, and moments of zero.
     pub fn state(&self, master: Vec<f32>) -> ShardState {
         let moments = vec![vec![0.0; master.len()]; self.rule.moments()];
         ShardState { master, moments }
@@ -119,14 +119,14 @@ impl Optimizer {
         size_of::<f32>() * (1 + self.rule.moments())
     }
 
-    /// Makes one step, and looks at what it reads and writes while it is in the cache, block by
-    /// block: takes the digests of the state as the version `before` and as the version `after`,
-    /// and of the gradient, and shows the new weights, `wrote(offset, weights)`. `gradient` is the
-    /// shard's reduced gradient, not yet clipped.
+    /// Makes one step. Block by block, while a block is in the cache, it also takes the digests of
+    /// the gradient and of the state, as the version `before` and as the version `after`, and shows
+    /// the new weights to `wrote(offset, weights)`. `gradient` is the shard's reduced gradient, not
+    /// yet clipped.
     ///
     /// # Panics
     ///
-    /// If state, gradient and range differ in length, or the state is that of another rule: going
+    /// If state, gradient and range differ in length, or the state is that of another rule. To go
     /// on would make silently wrong weights.
     pub fn update(
         &self,
@@ -153,7 +153,7 @@ impl Optimizer {
         digests
     }
 
-    /// Makes the step of a block of the shard; `gradient` is the block's.
+    /// Makes the step of one block of the shard. `gradient` is that of the block.
     fn update_block(
         &self,
         state: &mut ShardState,
@@ -182,12 +182,12 @@ impl Optimizer {
         }
     }
 
-    /// How a gradient becomes a change.
+    /// The rule with its settings.
     pub(crate) fn rule(&self) -> Rule {
         self.rule
     }
 
-    /// What weights that decay are multiplied by at each step.
+    /// The factor for decaying weights at each step.
     pub(crate) fn kept(&self, learning_rate: f32) -> f32 {
         1.0 - learning_rate * self.weight_decay
     }
@@ -204,7 +204,7 @@ impl Optimizer {
 }
 
 impl Rule {
-    /// How many moments a parameter has.
+    /// The number of moments of a parameter.
     pub fn moments(&self) -> usize {
         match self {
             Self::AdamW { .. } => 2,
@@ -232,7 +232,7 @@ impl Rule {
 
 impl ShardState {
     /// A digest of this state as `version` of its shard: block by block of the weights and then of
-    /// each moment, each seeded by what came before, and the first by the version.
+    /// each moment. The digest before seeds each block, and the version seeds the first.
     pub fn digest(&self, version: u64) -> u64 {
         blocks(self.master.len()).fold(version, |seed, block| self.digest_block(seed, block))
     }
@@ -249,8 +249,8 @@ fn blocks(length: usize) -> impl Iterator<Item = Range<usize>> {
     starts.map(move |start| start..length.min(start + reduce::DIGEST_BLOCK))
 }
 
-/// What gradients are multiplied by so that their global norm, which is finite, is at most `max`:
-/// `min(1, max / (norm + 1e-6))`, and 1 without a maximum.
+/// The factor for gradients that keeps their global norm, which is finite, at most `max`: `min(1,
+/// max / (norm + 1e-6))`, and 1 without a maximum.
 pub fn clip_factor(norm: f64, max: Option<f64>) -> f32 {
     max.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0) as f32)
 }

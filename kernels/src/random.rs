@@ -1,18 +1,18 @@
-//! Random numbers that depend on nothing but what they are for.
+//! Random numbers that depend only on their purpose.
 //!
 //! Philox4x32-10 is a keyed bijection of 128-bit counters (Salmon, Moraes, Dror, Shaw: "Parallel
-//! Random Numbers: As Easy as 1, 2, 3", SC 2011). The seed is the key; purpose, step and index make
+//! Random Numbers: As Easy as 1, 2, 3", SC 2011). The seed is the key. Purpose, step and index make
 //! the counter. So a number is a pure function of these four: any worker, thread or device can
-//! compute any of them, in any order, and gets the same bits. Nothing here calls the platform's
+//! compute any of them, in any order, and gets the same bits. This code never calls the platform's
 //! mathematical library, which differs between platforms.
 //!
-//! This file does not know what its numbers are used for.
+//! This file does not know the use of its numbers.
 
 /// A stream of random numbers, one for each index, for one seed, purpose and step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Philox {
     key: [u32; 2],
-    /// The upper half of the counter; the lower half is the index.
+    /// The upper half of the counter. The lower half is the index.
     stream: [u32; 2],
 }
 
@@ -21,12 +21,12 @@ impl Philox {
     pub const INITIAL_VALUES: u32 = 0;
     /// Purpose: which activations a step drops. Index: the activation.
     pub const DROPOUT: u32 = 1;
-    /// Purpose: stochastic rounding. Index: the parameter; its value stands for the step.
+    /// Purpose: stochastic rounding. Index: the parameter. Its value stands for the step.
     pub const ROUNDING: u32 = 2;
     /// Purpose: the order of the samples in an epoch, which stands for the step. Index: up to the
     /// permutation.
     pub const PERMUTATION: u32 = 3;
-    /// The first purpose that is free for programs; those below are Everstep's own.
+    /// The first purpose that is free for programs. Those below are Everstep's own.
     pub const USER: u32 = 1 << 10;
 
     /// The stream of `seed`, `purpose` and `step`. Streams are distinct for purposes below 2^16 and
@@ -55,12 +55,12 @@ impl Philox {
 
     /// Standard normal, never beyond 8.3 deviations.
     pub fn normal(&self, index: u64) -> f32 {
-        // The half keeps both 0 and 1 out; with 52 bits the sum is exact.
+        // The half keeps both 0 and 1 out. With 52 bits the sum is exact.
         let probability = ((self.u64(index) >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64);
         normal_quantile(probability) as f32
     }
 
-    /// The seed, and the upper half of the counter: all that a device needs to make these numbers.
+    /// The seed, and the upper half of the counter: a device needs no more to make these numbers.
     pub(crate) fn words(&self) -> [u64; 2] {
         [self.key, self.stream].map(|[low, high]| u64::from(high) << 32 | u64::from(low))
     }
@@ -132,7 +132,7 @@ fn ln(value: f64) -> f64 {
     2.0 * s * polynomial(series, s * s) + exponent as f64 * std::f64::consts::LN_2
 }
 
-/// Coefficients in ascending order.
+/// A polynomial with coefficients in ascending order.
 fn polynomial<const N: usize>(coefficients: [f64; N], x: f64) -> f64 {
     coefficients.iter().rev().fold(0.0, |sum, coefficient| sum * x + coefficient)
 }
@@ -205,7 +205,7 @@ mod tests {
             let error = (normal_quantile(distribution(x)) - x).abs();
             assert!(error < 1e-6 * x.abs().max(1.0), "{x}: {error}");
         }
-        // From tables: beyond what the series above can tell from 0 and 1.
+        // From tables: the series above cannot tell these values from 0 and 1.
         assert!((normal_quantile(1e-9) + 5.997807015).abs() < 1e-6);
         assert!((normal_quantile(1e-15) + 7.941345326).abs() < 1e-6);
     }

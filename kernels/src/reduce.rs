@@ -1,12 +1,12 @@
-//! Additions whose order never depends on who is there.
+//! Additions in an order that never depends on the members.
 //!
 //! The flat parameter vector is cut into parameter shards (`shards`). The partial gradients of one
 //! shard, one for each data shard, are added along one fixed binary tree (`tree`, `sum`), in
-//! whatever order they arrive; the squares of the result in fixed blocks (`norm`). A `digest` tells
-//! whether bits have changed, and `nan` has one pattern of bits for what is no number. `rounding`
-//! makes the bf16 parameters that members compute with.
+//! whatever order they arrive. The squares of the result are added in fixed blocks (`norm`). A
+//! `digest` shows a change of bits, and `nan` has one pattern of bits for values that are not
+//! numbers. `rounding` makes the bf16 parameters that members compute with.
 //!
-//! Nothing here knows workers: which of them computed a partial, or owns a shard, changes no bit.
+//! This module knows no workers. Which worker computed a partial, or owns a shard, changes no bit.
 
 mod digest;
 mod nan;

@@ -1,6 +1,6 @@
 //! The learning rate of every step: a warm-up, then a curve down to a floor.
 //!
-//! A pure function of the step, so whoever applies a step uses the same bits. It knows no
+//! A pure function of the step, so every owner that applies a step uses the same bits. It knows no
 //! optimizer.
 
 use std::f64::consts::PI;
@@ -10,9 +10,10 @@ use std::f64::consts::PI;
 pub enum Kind {
     /// The full rate at every step after the warm-up.
     Constant,
-    /// Along a straight line to the floor.
+    /// The rate falls along a straight line to the floor.
     Linear,
-    /// Along half a cosine to the floor (Loshchilov, Hutter: "SGDR", ICLR 2017, equation 5).
+    /// The rate falls along half a cosine to the floor (Loshchilov, Hutter: "SGDR", ICLR 2017,
+    /// equation 5).
     Cosine,
 }
 
@@ -21,18 +22,19 @@ pub enum Kind {
 pub struct Schedule {
     /// The curve after the warm-up.
     pub kind: Kind,
-    /// The rate rises in this many equal steps from 0; the last of them has the full rate.
+    /// The rate rises in this many equal steps from 0. The last of them has the full rate.
     pub warmup_steps: u64,
-    /// The steps of the run, the warm-up's included; the last has the floor's rate.
+    /// The steps of the run, including the warm-up's. The last has the floor's rate.
     pub steps: u64,
-    /// The full rate.
+    /// The full rate, right after the warm-up.
     pub learning_rate: f32,
     /// The least rate after the warm-up, at most the full one.
     pub floor: f32,
 }
 
 impl Schedule {
-    /// The learning rate of `step`, counted from 1. Beyond the last step it stays as it was there.
+    /// The learning rate of `step`, counted from 1. Beyond the last step it stays that of the last
+    /// step.
     pub fn rate(&self, step: u64) -> f32 {
         let full = f64::from(self.learning_rate);
         if step < self.warmup_steps {

@@ -1,5 +1,5 @@
-//! What threads share memory with: the standard library's types, or loom's under `--cfg loom`,
-//! which then tries every interleaving.
+//! The types for memory that threads share: those of the standard library, or loom's under `--cfg
+//! loom`, which then tries every interleaving.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};

@@ -1,8 +1,8 @@
-//! The kernels for GPUs, run on the CPU: every operation against the f64 reference, whole models
-//! against it, and what owners do against the bits of the CPU.
+//! The kernels for GPUs, run on the CPU. Compares every operation and whole models with the f64
+//! reference, and the owners' work with the bits of the CPU.
 //!
-//! The `.cu` files are compiled as C++ and run under an emulation (`cuda/emulation.h`); nothing
-//! here has run on a GPU. Without a C++ compiler all of it is skipped, loudly.
+//! The `.cu` files are compiled as C++ and run under an emulation (`cuda/emulation.h`). Nothing
+//! here has run on a GPU. Without a C++ compiler the tests skip all of it, loudly.
 
 mod cuda {
     pub mod emulated;
@@ -26,7 +26,7 @@ use everstep_kernels::backend::{Arena, Sizes, View};
 use operations::check::Subject;
 use operations::precisions::subject;
 
-/// What the emulated device opens; none without a compiler.
+/// The emulated device under test. `None` without a compiler.
 fn emulated(precision: Precision, attention: AttentionKernels) -> Option<Subject> {
     Emulated::new(precision)?;
     let open = Box::new(move |sizes| {
@@ -39,7 +39,7 @@ fn emulated(precision: Precision, attention: AttentionKernels) -> Option<Subject
 
 test_every_precision!(crate::emulated);
 
-/// More than is converted at once.
+/// More values than the device converts at once.
 #[test]
 fn large_views_are_written_and_read_back_whole() {
     let Some(subject) = emulated(Precision::Bf16, AttentionKernels::Tensor) else { return };

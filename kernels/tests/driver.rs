@@ -1,9 +1,9 @@
-//! The driver of a real GPU, above a CUDA and a cuBLASLt of our own whose GPU is the CPU
-//! (`tests/gpu/driver.cpp` and `cublaslt.cpp` of the workspace): what it enqueues is done at the
-//! last moment, so whatever is read too early, or overwritten too early, is wrong.
+//! The driver of a real GPU, above a CUDA and a cuBLASLt of our own. Their GPU is the CPU
+//! (`tests/gpu/driver.cpp` and `cublaslt.cpp` of the workspace). It does enqueued work at the last
+//! moment, so a value that is read or overwritten too early is wrong.
 //!
-//! Some files of kernels are run here, in every precision. It needs a C++ compiler and NVRTC, and
-//! says loudly when one is missing.
+//! Some files of kernels run here, in every precision. The tests need a C++ compiler and NVRTC, and
+//! say loudly when one is missing.
 
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
@@ -34,7 +34,7 @@ use operations::{checks, precisions};
 /// More than the whole ring holds, one number, a slot to the byte, a little more, and a little.
 const COUNTS: [usize; 5] = [9 << 20, 1, 1 << 20, (1 << 20) + 3, 77];
 
-/// The kernels that are run. There is none for products: they are the library's, or fail.
+/// The kernels that run. There is none for products: the library does them, or they fail.
 const FILES: [&str; 4] = ["add.cu", "bias.cu", "cast.cu", "gelu.cu"];
 
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Fp16];
@@ -49,8 +49,8 @@ fn open(precision: Precision, sources: &[&'static Source]) -> Gpu {
     Gpu::open(0, precision, sources).expect("an emulated GPU")
 }
 
-/// That CUDA, whose kernels compute in this precision: for one test at a time, since it knows no
-/// threads.
+/// The CUDA of our own, with kernels in this precision. Only one test at a time may use it, since
+/// it knows no threads.
 fn alone(precision: Precision) -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,12 +58,12 @@ fn alone(precision: Precision) -> Option<MutexGuard<'static, ()>> {
     let [driver, _] = LIBRARIES.get_or_init(libraries).as_ref()?;
     // SAFETY: `program` defines a function of this type.
     let choose = unsafe { driver.get::<unsafe extern "C" fn(i32)>(b"choose") };
-    // SAFETY: nobody else calls that CUDA meanwhile.
+    // SAFETY: no other test calls that CUDA meanwhile.
     unsafe { choose.expect("it was compiled")(precision as i32) };
     Some(alone)
 }
 
-/// Compiles and loads that CUDA and that cuBLASLt. Whoever looks for them then finds them by their
+/// Compiles and loads that CUDA and that cuBLASLt. The code under test then finds them by their
 /// names.
 fn libraries() -> Option<[Library; 2]> {
     if let Err(error) = nvrtc::version() {
@@ -91,7 +91,7 @@ fn library(folder: &Path, name: &str, source: &str) -> Option<Library> {
     let Ok(output) = output else { return skipped(&format!("no C++ compiler `{compiler}`")) };
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{source} does not compile:\n{errors}");
-    // SAFETY: it was just compiled, and its initialisers do nothing but make empty collections.
+    // SAFETY: it was just compiled, and its initialisers only make empty collections.
     Some(unsafe { Library::new(folder.join(name)) }.expect("just compiled"))
 }
 
@@ -99,7 +99,7 @@ fn files(names: &[&str]) -> Vec<&'static Source> {
     SOURCES.iter().copied().filter(|source| names.contains(&source.name)).collect()
 }
 
-/// The kernels in every precision, of which one is chosen at a time, and the driver.
+/// The kernels in every precision, with a way to choose one, and the driver.
 fn program() -> String {
     let (mut spaces, mut tables) = (String::new(), String::new());
     for precision in PRECISIONS {
@@ -128,7 +128,7 @@ fn program() -> String {
 }
 
 fn skipped<T>(why: &str) -> Option<T> {
-    // Past the capture of the tests' output, which nobody sees of a test that passes.
+    // Past the capture of the tests' output, which hides the output of a passing test.
     let _ = writeln!(io::stderr(), "SKIPPED, nothing ran above an emulated CUDA: {why}");
     None
 }
@@ -228,14 +228,14 @@ fn nothing_is_fetched_from_a_gpu_that_has_failed() {
     }
 }
 
-/// What is in the memory of that GPU now, which is the host's.
+/// The present value in the memory of that GPU, which is the host's.
 fn peek(at: Address) -> f32 {
     let place = std::ptr::with_exposed_provenance::<f32>(at.0 as usize);
-    // SAFETY: it was allocated by `cuMemAlloc` above, and nobody writes there meanwhile.
+    // SAFETY: `cuMemAlloc` above allocated it, and no other code writes there meanwhile.
     unsafe { place.read_volatile() }
 }
 
-/// More than the ring holds: whoever delivers that waits for the first part of it.
+/// More than the ring holds: a delivery of that waits for its own first part.
 const MANY: usize = (4 << 20) + 77;
 
 fn delivery(to: Address, values: &[f32]) -> Delivery<'_> {
@@ -246,7 +246,7 @@ fn delivery(to: Address, values: &[f32]) -> Delivery<'_> {
 fn parameters_arrive_beside_what_is_computed() {
     let Some((mut gpu, _alone)) = gpu() else { return };
     let [parameters, others] = [MANY, 1].map(|count| gpu.allocate(4 * count).expect("memory"));
-    gpu.zero(others, 4); // whatever is computed
+    gpu.zero(others, 4); // any enqueued work would do
     gpu.deliver(delivery(parameters, &vec![1.0; MANY]));
     assert_eq!(peek(parameters), 1.0, "it waits for what was computed before");
     assert!(peek(others).is_nan(), "the other one was waited for");
@@ -271,7 +271,7 @@ fn what_waits_for_a_delivery_waits_for_no_later_one() {
     assert_eq!(gpu.fetched(true), Ok(Some(&[2.0][..])));
 }
 
-/// In bf16, where parameters are cast after the copy, by way of memory that deliveries share.
+/// In bf16, the device casts parameters after the copy, by way of memory that deliveries share.
 #[test]
 fn parameters_are_those_that_were_written_last_before_they_are_used_however_late_they_come() {
     let Some(_alone) = alone(Precision::Bf16) else { return };
@@ -299,7 +299,7 @@ fn device(precision: Precision, sizes: Sizes) -> Cuda<Gpu> {
     Cuda::new(open(precision, &files(&FILES)), sizes).expect("memory")
 }
 
-/// With these kernels.
+/// A subject with these kernels.
 fn subject(precision: Precision, names: &'static [&str]) -> Subject {
     let open = move |sizes| {
         let cuda = Cuda::new(open(precision, &files(names)), sizes).expect("memory");
@@ -308,7 +308,7 @@ fn subject(precision: Precision, names: &'static [&str]) -> Subject {
     precisions::subject(precision, Box::new(open))
 }
 
-/// Of every form and size, most of them at addresses that are aligned to an element alone.
+/// Of every form and size. Most of them are at addresses that are aligned to an element alone.
 #[test]
 fn products_of_the_library_are_right_in_every_precision() {
     for precision in PRECISIONS {
@@ -329,7 +329,7 @@ fn a_bias_and_gelu_are_right_whether_the_library_computes_them_or_kernels_do() {
     }
 }
 
-/// There are no kernels for them.
+/// These tests load no kernels for them.
 #[test]
 fn a_bias_and_gelu_are_computed_with_their_product_where_the_library_can() {
     for precision in PRECISIONS {
@@ -346,7 +346,7 @@ fn a_bias_and_gelu_are_computed_with_their_product_where_the_library_can() {
 const WEIGHT: usize = 64;
 const BIAS: usize = 8;
 
-/// `x` of ones, GELU's input and its output, and a device where nothing of it is late.
+/// `x` of ones, GELU's input and its output, and a device with all of it in place.
 fn linear_layer() -> (Cuda<Gpu>, [View; 3]) {
     let sizes = Sizes { parameters: WEIGHT + BIAS + MANY, activations: 96, ..Sizes::default() };
     let mut device = device(Precision::F32, sizes);
@@ -362,7 +362,7 @@ fn a_linear_layer_waits_for_its_bias_and_a_new_bias_for_the_layer() {
     let Some(_alone) = alone(Precision::F32) else { return };
     let weight = View::new(Arena::Parameters, 0, 8, 8);
     let bias = View::row(Arena::Parameters, WEIGHT..WEIGHT + BIAS);
-    // So much that it goes to the GPU before anything waits for it.
+    // So much that it goes to the GPU before any work waits for it.
     let behind = View::row(Arena::Parameters, WEIGHT..WEIGHT + BIAS + MANY);
     for with_gelu in [false, true] {
         let (mut device, [x, y, activated]) = linear_layer();
@@ -382,7 +382,7 @@ fn a_linear_layer_waits_for_its_bias_and_a_new_bias_for_the_layer() {
 fn the_way_back_through_a_linear_layer_waits_for_its_weight() {
     let Some(_alone) = alone(Precision::F32) else { return };
     let (mut device, [dy, input, d_input]) = linear_layer();
-    device.write(input, &[50.0; 8]); // all of it passes
+    device.write(input, &[50.0; 8]); // GELU passes all of it
     device.write(View::row(Arena::Parameters, 0..WEIGHT), &[2.0; WEIGHT]);
     let weight = View::new(Arena::Parameters, 0, 8, 8);
     device.matmul_gelu_backward(dy, weight.t(), input, d_input);

@@ -1,5 +1,5 @@
 //! Every operation on the GPU of this machine, against the f64 reference: the checks of
-//! `operations.rs`, in every precision. Where there is no GPU it says so, loudly, and passes.
+//! `operations.rs`, in every precision. Without a GPU the tests say so, loudly, and pass.
 
 #![cfg(feature = "cuda")]
 
@@ -20,12 +20,12 @@ use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, OPERATIONS, Precis
 use operations::check::Subject;
 use operations::precisions::subject;
 
-/// What the GPU opens; none where there is none.
+/// The GPU under test. `None` without one.
 fn on_gpu(precision: Precision, attention: AttentionKernels) -> Option<Subject> {
     static IS_THERE: LazyLock<bool> = LazyLock::new(|| match devices::one(0) {
         Ok(_) => true,
         Err(error) => {
-            // Past the capture of the tests' output, which nobody sees of a test that passes.
+            // Past the capture of the tests' output, which hides the output of a passing test.
             let _ = writeln!(std::io::stderr(), "SKIPPED, nothing ran on a GPU: {error}");
             false
         }

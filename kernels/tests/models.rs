@@ -63,7 +63,7 @@ fn random_parameters(model: &dyn Compute) -> Vec<f32> {
     (0..model.layout().count() as u64).map(|index| 0.5 * philox.normal(index)).collect()
 }
 
-/// Random tokens; `targets` of them wanted for each row of `context`.
+/// Random tokens, with `targets` of them wanted for each row of `context`.
 fn batch(rows: usize, context: usize, targets: usize, vocabulary: u32) -> Batch {
     let draw = |stream: u64, count: usize| {
         let philox = Philox::new(3, 0, stream);
@@ -189,7 +189,7 @@ fn the_same_pass_gives_the_same_bits() {
     let (mut one, mut other) = (gpt(BYTE_GPT), gpt(BYTE_GPT));
     let batch = gpt_batch(&BYTE_GPT);
     let first = gradient_of(&mut one, &batch, WHOLE);
-    // Whatever a smaller batch or a shorter sequence left behind does not matter.
+    // Values that a smaller batch or a shorter sequence left behind do not matter.
     loss_of(&mut one, &Batch { rows: 1, ..gpt_batch(&GptConfig { micro_batch: 1, ..BYTE_GPT }) });
     one.next_logits(&[1, 2, 3]);
     assert_eq!(gradient_of(&mut one, &batch, WHOLE), first);
@@ -216,7 +216,7 @@ fn micro_batches_add_up() {
     assert!(distance(&accumulated, &at_once) < 1e-5);
 }
 
-/// Records what a pass asks for and announces, and delivers exactly what is asked for.
+/// Records the requests and announcements of a pass, and delivers exactly the requested ranges.
 #[derive(Default)]
 struct Recorder {
     parameters: Vec<f32>,
@@ -284,7 +284,7 @@ fn on_the_host_a_gradient_is_there_as_soon_as_it_is_asked_for() {
     }
 }
 
-/// Plain gradient descent; returns the first and the last loss.
+/// Plain gradient descent. Returns the first and the last loss.
 fn descend(mut model: impl Compute, batch: &Batch, steps: usize, rate: f32) -> (f64, f64) {
     let mut parameters = initial_parameters(&model);
     let first = loss_of(&mut model, batch);
@@ -391,8 +391,8 @@ fn impossible_models_are_refused() {
     assert_eq!(error, Some(ConfigError::Zero("layers")));
 }
 
-/// Everything that a model says of a step with two micro-batches, the first of which is smaller,
-/// and of a text: losses, and the bits of the gradient and of logits.
+/// All results of a model for a step with two micro-batches, the first of which is smaller, and for
+/// a text: losses, and the bits of the gradient and of logits.
 fn whole_step(config: GptConfig) -> (Vec<f64>, Vec<u32>) {
     let mut model = gpt(config);
     let parameters = random_parameters(&model);

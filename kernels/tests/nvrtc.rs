@@ -1,8 +1,8 @@
-//! Every kernel is compiled for every kind of GPU that Everstep names, without a GPU.
+//! Compiles every kernel for every kind of GPU that Everstep names, without a GPU.
 //!
 //! It needs NVRTC (`tests/cuda/install-nvrtc.sh` installs it), and says loudly when it is missing.
-//! Each kernel keeps within its bounds of registers and spills; what they are now, for each kind of
-//! GPU and precision, is left in `target/tmp/registers.txt`.
+//! Each kernel keeps within its bounds of registers and spills. The test writes the present
+//! numbers, for each kind of GPU and precision, to `target/tmp/registers.txt`.
 
 #![cfg(feature = "cuda")]
 
@@ -22,18 +22,18 @@ const ARCHITECTURES: [Architecture; 3] = [
     Architecture { major: 10, minor: 0 },
 ];
 
-/// What a kernel may take of a multiprocessor for each of its threads.
+/// The most that a kernel may take of a multiprocessor for each of its threads.
 struct Bound {
     registers: u32,
-    /// Bytes.
+    /// Spilled memory, bytes.
     spilled: u32,
 }
 
-/// Half of what a thread can have: so two blocks of 256 threads fit on a multiprocessor.
+/// Half of what a thread can have, so that two blocks of 256 threads fit on a multiprocessor.
 const BOUND: Bound = Bound { registers: 128, spilled: 16 };
 
-/// Those that take more. Attention on tensor cores keeps its tiles in registers, which 128 threads
-/// a block can afford; a thread can have 255. The plain one spills on sm_80 only.
+/// The kernels that take more. Attention on tensor cores keeps its tiles in registers, which 128
+/// threads a block can afford, since a thread can have 255. The plain one spills on sm_80 only.
 const EXCEPTIONS: [(&str, Bound); 7] = [
     ("attention", Bound { registers: 40, spilled: 64 }),
     ("tensor_attention_64", Bound { registers: 168, spilled: 0 }),
@@ -44,11 +44,11 @@ const EXCEPTIONS: [(&str, Bound); 7] = [
     ("tensor_backward_key_128", Bound { registers: 255, spilled: 16 }),
 ];
 
-/// False, and loud, where there is no compiler.
+/// Whether there is a compiler. Loud if there is none.
 fn is_there() -> bool {
     let version = nvrtc::version();
     if let Err(error) = &version {
-        // Past the capture of the tests' output, which nobody sees of a test that passes.
+        // Past the capture of the tests' output, which hides the output of a passing test.
         let _ = writeln!(io::stderr(), "SKIPPED, no kernel was compiled: {error}");
     }
     version.is_ok()
@@ -59,7 +59,7 @@ fn every_kernel_compiles_for_every_kind_of_gpu_and_keeps_within_its_bounds() {
     if !is_there() {
         return;
     }
-    // The compiler works for several at once.
+    // The compiler works for several architectures at once.
     let report: String = thread::scope(|scope| {
         let compiling = ARCHITECTURES.map(|it| scope.spawn(move || compile_all(it)));
         compiling.map(|thread| thread.join().expect("no kernel is wrong")).concat()
@@ -70,7 +70,7 @@ fn every_kernel_compiles_for_every_kind_of_gpu_and_keeps_within_its_bounds() {
     assert!(beyond.is_empty(), "{}", beyond.join("\n"));
 }
 
-/// How a kernel's line ends that takes more than it may.
+/// The end of the line of a kernel that takes more than it may.
 const BEYOND: &str = ", beyond its bounds";
 
 /// A line for each kernel.
@@ -104,7 +104,7 @@ fn bound(kernel: &str) -> &'static Bound {
     exception.map_or(&BOUND, |(_, bound)| bound)
 }
 
-/// What a kernel takes of a multiprocessor, as the assembler says.
+/// The kernel's use of a multiprocessor, as the assembler reports it.
 #[derive(Debug, Default)]
 struct Usage {
     kernel: String,
@@ -128,7 +128,7 @@ fn usage(log: &str) -> Vec<Usage> {
     kernels
 }
 
-/// 0 where there are no such words.
+/// The number before these words, or 0 without such words.
 fn number_before(line: &str, words: &str) -> u32 {
     let before = line.split_once(words).map_or("", |(before, _)| before);
     before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or("").parse().unwrap_or(0)
@@ -160,7 +160,7 @@ fn what_was_compiled_is_found_the_next_time_and_compiled_anew_when_it_is_damaged
     let [file] = std::fs::read_dir(folder.path()).unwrap().collect::<Vec<_>>().try_into().unwrap();
     let file = file.unwrap().path();
     let kept = std::fs::read(&file).unwrap();
-    // Marked, and with a digest that does not fit: it must not be taken.
+    // The test marks the file, and the digest does not fit: the cache must not take it.
     std::fs::write(&file, b"no such kernel").unwrap();
     assert_eq!(compile(), first);
     assert_eq!(std::fs::read(&file).unwrap(), kept, "it is kept again");

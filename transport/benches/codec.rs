@@ -1,14 +1,15 @@
-//! What it costs to encode what a step says, and to read it as it comes from a peer: with
+//! The cost to encode a step's messages, and to read them as they come from a peer: with
 //! validation, into owned values.
 //!
-//! `cargo bench -p everstep-transport --bench codec -- [--quick] [PART OF AN ID]`; an id is
-//! `message/encode or decode/case`, the throughput that of the encoded bytes. Votes and Statuses
+//! `cargo bench -p everstep-transport --bench codec -- [--quick] [PART OF AN ID]`. An id is
+//! `message/encode or decode/case`. The throughput is that of the encoded bytes. Votes and Statuses
 //! grow with the parameter shards: 262 are those of the GPT of 6 layers and width 384 with two
 //! workers, 8,192 those of a model of 8.6 thousand million parameters (such a message is too large
 //! for the control lane and travels on a stream of its own). Heartbeats grow with the lines that
-//! the coordinator has not yet written. A chunk's header stands before every shard that is sent.
+//! the coordinator has not yet written. A chunk's header stands before every shard that a node
+//! sends.
 //!
-//! No byte is sent here: what the links cost is not in it.
+//! This benchmark sends no byte, so it does not measure the cost of the links.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use everstep_transport::protocol::{
     Chunk, DataShard, Generation, Message, MetricsLine, Prepared, Shard, Step, codec, exemplars,
 };
 
-/// Parameter shards.
+/// Numbers of parameter shards to measure.
 const SHARDS: [u32; 2] = [262, 8_192];
 const GENERATION: Generation = Generation(3);
 const STEP: Step = Step(5);
@@ -68,7 +69,7 @@ fn header(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Of one of two members who own every shard, of half of which it is primary.
+/// The vote of one of two members. Each owns every shard and is primary of half of them.
 fn vote(shards: u32) -> Message {
     let samples = vec![7; 4];
     Message::Prepared(Prepared {
@@ -88,13 +89,13 @@ fn vote(shards: u32) -> Message {
     })
 }
 
-/// Of a step leader.
+/// A step leader's heartbeat with this many lines.
 fn heartbeat(lines: usize) -> Message {
     let Message::Heartbeat(heartbeat) = exemplar("heartbeat") else { unreachable!("by its name") };
     Message::Heartbeat(Heartbeat { lines: vec![MetricsLine::default(); lines], ..heartbeat })
 }
 
-/// Of a member who owns every shard and has all reduced ones of the step that was interrupted.
+/// The Status of a member that owns every shard and has all reduced shards of the interrupted step.
 fn status(shards: u32) -> Message {
     let Message::Status(status) = exemplar("status") else { unreachable!("by its name") };
     let all = || (0..shards).map(Shard);

@@ -1,13 +1,14 @@
-//! Who a node is, and how it proves that.
+//! A node's identity, and how the node proves it.
 //!
 //! A cluster has one certificate [`Authority`]. A node's certificate carries its [`Identity`] as a
-//! URI, `everstep://<role>/<name>`; with its private key and the authority's certificate it makes
-//! the node's [`Credentials`]. A node that has none yet holds a [`JoinToken`] and exchanges it for
-//! credentials by [`Enrolment`]; one that has some exchanges them for new ones before they expire.
+//! URI, `everstep://<role>/<name>`. The certificate, its private key and the authority's
+//! certificate are the node's [`Credentials`]. A node without credentials holds a [`JoinToken`] and
+//! exchanges it for credentials by [`Enrolment`]. A node with credentials exchanges them for new
+//! ones before they expire.
 //!
-//! This module knows no sockets, no clock and no cluster: [`crate::quic`] carries these proofs and
-//! says what time it is, a [`Gatekeeper`] decides who may be a node, and whether an identity may
-//! take part in a run is the coordinator's to decide.
+//! This module knows no sockets, no clock and no cluster. [`crate::quic`] carries these proofs and
+//! tells the time. A [`Gatekeeper`] decides which nodes to admit. The coordinator decides whether
+//! an identity may take part in a run.
 
 mod applying;
 mod authority;
@@ -41,7 +42,7 @@ pub use tokens::Tokens;
 
 use crate::protocol::NodeName;
 
-/// What a node is allowed to be.
+/// A node's role, which decides what it may do.
 #[derive(
     Archive,
     Serialize,
@@ -60,11 +61,11 @@ use crate::protocol::NodeName;
 #[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// One of the three or five that replicate the cluster's state.
+    /// One of the three or five nodes that replicate the cluster's state.
     Coordinator,
-    /// Drives a device.
+    /// A node that drives a device.
     Worker,
-    /// A user's program: submits runs and watches them.
+    /// A user's program: it submits runs and watches them.
     Operator,
 }
 
@@ -86,21 +87,21 @@ impl fmt::Display for Role {
     }
 }
 
-/// Who a node is: a role and a name, both stated by its certificate.
+/// A node's identity: a role and a name, both stated by its certificate.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 pub struct Identity {
-    /// Its role.
+    /// The role that the node has.
     pub role: Role,
-    /// Its name.
+    /// The node's name, unique within its role.
     pub name: NodeName,
 }
 
 const SCHEME: &str = "everstep://";
 
 impl Identity {
-    /// Reads the identity that a certificate states. Whether the certificate is to be believed is
-    /// not checked here: TLS has done that.
+    /// Reads the identity that a certificate states. This does not check whether to believe the
+    /// certificate: TLS has done that.
     ///
     /// # Errors
     /// [`IdentityError::Malformed`] unless the certificate states exactly one identity.
@@ -126,8 +127,8 @@ impl Identity {
         Some(Self { role, name: NodeName::parse(name)? })
     }
 
-    /// The node of this role that has this key: its name is the role and the first 64 bits of the
-    /// SHA-256 of its SubjectPublicKeyInfo. Nobody else can have it without the key.
+    /// The node of this role with this key. Its name is the role and the first 64 bits of the
+    /// SHA-256 of the key's SubjectPublicKeyInfo. No other node can have it without the key.
     fn with_key(role: Role, key: &impl PublicKeyData) -> Self {
         let digest = sha256(&key.subject_public_key_info());
         let number = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
@@ -148,12 +149,12 @@ pub enum IdentityError {
     /// A file could not be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Bytes that are not what they should be.
+    /// The bytes do not have the expected form.
     #[error("malformed: {0}")]
     Malformed(String),
     /// Certificates could not be made or read.
@@ -168,7 +169,7 @@ fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>,
     }
 }
 
-/// SHA-256 of the public key (its SubjectPublicKeyInfo) in a certificate: what a token pins.
+/// SHA-256 of the public key (its SubjectPublicKeyInfo) in a certificate. A token pins this value.
 pub(crate) fn public_key_digest(
     certificate: &CertificateDer<'_>,
 ) -> Result<[u8; 32], IdentityError> {

@@ -34,5 +34,5 @@ pub use question::{Question, Reply};
 pub use run::{Rounding, RunSpec};
 pub use step::{Commit, Decision, LossScale, MetricsLine, Prepared};
 
-/// The version that the ALPN carries: nodes that speak another one never complete a handshake.
+/// The version in the ALPN. Nodes of different versions never complete a handshake.
 pub const ALPN: &[u8] = b"everstep/1";

@@ -3,16 +3,18 @@
 //! An [`Endpoint`] is one UDP port that both listens and connects. Each pair of nodes shares one
 //! [`Link`]: a QUIC connection with mutual TLS 1.3, on which
 //!
-//! - *bidirectional* streams carry control messages. The acceptor opens the first one, the lane;
-//!   every further one is announced there, and carries a single message too large for the lane, so
-//!   that messages arrive in the order in which they were sent, or a new certificate;
+//! - *bidirectional* streams carry control messages. The acceptor opens the first one, the lane.
+//!   The lane announces every further one. Each of those carries a single message too large for the
+//!   lane, so that messages keep the order in which they were sent, or a new certificate;
 //! - *unidirectional* streams carry chunks ([`BulkSender`], [`BulkReceiver`]): header, body,
 //!   header, body, to the end of the stream.
 //!
-//! In: messages and chunks of [`crate::protocol`]. Out: the same, validated; or a typed error. A
-//! peer that sends what no honest node would send loses its connection, and only that.
+//! Input: messages and chunks of [`crate::protocol`]. Output: the same, validated, or a typed
+//! error. A peer that sends bytes that no honest node would send loses its connection, and only
+//! that.
 //!
-//! Not known here: what a message means, who ought to be connected, and when to try again.
+//! This module does not know what a message means, which nodes ought to be connected, or when to
+//! try again.
 
 mod bulk;
 mod control;
@@ -44,5 +46,5 @@ pub use place::{HostPort, HostPortError, Port};
 pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 
-/// The protocol of a node that has no certificate yet, on the same port.
+/// The protocol of a node that has no certificate yet. It uses the same port.
 const ENROL_ALPN: &[u8] = b"everstep-enrol/2";

@@ -1,6 +1,6 @@
 //! The clock of the cores: a number that the driver passes in.
 //!
-//! Cores never read a clock. A production shell measures time from its own start; a simulator
+//! Cores never read a clock. A production shell measures time from its own start. A simulator
 //! invents it.
 
 use std::ops::{Add, Sub};
@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Time(pub u64);
 
 impl Time {
-    /// The time that has passed since `earlier`; zero if that is in the future.
+    /// The time that has passed since `earlier`. Zero if `earlier` is in the future.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

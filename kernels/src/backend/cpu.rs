@@ -1,10 +1,10 @@
 //! The CPU: f32 on one thread, the same bits on every machine of one architecture.
 //!
-//! Products add in the same order whatever the vector width, ours with AVX-512 and those of
-//! `matrixmultiply` (with fused multiply-add, which x86-64 machines have had since 2013); all else
+//! Products add in the same order at every vector width: ours with AVX-512, and those of
+//! `matrixmultiply` (with fused multiply-add, which x86-64 machines have had since 2013). All else
 //! is our own loops, compiled for several instruction sets and chosen at run time. These never fuse
 //! a multiplication with an addition, and sums run in a fixed number of lanes, so the bits depend
-//! on nothing but the inputs. Exponentials and logarithms are our own, never the platform's.
+//! only on the inputs. Exponentials and logarithms are our own, never the platform's.
 //!
 //! This backend is the host, so an operation is done when its call returns.
 
@@ -30,7 +30,7 @@ pub struct Cpu {
     gemm: Gemm,
     /// Two blocks of attention's scores.
     scores: Vec<f32>,
-    /// What was asked for; it lies here all the time.
+    /// Requested ranges of the gradient, which lie here all the time.
     fetches: VecDeque<Range<usize>>,
 }
 
@@ -58,7 +58,7 @@ impl Cpu {
     }
 }
 
-/// Elements of attention's scores.
+/// Elements of attention's two blocks of scores.
 fn scores(sizes: Sizes) -> usize {
     2 * attention::BLOCK.min(sizes.sequence) * sizes.sequence
 }

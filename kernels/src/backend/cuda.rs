@@ -1,13 +1,13 @@
 //! NVIDIA GPUs: the operations as launches of kernels, above a [`Driver`].
 //!
-//! Parameters and activations are stored in the driver's [`Precision`]; sums, gradients and
+//! Parameters and activations are stored in the driver's [`Precision`]. Sums, gradients and
 //! statistics are f32. All memory is one allocation. Operations only enqueue, and every kernel adds
-//! in a fixed order, without atomics: so the same inputs give the same bits on one kind of device,
-//! whoever computes. Parameters arrive beside what is computed, and an operation waits for those
-//! that it uses.
+//! in a fixed order, without atomics. So on one kind of device the same inputs give the same bits
+//! on every worker. Parameters arrive beside the computation, and an operation waits for those that
+//! it uses.
 //!
-//! This file knows shapes and arguments, not how kernels get to a device. What the kernels compute
-//! is checked by running them on the CPU; on a GPU they have never run.
+//! This file knows shapes and arguments, not how kernels get to a device. Tests check the kernels
+//! by running them on the CPU. On a GPU they have never run.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -47,9 +47,9 @@ pub struct Cuda<D> {
     /// The tokens and targets on the device.
     indices: Vec<u32>,
     segments: Segments,
-    /// What was read back last.
+    /// The values of the last read.
     values: Vec<f32>,
-    /// Ranges of the gradient that were asked for, without what of the first has come.
+    /// Requested ranges of the gradient, without the part of the first that has come.
     fetches: VecDeque<Range<usize>>,
     attention: AttentionKernels,
 }
@@ -71,7 +71,7 @@ impl<D: Driver> Cuda<D> {
         })
     }
 
-    /// The same with other kernels for attention.
+    /// This backend with other kernels for attention.
     pub fn with_attention(self, attention: AttentionKernels) -> Self {
         Self { attention, ..self }
     }
@@ -80,7 +80,7 @@ impl<D: Driver> Cuda<D> {
         self.driver.launch(kernel, launch, arguments);
     }
 
-    /// A view that what is enqueued next uses.
+    /// The address of a view that the next enqueued work uses.
     fn at(&mut self, view: View) -> Argument {
         Argument::Address(self.place(view))
     }
@@ -95,7 +95,7 @@ impl<D: Driver> Cuda<D> {
         self.arenas.address(view)
     }
 
-    /// Parameters, on a stream of their own.
+    /// Sends parameters, on a stream of their own.
     fn deliver(&mut self, to: View, values: &[f32]) {
         let waits = self.deliveries.must_wait(&to.range());
         let address = self.arenas.address(to);
@@ -223,7 +223,7 @@ impl<D: Driver + 'static> Backend for Cuda<D> {
         Ok(Some(Fetched { range, gradient: gradient.into() }))
     }
 
-    /// On the host: what is added up are a batch's losses, a few KiB, and their order is promised.
+    /// On the host: the numbers are a batch's losses, a few KiB, and their order is promised.
     fn total(&mut self, from: View) -> Result<f64, DeviceError> {
         Ok(self.read_back(from)?.iter().fold(0.0, |sum, value| sum + f64::from(*value)))
     }

@@ -1,13 +1,13 @@
-//! The arenas of a backend whose device is the host: one allocation, cut by views.
+//! The arenas of a backend on the host: one allocation, cut by views.
 //!
-//! It knows what a view means, and nothing of operations.
+//! This module knows the meaning of a view, and no operations.
 
 use std::ops::Range;
 
 use super::{Indices, Sizes, View};
 
-/// Where arenas begin: the bytes of a cache line, and of the widest vectors. A row that begins
-/// elsewhere makes every vector of it cross two lines.
+/// The alignment of arenas, bytes: that of a cache line, and of the widest vectors. In a row that
+/// begins elsewhere, every vector crosses two lines.
 const ALIGNMENT: usize = 64;
 
 /// Arenas of elements `T`, and the indices.
@@ -50,7 +50,7 @@ impl<T: Copy + Default> Memory<T> {
         &self.elements[self.range(view)]
     }
 
-    /// The elements of `view`, to be changed.
+    /// The elements of `view`, for changes.
     pub fn change(&mut self, view: View) -> &mut [T] {
         let range = self.range(view);
         &mut self.elements[range]
@@ -78,7 +78,7 @@ impl<T: Copy + Default> Memory<T> {
         self.indices[to.offset..to.offset + to.len].copy_from_slice(values);
     }
 
-    /// The bytes allocated.
+    /// The bytes of elements and indices that are allocated.
     pub fn bytes(&self) -> usize {
         size_of_val(&self.elements[..]) + size_of_val(&self.indices[..])
     }
@@ -92,8 +92,9 @@ impl<T: Copy + Default> Memory<T> {
     }
 }
 
-/// Asks for pages of 2 MiB where the system gives them: strided reads of large matrices touch more
-/// small pages than the processor can remember. It stays a wish; without it all is only slower.
+/// Asks for pages of 2 MiB, if the system gives them: strided reads of large matrices touch more
+/// small pages than the processor can remember. It is only a wish. Without it everything is only
+/// slower.
 #[cfg(target_os = "linux")]
 fn prefer_huge_pages<T>(elements: &[T]) {
     use rustix::mm::Advice;

@@ -1,7 +1,7 @@
 //! The reference: every operation in f64 with plain loops, as in the textbook.
 //!
-//! Other backends are checked against it, and whole models against finite differences computed
-//! with it. It is slow, and it is never used for training.
+//! Tests check other backends against it, and whole models against finite differences computed with
+//! it. It is slow, and training never uses it.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Size
 /// A backend that is obviously right.
 pub struct Reference {
     memory: Memory<f64>,
-    /// What was asked for; it lies here all the time.
+    /// Requested ranges of the gradient, which lie here all the time.
     fetches: VecDeque<Range<usize>>,
 }
 

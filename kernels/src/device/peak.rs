@@ -1,13 +1,13 @@
-//! How many floating-point operations a second a GPU can do at most, as its maker states it.
+//! The most floating-point operations a second of a GPU, as its maker states it.
 //!
-//! Dense products, without sparsity: in 16 bits on tensor cores that add in f32, in f32 on CUDA
-//! cores. A GPU that is not listed has no figure, rather than a guess. One whose power or clock is
-//! limited keeps the figure of its data sheet.
+//! The figures are for dense products, without sparsity: in 16 bits on tensor cores that add in
+//! f32, in f32 on CUDA cores. A GPU outside the list has no figure, rather than a guess. A GPU with
+//! a limited power or clock keeps the figure of its data sheet.
 
 use crate::backend::cuda::Precision;
 
-/// TFLOP/s of a GPU by the name that its driver gives it: in 16 bits, and in f32 where that is
-/// known for sure.
+/// TFLOP/s of a GPU by the name that its driver gives it: in 16 bits, and in f32 if that is known
+/// for sure.
 struct Peak {
     name: &'static str,
     half: f64,
@@ -18,9 +18,9 @@ const fn peak(name: &'static str, half: f64, single: f64) -> Peak {
     Peak { name, half, single: Some(single) }
 }
 
-/// From NVIDIA's data sheets of the A10, A30, A40, A100, H100, H200, L4, L40S and HGX B200, where
-/// they state products "with sparsity" alone half of that; and for GeForce from the white papers of
-/// GA102 and Ada, appendix A.
+/// From NVIDIA's data sheets of the A10, A30, A40, A100, H100, H200, L4, L40S and HGX B200. If they
+/// state products only "with sparsity", the figure is half of that. For GeForce from the white
+/// papers of GA102 and Ada, appendix A.
 const PEAKS: [Peak; 15] = [
     peak("NVIDIA A10", 125.0, 31.2),
     peak("NVIDIA A100 80GB PCIe", 312.0, 19.5),
@@ -40,8 +40,8 @@ const PEAKS: [Peak; 15] = [
 ];
 
 /// The most floating-point operations a second that this GPU does in this precision, if that is
-/// known for sure. `name` is the driver's name for it, letter by letter: what differs in a word is
-/// another product.
+/// known for sure. `name` is the driver's name for it, letter by letter: a name that differs in a
+/// word is another product.
 pub fn peak_flops(name: &str, precision: Precision) -> Option<f64> {
     let peak = PEAKS.iter().find(|peak| peak.name == name)?;
     let tera = match precision {

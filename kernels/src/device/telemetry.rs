@@ -1,34 +1,35 @@
-//! How a GPU does: how busy, full, hot and hungry it is, by NVML, the library beside its driver.
+//! The telemetry of a GPU: load, memory, temperature and power. NVML, the library beside its
+//! driver, tells it.
 //!
-//! The library is looked for at run time. Without it, and where a GPU does not tell something, the
-//! figure is missing: no training depends on any. CUDA and NVML count GPUs in orders of their own,
-//! so the GPU is found by its UUID.
+//! The program looks for the library at run time. Without it, and for values that a GPU does not
+//! tell, the figure is missing: no training depends on any. CUDA and NVML count GPUs in orders of
+//! their own, so the UUID finds the GPU.
 
-/// What was read at one moment. A figure that the GPU does not tell is missing.
+/// The values of one moment. A figure that the GPU does not tell is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// The share of the last moments in which a kernel ran.
+    /// The share of the last moments in which a kernel ran, percent.
     pub utilization_percent: Option<u32>,
-    /// The share of them in which its memory was read or written.
+    /// The share of the last moments in which its memory was read or written, percent.
     pub memory_utilization_percent: Option<u32>,
-    /// Memory that is in use, by whomever.
+    /// Memory in use by any process, bytes.
     pub memory_used_bytes: Option<u64>,
-    /// All its memory.
+    /// All its memory, bytes.
     pub memory_total_bytes: Option<u64>,
-    /// What it draws.
+    /// Power that it draws, milliwatts.
     pub power_milliwatts: Option<u32>,
-    /// How hot it is.
+    /// Its temperature, degrees Celsius.
     pub temperature_celsius: Option<u32>,
 }
 
-/// Whether a GPU tells its figures, or why not; nothing before it was asked.
+/// Whether a GPU tells its figures, or why not. `None` before the first reading.
 #[cfg(feature = "cuda")]
 #[derive(Default)]
 struct Standing(Option<Result<(), String>>);
 
 #[cfg(feature = "cuda")]
 impl Standing {
-    /// What there is to say, if it is not as it was. That a GPU tells from the first is no news.
+    /// A message, if the standing has changed. A GPU that tells from the start gives no message.
     fn becomes(&mut self, now: Result<(), String>) -> Option<String> {
         let before = self.0.replace(now.clone());
         if before.as_ref() == Some(&now) {
@@ -58,12 +59,12 @@ mod nvml {
         nvml: Nvml,
         uuid: String,
         standing: Standing,
-        /// Which figures are missing was said.
+        /// Whether the log already names the missing figures.
         said: bool,
     }
 
     impl Gauge {
-        /// Looks for the library. Without it there are no figures, which is said once.
+        /// Looks for the library. Without it there are no figures, and the log says so once.
         pub fn open(uuid: [u8; 16]) -> Option<Self> {
             match Nvml::init() {
                 Ok(nvml) => {
@@ -77,8 +78,8 @@ mod nvml {
             }
         }
 
-        /// Reads everything that the GPU tells. Where it ceases to tell anything, or tells again,
-        /// that is said once.
+        /// Reads everything that the GPU tells. If it ceases to tell anything, or tells again, the
+        /// log says so once.
         pub fn read(&mut self) -> Reading {
             let read = self.figures();
             let standing = read.as_ref().map(|_| ()).map_err(NvmlError::to_string);
@@ -88,7 +89,7 @@ mod nvml {
             read.unwrap_or_default()
         }
 
-        /// The figures that are told. If none is, why the first of them is not.
+        /// The figures that the GPU tells. If it tells none, the error of the first.
         fn figures(&mut self) -> Result<Reading, NvmlError> {
             let device = self.nvml.device_by_uuid(self.uuid.as_str())?;
             let mut refused = Refused { said: self.said, first: None };
@@ -111,7 +112,7 @@ mod nvml {
         }
     }
 
-    /// What a GPU does not tell.
+    /// The figures that a GPU does not tell.
     struct Refused {
         said: bool,
         first: Option<NvmlError>,
@@ -150,18 +151,18 @@ mod nvml {
     }
 }
 
-/// Without CUDA there is no GPU to be read.
+/// Without CUDA no GPU can be read.
 #[cfg(not(feature = "cuda"))]
 pub struct Gauge;
 
 #[cfg(not(feature = "cuda"))]
 impl Gauge {
-    /// There is none.
+    /// There is no gauge.
     pub fn open(_uuid: [u8; 16]) -> Option<Self> {
         None
     }
 
-    /// Nothing.
+    /// An empty reading.
     pub fn read(&mut self) -> Reading {
         Reading::default()
     }

@@ -12,7 +12,7 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// Plans the output for `heads` heads that together are `width` wide; `sequence` is the longest
+    /// Plans the output for `heads` heads that together are `width` wide. `sequence` is the longest
     /// sequence.
     pub fn new(plan: &mut Plan, heads: usize, width: usize, sequence: usize, rows: usize) -> Self {
         plan.sequence(sequence);

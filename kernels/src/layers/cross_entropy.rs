@@ -15,7 +15,7 @@ impl CrossEntropy {
         Self { losses: plan.statistics(rows, 1) }
     }
 
-    /// Returns the losses; `logits` become the gradient of `scale` times the sum of the losses.
+    /// Returns the losses. `logits` become the gradient of `scale` times the sum of the losses.
     pub fn forward_backward(
         &self,
         device: &mut dyn Backend,

@@ -81,7 +81,7 @@ pub struct TiedHead {
 }
 
 impl TiedHead {
-    /// Plans the logits; the table is that of `embedding`.
+    /// Plans the logits. The table is that of `embedding`.
     pub fn new(plan: &mut Plan, embedding: &Embedding, rows: usize) -> Self {
         let table = embedding.table;
         Self { table, logits: plan.activation(rows, table.rows()) }
@@ -94,7 +94,7 @@ impl TiedHead {
         logits
     }
 
-    /// Writes `dx`; the gradient of the table is final only after the embedding's backward pass.
+    /// Writes `dx`. The gradient of the table is final only after the embedding's backward pass.
     pub fn backward(&self, device: &mut dyn Backend, x: View, dy: View, dx: View) {
         device.matmul_add(dy.t(), x, self.table.gradient());
         device.matmul(dy, self.table, dx);

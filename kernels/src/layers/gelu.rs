@@ -20,15 +20,15 @@ impl Gelu {
         self.y.top(rows)
     }
 
-    /// Of the output of `before`, the layer that reads `x`.
+    /// GELU of the output of `before`, the layer that reads `x`.
     pub fn forward(&self, device: &mut dyn Backend, before: &Linear, x: View) -> View {
         let y = self.y(x.rows());
         before.forward_gelu(device, x, y);
         y
     }
 
-    /// Through `after`, the layer that read this one's output and whose own has the gradient `dy`,
-    /// then through this one, which read `x`: writes `dx`.
+    /// The backward pass through `after`, then through this layer. `after` read this layer's
+    /// output, and the gradient of its own output is `dy`. This layer read `x`. Writes `dx`.
     pub fn backward(&self, device: &mut dyn Backend, after: &Linear, x: View, dy: View, dx: View) {
         after.backward_gelu(device, [x, self.y(x.rows())], dy, dx);
     }

@@ -34,14 +34,14 @@ impl Linear {
         self.y.top(rows)
     }
 
-    /// `x` is `[rows, inputs]`; returns `[rows, outputs]`.
+    /// `x` is `[rows, inputs]`. Returns `[rows, outputs]`.
     pub fn forward(&self, device: &mut dyn Backend, x: View) -> View {
         let y = self.y(x.rows());
         device.linear(x, self.weight, self.bias, y);
         y
     }
 
-    /// The same, and writes the GELU of the output into `activated`.
+    /// As [`Linear::forward`], and writes the GELU of the output into `activated`.
     pub(super) fn forward_gelu(&self, device: &mut dyn Backend, x: View, activated: View) {
         let y = self.y(x.rows());
         device.linear_gelu(x, self.weight, self.bias, [y, activated]);
@@ -53,7 +53,7 @@ impl Linear {
         device.matmul(dy, self.weight.t(), dx);
     }
 
-    /// The same where `x` is the GELU of `input`: writes the gradient of that.
+    /// As [`Linear::backward`], if `x` is the GELU of `input`: writes the gradient of `input`.
     pub(super) fn backward_gelu(
         &self,
         device: &mut dyn Backend,

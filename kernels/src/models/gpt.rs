@@ -2,9 +2,9 @@
 //! learned positions, GELU, a head tied to the embedding. Names and shapes are those of GPT-2's
 //! safetensors, so its files can be read as they are.
 //!
-//! Where memory is short it keeps only what goes into each block, and computes the rest of a block
-//! again on the way back (Chen et al., "Training Deep Nets with Sublinear Memory Cost"): the same
-//! operations on the same values, hence the same gradient, bit for bit.
+//! If memory is short, it keeps only the input of each block, and computes the rest of a block
+//! again in the backward pass (Chen et al., "Training Deep Nets with Sublinear Memory Cost"): the
+//! same operations on the same values, hence the same gradient, bit for bit.
 
 use std::ops::Range;
 
@@ -21,11 +21,11 @@ const DEVIATION: f32 = 0.02;
 /// The sizes of a GPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptConfig {
-    /// The number of tokens there are; 256 for bytes.
+    /// The number of different tokens: 256 for bytes.
     pub vocabulary: usize,
     /// The number of blocks.
     pub layers: usize,
-    /// The attention heads of a block; they divide the width.
+    /// The attention heads of a block. They divide the width.
     pub heads: usize,
     /// The width of the residual stream.
     pub width: usize,
@@ -33,7 +33,7 @@ pub struct GptConfig {
     pub context: usize,
     /// The most rows of a batch.
     pub micro_batch: usize,
-    /// Whether the backward pass computes blocks again, instead of their activations being kept.
+    /// Whether the backward pass computes blocks again instead of keeping their activations.
     pub recompute: bool,
 }
 
@@ -112,7 +112,7 @@ impl Model for Gpt {
         ready(device, self.last.clone());
         for (layer, block) in self.blocks.iter().enumerate().rev() {
             let x = self.stream(layer, rows);
-            // The forward pass ended with the last block: what that has computed is still there.
+            // The forward pass ended with the last block, so its activations are still there.
             if self.config.recompute && layer + 1 < self.blocks.len() {
                 block.inner.forward(device, input.length, x);
             }
@@ -121,7 +121,7 @@ impl Model for Gpt {
         }
         self.wpe.backward(device, input.length, d.stream);
         self.wte.backward(device, input.tokens, d.stream);
-        // The head began the gradient of `wte`; the embedding ends it, last of all.
+        // The head began the gradient of `wte`. The embedding ends it, last of all.
         ready(device, self.first.clone());
     }
 
@@ -159,9 +159,9 @@ impl GptConfig {
     }
 
     /// For each token `6 N + 12 L T width` (Chowdhery et al., "PaLM", appendix B). N counts the
-    /// weights of products, the head's included, which are those of the embedding; attention is
-    /// counted whole, as the paper does, though half of it is masked. What is computed again to
-    /// save memory does not count.
+    /// weights of products, including the head's, which are those of the embedding. Attention
+    /// counts whole, as in the paper, though half of it is masked. Work repeated to save memory
+    /// does not count.
     fn flops_per_sample(&self) -> u64 {
         let Self { vocabulary, layers, width, context, .. } = *self;
         let in_products = 12 * layers * width * width + vocabulary * width;
@@ -174,8 +174,8 @@ impl GptConfig {
         self.micro_batch * self.context
     }
 
-    /// Of the weights whose products are added to the stream, which is a sum of so many branches
-    /// (GPT-2's paper, section 2.3).
+    /// The deviation of weights with products that are added to the stream. The stream is a sum of
+    /// this many branches (GPT-2's paper, section 2.3).
     fn residual_deviation(&self) -> f32 {
         DEVIATION / ((2 * self.layers) as f32).sqrt()
     }
@@ -184,13 +184,13 @@ impl GptConfig {
 /// Memory of gradients of activations, the same for every block.
 #[derive(Clone, Copy, Debug)]
 struct Gradients {
-    /// Of the residual stream.
+    /// Gradient of the residual stream.
     stream: View,
-    /// Of what goes into or comes out of a branch.
+    /// Gradient of the input or output of a branch.
     branch: View,
-    /// Of what is wide inside a branch.
+    /// Gradient of the wide activations inside a branch.
     wide: View,
-    /// Of attention's own.
+    /// Attention's own memory in the backward pass.
     scratch: View,
 }
 
@@ -214,7 +214,7 @@ struct Block {
     parameters: Range<usize>,
 }
 
-/// A block up to what its last layer reads: all that can be computed again.
+/// A block up to the input of its last layer: the part that can be computed again.
 #[derive(Clone, Debug)]
 struct Inner {
     ln_1: LayerNorm,
@@ -228,7 +228,7 @@ struct Inner {
 }
 
 impl Block {
-    /// Where blocks are computed again, `area` is what they compute in.
+    /// If blocks are computed again, they all compute in `area`.
     fn new(
         plan: &mut Plan,
         layer: usize,
@@ -253,7 +253,7 @@ impl Block {
         y
     }
 
-    /// Turns `d.stream` from the gradient after the block into that before it.
+    /// Turns `d.stream` from the gradient after the block into the gradient before it.
     fn backward(&self, device: &mut dyn Backend, sequence: usize, x: View, d: Gradients) {
         let rows = x.rows();
         let Inner { ln_1, c_attn, attention, attn_c_proj, ln_2, c_fc, gelu } = &self.inner;
@@ -285,7 +285,7 @@ impl Inner {
         }
     }
 
-    /// The stream between the branches, and what the block's last layer reads.
+    /// The stream between the branches, and the input of the block's last layer.
     fn forward(&self, device: &mut dyn Backend, sequence: usize, x: View) -> [View; 2] {
         let y = self.ln_1.forward(device, x);
         let qkv = self.c_attn.forward(device, y);

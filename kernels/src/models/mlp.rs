@@ -1,5 +1,5 @@
-//! A perceptron over the last tokens (Bengio et al., "A Neural Probabilistic Language Model"): each
-//! token is embedded, the embeddings side by side go through hidden layers with GELU, and the
+//! A perceptron over the last tokens (Bengio et al., "A Neural Probabilistic Language Model"). It
+//! embeds each token. The embeddings side by side go through hidden layers with GELU, and the
 //! logits predict the next token.
 
 use std::ops::Range;
@@ -14,13 +14,13 @@ const EMBEDDING: usize = 16;
 /// The sizes of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MlpConfig {
-    /// The number of tokens there are; 256 for bytes.
+    /// The number of different tokens: 256 for bytes.
     pub vocabulary: usize,
     /// The number of hidden layers.
     pub layers: usize,
     /// The width of a hidden layer.
     pub width: usize,
-    /// How many last tokens it sees.
+    /// How many last tokens the model sees.
     pub context: usize,
     /// The most rows of a batch.
     pub micro_batch: usize,
@@ -115,7 +115,7 @@ impl Model for Mlp {
         6 * (hidden + width * vocabulary) as u64
     }
 
-    /// What comes before the first token reads as token 0.
+    /// Missing tokens before the first one read as token 0.
     fn window(&self, tokens: &[u32]) -> Vec<u32> {
         let context = self.config.context;
         let seen = &tokens[tokens.len().saturating_sub(context)..];
@@ -126,7 +126,7 @@ impl Model for Mlp {
 }
 
 impl Mlp {
-    /// What hidden layer `layer` reads; the head comes after the last.
+    /// The input of hidden layer `layer`. The head comes after the last.
     fn x(&self, layer: usize, rows: usize) -> View {
         let context = self.config.context;
         match layer.checked_sub(1) {
@@ -141,7 +141,7 @@ impl Hidden {
         let MlpConfig { width, context, micro_batch: rows, .. } = *config;
         let start = plan.layout().count();
         let inputs = if layer == 0 { context * EMBEDDING } else { width };
-        // Keeps the variance through a layer whose activation passes half (He et al., 2015).
+        // Keeps the variance through a layer with an activation that passes half (He et al., 2015).
         let deviation = (2.0 / inputs as f32).sqrt();
         let name = format!("hidden.{layer}");
         Self {

@@ -25,7 +25,7 @@ pub struct OnBackend<M, B> {
 }
 
 impl<M: Model> OnBackend<M, Cpu> {
-    /// The model's layout and sizes on the CPU. Allocates nothing of what it states.
+    /// The model's layout and sizes on the CPU. It does not allocate that memory.
     pub fn plan(config: M::Config) -> Result<ModelPlan, ConfigError> {
         let (_, plan, ..) = Self::planned(config)?;
         let sizes = plan.sizes();
@@ -41,7 +41,7 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         Self::open(config, |sizes| Ok(open(sizes)))
     }
 
-    /// The same with a device that may not be there, or not have the memory.
+    /// As [`OnBackend::new`], with a device that may be missing, or lack the memory.
     pub fn open(
         config: M::Config,
         open: impl FnOnce(Sizes) -> Result<B, DeviceError>,
@@ -51,7 +51,7 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         Ok(Self { model, device, plan, tokens, targets, loss, gpu: None })
     }
 
-    /// The model, its plan, where tokens and targets are, and the loss.
+    /// The model, its plan, the places of tokens and targets, and the loss.
     fn planned(config: M::Config) -> Result<(M, Plan, [Indices; 2], CrossEntropy), ConfigError> {
         let mut plan = Plan::default();
         let model = M::new(&mut plan, config)?;
@@ -62,7 +62,7 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         Ok((model, plan, [tokens, targets], loss))
     }
 
-    /// The same, and its backend is this GPU.
+    /// This model, with the GPU of its backend.
     #[cfg(feature = "cuda")]
     pub(crate) fn on(self, gpu: Gpu) -> Self {
         Self { gpu: Some(gpu), ..self }
@@ -82,7 +82,7 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
         Sequences { tokens: on_device, length }
     }
 
-    /// Loss and gradient of logits in their place; returns the losses.
+    /// Computes the losses and returns them. The logits become their gradient, in place.
     fn loss(&mut self, logits: View, scale: f64) -> View {
         let targets = self.targets.first(logits.rows());
         self.loss.forward_backward(&mut self.device, logits, targets, scale / targets.len as f64)
@@ -128,7 +128,7 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         let mut ready = |device: &mut dyn Backend, range: Range<usize>| {
             if pass.last {
                 device.fetch(range);
-                // A device that fails goes on failing, and says so below.
+                // A failed device stays failed, and reports that below.
                 let _ = announce(device, exchange, false);
             }
         };
@@ -144,8 +144,8 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         Ok(Evaluation { loss: self.mean(losses)?, metric: None })
     }
 
-    /// `None` without tokens to go on from, for tokens that are not in the vocabulary, and where
-    /// the device failed.
+    /// `None` without tokens to go on from, for tokens outside the vocabulary, and after a failure
+    /// of the device.
     fn next_logits(&mut self, tokens: &[u32]) -> Option<Vec<f32>> {
         let vocabulary = self.model.shape().vocabulary;
         if tokens.is_empty() || tokens.iter().any(|token| *token as usize >= vocabulary) {
@@ -162,7 +162,7 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         Some(self.plan.sizes())
     }
 
-    /// Also the parameters, tokens and whatever the backend keeps beside them.
+    /// Includes the parameters, the tokens and all that the backend keeps beside them.
     fn device_bytes(&self) -> usize {
         self.device.bytes()
     }
@@ -176,7 +176,7 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
     }
 }
 
-/// Announces what has come of the gradient; with `wait`, all that was asked for.
+/// Announces the parts of the gradient that have come. With `wait`, all requested parts.
 fn announce(
     device: &mut dyn Backend,
     exchange: &mut dyn Exchange,

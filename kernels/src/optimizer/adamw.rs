@@ -6,7 +6,7 @@ use super::Apply;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
-/// The factors of one step, the same for every element. Made in f64, rounded once.
+/// The factors of one step, the same for every element. They are made in f64 and rounded once.
 pub(crate) struct Step {
     clip: f32,
     beta1: f32,

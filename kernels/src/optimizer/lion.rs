@@ -4,7 +4,7 @@ use super::Apply;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
-/// Weights and m, both of the gradient's length; m is the running mean of gradients.
+/// Weights and m, both of the gradient's length. m is the running mean of gradients.
 #[multiversion(targets = "simd")]
 pub(super) fn update(
     state: (&mut [f32], &mut [f32]),
@@ -21,7 +21,7 @@ pub(super) fn update(
     }
 }
 
-/// -1, 0 or 1; of zero it is zero, unlike [`f32::signum`], and so it is of NaN.
+/// -1, 0 or 1. For zero and for NaN it is zero, unlike [`f32::signum`].
 #[inline(always)]
 fn sign(value: f32) -> f32 {
     f32::from(value > 0.0) - f32::from(value < 0.0)

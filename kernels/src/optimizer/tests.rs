@@ -1,4 +1,4 @@
-//! Every rule against its paper in f64, and what they have in common.
+//! Compares every rule with its paper in f64, and checks the common promises of all rules.
 
 use super::*;
 use crate::layout::Init;
@@ -51,13 +51,13 @@ fn train(rule: Rule, range: Range<usize>) -> ShardState {
     state
 }
 
-/// One step; nobody looks.
+/// One step, without a look at the blocks.
 fn update(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
     optimizer.update(state, gradient, apply, [0, 0], &mut |_, _| {});
 }
 
 /// The change that the paper's algorithm makes of gradients `g[0]`, `g[1]`, … so far, over the
-/// learning rate; running means are written out as the sums that they are.
+/// learning rate. Running means are written out as sums.
 fn paper(rule: Rule, g: &[f64]) -> f64 {
     let now = g.len() as i32;
     // The sum over past gradients of `beta^age` times a function of each.
@@ -110,7 +110,7 @@ fn lion_stands_still_where_there_is_no_gradient() {
     assert_eq!(state.master, [1.0, 1.0]);
 }
 
-/// Which NaN an operation makes depends on the processor; owners must not.
+/// The NaN of an operation depends on the processor. The owners' bits must not.
 #[test]
 fn i3_what_is_no_number_has_the_same_bits_after_every_update() {
     let layout = layout();
@@ -134,7 +134,7 @@ fn i3_what_is_no_number_has_the_same_bits_after_every_update() {
 }
 
 proptest! {
-    /// Invariant I3 for updates: whoever owns whichever part makes the same bits.
+    /// Invariant I3 for updates: every cut into owned parts gives the same bits.
     #[test]
     fn no_cut_of_the_vector_changes_a_bit(
         rule in prop::sample::select(RULES.to_vec()),
@@ -190,7 +190,7 @@ fn plain(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply:
     }
 }
 
-/// Two blocks and a part of one, begun within a tensor.
+/// Two blocks and a part of a block, which begins within a tensor.
 #[test]
 fn neither_blocks_nor_vectors_change_a_bit_and_all_of_it_is_seen() {
     let mut layout = Layout::new();

@@ -1,15 +1,15 @@
-//! What values are known by, to whoever wants to know whether a bit of them has changed.
+//! The digest of values. It shows whether a bit of them has changed.
 //!
-//! It is made block by block, so that whoever does more with the values does all of it while a
-//! block is in the cache.
+//! It is made block by block, so that a caller that does more with the values can do all of it
+//! while a block is in the cache.
 
 use twox_hash::XxHash3_64;
 
-/// Elements of a block: a few such fit into the nearest cache.
+/// Elements of a block. A few blocks fit into the nearest cache.
 pub(crate) const DIGEST_BLOCK: usize = 4 << 10;
 
-/// xxh3 over the bytes of each block, little-endian, seeded by that of the block before; the first
-/// seed ties it to what the values are, or follow.
+/// xxh3 over the bytes of each block, little-endian, seeded by the digest of the block before. The
+/// first seed ties the digest to the kind of values, or to the values before them.
 pub fn digest(seed: u64, values: &[f32]) -> u64 {
     let block =
         |seed, block: &[f32]| XxHash3_64::oneshot_with_seed(seed, bytemuck::cast_slice(block));

@@ -1,16 +1,16 @@
-//! One bit pattern for what is no number.
+//! One bit pattern for values that are not numbers.
 //!
-//! Which sign and payload the NaN of an operation has differs between kinds of processors: of
-//! `inf - inf` it is negative on x86-64, positive on ARM, all ones on a GPU. What is compared or
-//! digested by its bits must not tell them apart.
+//! The sign and payload of a NaN from an operation differ between kinds of processors: for `inf -
+//! inf` it is negative on x86-64, positive on ARM, all ones on a GPU. Code that compares or digests
+//! bits must not see the difference.
 
-/// The value itself; of NaN the one that is positive and has no payload.
+/// The value itself. A NaN becomes the positive one without a payload.
 #[inline(always)]
 pub fn canonical(value: f32) -> f32 {
     if value.is_nan() { f32::from_bits(0x7fc0_0000) } else { value }
 }
 
-/// As [`canonical`], of an f64.
+/// As [`canonical`], for an f64.
 #[inline(always)]
 pub(crate) fn canonical_f64(value: f64) -> f64 {
     if value.is_nan() { f64::from_bits(0x7ff8_0000_0000_0000) } else { value }

@@ -1,7 +1,7 @@
 //! The sum of a gradient's squares, in an order that no machine changes.
 //!
 //! Input: one reduced parameter shard. Output: its share of the squared global norm. Blocks never
-//! cross parameter shards, whose own sums the step leader adds in index order.
+//! cross parameter shards. The step leader adds the shards' own sums in index order.
 
 use std::array;
 

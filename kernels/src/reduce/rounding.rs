@@ -1,6 +1,6 @@
-//! bf16, the form in which parameters travel and members compute where the run says so.
+//! bf16, the form in which parameters travel and members compute, if the run says so.
 //!
-//! The rounding is to the nearest, ties to even, or at random; owners round their computing copies
+//! The rounding is to the nearest, ties to even, or at random. Owners round their computing copies
 //! too, never their master weights.
 
 use crate::random::Philox;
@@ -23,7 +23,7 @@ pub fn encode_bf16(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Reads what [`encode_bf16`] wrote. `bytes` has two for each value; any bytes are some values.
+/// Reads the bytes of [`encode_bf16`]. `bytes` has two for each value. Any bytes are some values.
 #[multiversion(targets = "simd")]
 pub fn decode_bf16(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * values.len(), "two bytes for each value");
@@ -32,26 +32,26 @@ pub fn decode_bf16(bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Rounds every value to one of its two neighbours in bf16 at random, and keeps it as f32: to the
-/// nearer one more often, so that the mean is the value (Gupta et al., "Deep Learning with Limited
-/// Numerical Precision", 2015).
+/// Rounds every value to one of its two neighbours in bf16 at random, and keeps it as f32. It takes
+/// the nearer one more often, so that the mean is the value (Gupta et al., "Deep Learning with
+/// Limited Numerical Precision", 2015).
 ///
 /// The draw is a function of the seed, of the value's place in the flat vector, which is `first`
-/// and on, and of the value itself: no cut into shards changes a bit, and whoever has the value
-/// rounds it as all others do, at whatever step.
+/// and on, and of the value itself. So no cut into shards changes a bit, and every holder of the
+/// value rounds it in the same way, at whatever step.
 #[multiversion(targets = "simd")]
 pub fn round_bf16_stochastically(values: &mut [f32], seed: u64, first: u64) {
     for (index, value) in (first..).zip(values) {
         let bits = value.to_bits();
         let random = Philox::new(seed, Philox::ROUNDING, u64::from(bits)).u32(index) & 0xffff;
-        // What is cut off carries into the last place as often as it is a part of it.
+        // The cut part carries into the last place as often as it is a part of it.
         let rounded = bits.wrapping_add(random) & 0xffff_0000;
         let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
         *value = f32::from_bits(if is_nan { u32::from(nearest(*value)) << 16 } else { rounded });
     }
 }
 
-/// The bits of the nearest bf16: the upper half of the f32's, plus one where the lower half is more
+/// The bits of the nearest bf16: the upper half of the f32's, plus one if the lower half is more
 /// than a half of the last place, or a half beside an odd one. A NaN stays one, and gets quiet.
 ///
 /// Both cases are computed and one is selected, so that the loops above vectorise.
@@ -128,7 +128,7 @@ mod tests {
         let base = (1.0f32 + 0.25 / 128.0).to_bits();
         let values = (0..4_000).map(|last| stochastic(&[f32::from_bits(base + last)], 7)[0]);
         let up = values.filter(|value| *value > 1.0).count();
-        // Between a quarter and a third of the way; five standard deviations of 29.
+        // Between a quarter and a third of the way, with five standard deviations of 29.
         assert!((1_000..1_330).contains(&up), "{up} of 4,000 went up");
     }
 

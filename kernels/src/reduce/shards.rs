@@ -1,15 +1,15 @@
 //! The cut of the flat parameter vector into parameter shards: a pure function of its length.
 //!
-//! Many shards spread evenly over any number of owners; long ones cost few messages. It does not
-//! know who owns what.
+//! Many shards spread evenly over any number of owners. Long ones cost few messages. This module
+//! does not know the owners.
 
 use std::ops::Range;
 
-/// There are at least this many shards, unless that made them shorter than [`SHORTEST`].
+/// There are at least this many shards, unless they would be shorter than [`SHORTEST`].
 const FEWEST: usize = 256;
-/// Elements; every shard length is a multiple of it.
+/// The shortest shard, elements. Every shard length is a multiple of it.
 const SHORTEST: usize = 1 << 10;
-/// Elements.
+/// The longest shard, elements.
 const LONGEST: usize = 1 << 20;
 
 /// The elements of every parameter shard but the last, which may have fewer.
@@ -23,7 +23,7 @@ pub fn shard_count(parameters: usize) -> usize {
     parameters.div_ceil(shard_length(parameters))
 }
 
-/// Where `shard` lies in the flat vector, elements; empty beyond the last shard.
+/// Where `shard` lies in the flat vector, elements. Empty beyond the last shard.
 pub fn shard_range(parameters: usize, shard: usize) -> Range<usize> {
     let length = shard_length(parameters);
     let start = shard.saturating_mul(length).min(parameters);

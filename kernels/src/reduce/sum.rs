@@ -1,10 +1,10 @@
-//! The sum of one parameter shard's partials, whatever the order they arrive in.
+//! The sum of one parameter shard's partials, in whatever order they arrive.
 //!
-//! A partial is the sum of a subtree of the [`Tree`]. It waits until its sibling is there; then the
+//! A partial is the sum of a subtree of the [`Tree`]. It waits until its sibling is there. Then the
 //! two are added, left plus right, and their parent takes their place. So every addition of the
 //! tree is made once, between the same two values, and the bits of the root depend on nothing else.
 //!
-//! A sum does not know who sent a partial, nor when.
+//! A sum does not know the sender of a partial, nor the time of its arrival.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -17,22 +17,22 @@ use crate::buffer::{Buffer, Pool, Shared};
 #[derive(Debug)]
 pub struct Sum {
     tree: Tree,
-    /// The node whose sum is wanted.
+    /// The node that the sum is for.
     target: Node,
     length: usize,
     pool: Pool,
     /// By first leaf. Together they cover exactly the leaves that have arrived.
     waiting: BTreeMap<u32, (Node, Operand)>,
-    /// The target's sum was handed out: nothing is missing, and nothing waits.
+    /// The sum has handed out the target's value: nothing is missing, and nothing waits.
     complete: bool,
 }
 
-/// A value to be added.
+/// A value to add to the sum.
 #[derive(Debug)]
 pub enum Operand {
-    /// Others hold it too: a partial that is kept for a redo of the step. Never written.
+    /// A partial that other holders keep for a redo of the step. Never written.
     Kept(Shared),
-    /// The sum's own, which it may add into.
+    /// The sum's own memory, which it may add into.
     Owned(Buffer),
 }
 
@@ -56,8 +56,8 @@ pub enum AddError {
 }
 
 impl Sum {
-    /// The sum of `length` elements over all leaves of `tree`. Where two kept values are added, the
-    /// result's memory is from `pool`.
+    /// The sum of `length` elements over all leaves of `tree`. For the sum of two kept values, the
+    /// memory comes from `pool`.
     pub fn new(tree: Tree, length: usize, pool: Pool) -> Self {
         Self::of(tree.root(), tree, length, pool)
     }
@@ -67,9 +67,10 @@ impl Sum {
         Self { tree, target, length, pool, waiting: BTreeMap::new(), complete: false }
     }
 
-    /// Adds the sum of the leaves under `node`; returns the target's once no leaf is missing.
+    /// Adds the sum of the leaves under `node`. Returns the target's once no leaf is missing.
     ///
-    /// Each leaf is added exactly once (invariant I18): what would repeat one is an error.
+    /// Each leaf is added exactly once (invariant I18): a partial that would repeat one is an
+    /// error.
     pub fn insert(&mut self, node: Node, partial: Operand) -> Result<Option<Operand>, AddError> {
         self.check(node, &partial)?;
         let (mut node, mut operand) = (node, partial);
@@ -98,8 +99,8 @@ impl Sum {
         if partial.len() != self.length {
             return Err(AddError::Length { expected: self.length, actual: partial.len() });
         }
-        // What waits is disjoint: if any of it reaches into the range, the last that begins before
-        // the range's end does.
+        // The waiting partials are disjoint. If any of them reaches into the range, the last one
+        // that begins before the range's end does.
         let last = self.waiting.range(..range.end).next_back();
         let reached = last.is_some_and(|(_, (below, _))| self.tree.range(*below).end > range.start);
         if self.complete || reached { Err(AddError::Repeated(node)) } else { Ok(()) }
@@ -115,7 +116,7 @@ impl Sum {
 }
 
 impl Operand {
-    /// The value as one that several can hold.
+    /// The value in a form that several holders can share.
     pub fn into_shared(self) -> Shared {
         match self {
             Self::Kept(shared) => shared,
@@ -135,7 +136,7 @@ impl Deref for Operand {
     }
 }
 
-/// Left plus right, element by element, in an owned one's memory if there is one.
+/// Left plus right, element by element, in the memory of an owned operand if there is one.
 fn add(pair: (Operand, Operand), pool: &Pool) -> Buffer {
     match pair {
         (Operand::Owned(mut left), right) => {
@@ -145,7 +146,7 @@ fn add(pair: (Operand, Operand), pool: &Pool) -> Buffer {
             left
         }
         (left, Operand::Owned(mut right)) => {
-            // Addition commutes to the bit; it is the grouping that matters.
+            // Addition commutes to the bit. Only the grouping matters.
             for (left, right) in left.iter().zip(right.iter_mut()) {
                 *right = canonical(left + *right);
             }
@@ -201,7 +202,8 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant I3 for sums: neither who has which leaves nor the order of arrival matters.
+        /// Invariant I3 for sums: neither the holders of the leaves nor the order of arrival
+        /// matter.
         #[test]
         fn any_partition_in_any_order_gives_the_bits_of_the_plain_recursion(
             holders in prop::collection::vec(0usize..5, 1..40),

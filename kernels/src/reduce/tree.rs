@@ -10,11 +10,11 @@
 //! level 0  0 1 2 3      4
 //! ```
 //!
-//! A node whose right child is empty, in brackets, has the value of its left child. So that every
-//! value has one name, only the lowest of such nodes is *canonical*, and the tree is one of
+//! A node with an empty right child, in brackets, has the value of its left child. So that every
+//! value has one name, only the lowest of such nodes is *canonical*, and the tree consists of
 //! canonical nodes alone: above, the children of the root are (2, 0) and leaf 4.
 //!
-//! The tree knows nothing of values or of who computes them.
+//! The tree knows no values and no workers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -58,7 +58,7 @@ impl Tree {
         Node { level: u32::BITS - (self.leaves - 1).leading_zeros(), index: 0 }
     }
 
-    /// The leaves under `node`; empty if it is no node of this tree.
+    /// The leaves under `node`. Empty if it is no node of this tree.
     pub fn range(self, node: Node) -> Range<u32> {
         if node.level > self.root().level {
             return 0..0;
@@ -67,7 +67,7 @@ impl Tree {
         edge(u64::from(node.index))..edge(u64::from(node.index) + 1)
     }
 
-    /// The lowest node over the same leaves, the one name of their sum; `None` if `node` is no node
+    /// The lowest node over the same leaves, the one name of their sum. `None` if `node` is no node
     /// of this tree.
     pub fn canonical(self, node: Node) -> Option<Node> {
         let range = self.range(node);
@@ -76,8 +76,8 @@ impl Tree {
         Some(Node { level, index: (u64::from(range.start) >> level) as u32 })
     }
 
-    /// The canonical nodes that are added to make `node`, left and right; `None` for a leaf, and
-    /// for what is not a canonical node of this tree.
+    /// The canonical nodes that are added to make `node`, left and right. `None` for a leaf, and
+    /// for a name that is no canonical node of this tree.
     pub fn children(self, node: Node) -> Option<[Node; 2]> {
         if node.level == 0 || self.canonical(node) != Some(node) {
             return None;
@@ -86,8 +86,8 @@ impl Tree {
         Some([child(2 * node.index)?, child(2 * node.index + 1)?])
     }
 
-    /// The canonical node that `node` is added into; `None` for the root, and for what is no node
-    /// of this tree.
+    /// The canonical node that `node` is added into. `None` for the root, and for a name that is no
+    /// node of this tree.
     pub fn parent(self, node: Node) -> Option<Node> {
         let mut above = self.canonical(node)?;
         let node = above;
@@ -100,8 +100,8 @@ impl Tree {
         None
     }
 
-    /// The canonical node that `node` is added to; `None` for the root, and for what is no node of
-    /// this tree.
+    /// The canonical node that `node` is added to. `None` for the root, and for a name that is no
+    /// node of this tree.
     pub fn sibling(self, node: Node) -> Option<Node> {
         let node = self.canonical(node)?;
         let [left, right] = self.children(self.parent(node)?)?;
@@ -109,7 +109,7 @@ impl Tree {
     }
 
     /// The greatest subtrees that lie wholly inside `leaves`: canonical, disjoint, from left to
-    /// right. Their sums are all that who computed `leaves` has to send.
+    /// right. A worker that computed `leaves` has to send no more than their sums.
     pub fn subtrees(self, leaves: &BTreeSet<u32>) -> Vec<Node> {
         let mut found = Vec::new();
         self.collect_subtrees(self.root(), leaves, &mut found);

@@ -19,25 +19,26 @@ use libloading::Library;
 ///
 /// # Safety
 ///
-/// Six numbers, as many pointers as kinds, and a kernel that stays within what its arguments name.
+/// Six numbers, as many pointers as kinds, and a kernel that stays within the memory of its
+/// arguments.
 type Emulate = unsafe extern "C" fn(*const c_uint, *mut *mut c_void, *const c_char);
 
-/// The address of an allocation is that of the host.
+/// A driver on the host. The address of an allocation is its address on the host.
 pub struct Emulated {
     library: &'static Library,
     precision: Precision,
     asked: VecDeque<(Address, usize)>,
-    /// Kept until the driver goes; never touched through these.
+    /// Kept until the driver goes, and never touched through these.
     memory: Vec<Vec<Line>>,
 }
 
-/// As much as every allocation is aligned to.
+/// The alignment of every allocation.
 #[derive(Clone, Copy)]
 #[repr(align(256))]
 struct Line(#[expect(dead_code, reason = "read through addresses")] [u8; 256]);
 
 impl Emulated {
-    /// `None`, and loudly, where there is no C++ compiler.
+    /// `None`, and loud, without a C++ compiler.
     pub fn new(precision: Precision) -> Option<Self> {
         static LIBRARIES: [OnceLock<Option<Library>>; 3] = [const { OnceLock::new() }; 3];
         let library = LIBRARIES[precision as usize].get_or_init(|| library(precision));
@@ -60,7 +61,8 @@ impl Driver for Emulated {
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) {
-        // SAFETY: the backend names only what it has allocated, and nobody holds a reference to it.
+        // SAFETY: the backend names only memory that it has allocated, and no code holds a
+        // reference to it.
         unsafe { memory(to, bytes.len()) }.copy_from_slice(bytes);
     }
 
@@ -72,7 +74,7 @@ impl Driver for Emulated {
         Delivered(0)
     }
 
-    /// All is done as soon as it is enqueued.
+    /// All work is done as soon as it is enqueued.
     fn wait_for(&mut self, _delivered: Delivered) {}
 
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {
@@ -87,7 +89,7 @@ impl Driver for Emulated {
 
     fn fetched(&mut self, _wait: bool) -> Result<Option<&[f32]>, DriverError> {
         let Some((from, count)) = self.asked.pop_front() else { return Ok(None) };
-        // SAFETY: as for `write`; as long as it is lent, nobody can call this driver.
+        // SAFETY: as for `write`. While the slice is lent, no code can call this driver.
         Ok(Some(bytemuck::cast_slice(unsafe { memory(from, 4 * count) })))
     }
 
@@ -108,9 +110,8 @@ impl Driver for Emulated {
         let kinds = kinds.expect("no kind is zero");
         let [grid, block] = [launch.grid, launch.block];
         let shape = [grid, block].concat();
-        // SAFETY: `shape` has six numbers, and the emulation ends the process where the kinds are
-        // not those of the kernel's parameters; kernels stay in their views, which is what the
-        // tests are about.
+        // SAFETY: `shape` has six numbers. The emulation ends the process if the kinds are not
+        // those of the kernel's parameters. The tests check that kernels stay in their views.
         unsafe { emulate(shape.as_ptr(), places.as_mut_ptr(), kinds.as_ptr()) }
     }
 
@@ -152,7 +153,7 @@ fn library(precision: Precision) -> Option<Library> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("kernels.so");
     compile(folder.path(), &path, precision)?;
-    // SAFETY: it was just compiled, and has no initialisers but those of its thread-local state.
+    // SAFETY: it was just compiled, and only its thread-local state has initialisers.
     Some(unsafe { Library::new(&path) }.expect("a library that was just compiled"))
 }
 
@@ -170,7 +171,7 @@ fn compile(folder: &Path, library: &Path, precision: Precision) -> Option<()> {
         .args([library, &folder.join("kernels.cpp")])
         .output();
     let Ok(output) = output else {
-        // Past the capture of the tests' output, which nobody sees of a test that passes.
+        // Past the capture of the tests' output, which hides the output of a passing test.
         let message = format!("SKIPPED: no C++ compiler `{compiler}`: no kernel was run\n");
         let _ = std::io::stderr().write_all(message.as_bytes());
         return None;
@@ -180,8 +181,8 @@ fn compile(folder: &Path, library: &Path, precision: Precision) -> Option<()> {
     Some(())
 }
 
-/// Each file in a namespace of its own, as a GPU's compiler sees it alone, and a function for each
-/// of its kernels.
+/// Each file in a namespace of its own, since a GPU's compiler sees it alone, and a function for
+/// each of its kernels.
 fn program(precision: Precision) -> String {
     let mut program = String::from("#include \"emulation.h\"\n#include \"tensor.h\"\n");
     for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {

@@ -1,5 +1,5 @@
-//! Gradients on their way from a device: in order, each once, with its own bits, and none of them
-//! from a device that has failed.
+//! Gradients on their way from a device: in order, each once, with their own bits, and none from a
+//! device that has failed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,14 +31,14 @@ const GPT: GptConfig = GptConfig {
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Launched,
-    /// The device was waited for.
+    /// The pass waited for the device.
     Waited,
     Announced(Range<usize>),
 }
 
 type Log = Arc<Mutex<Vec<Event>>>;
 
-/// The emulated device, with copies that come as it is told.
+/// The emulated device, with copies that arrive as the test wants.
 struct Copies {
     inner: Emulated,
     log: Log,
@@ -47,12 +47,12 @@ struct Copies {
     arrival: Arrival,
 }
 
-/// How copies come.
+/// The way in which copies arrive.
 #[derive(Clone, Copy)]
 struct Arrival {
     /// The most f32 of a part.
     part: usize,
-    /// Whether they come only to those who wait.
+    /// Whether a copy arrives only when the caller waits.
     late: bool,
     /// How many parts come before the device fails.
     parts: usize,
@@ -91,7 +91,7 @@ impl Driver for Copies {
         self.asked.push_back((from, count));
     }
 
-    /// Copies at the last moment: what changes too early has other bits.
+    /// Copies at the last moment, so that a value changed too early has other bits.
     fn fetched(&mut self, wait: bool) -> Result<Option<&[f32]>, DriverError> {
         let Arrival { part, late, parts } = &mut self.arrival;
         if *parts == 0 {
@@ -128,7 +128,7 @@ impl Driver for Copies {
     }
 }
 
-/// Writes down what is announced.
+/// Records the announced ranges.
 struct Announcements {
     log: Log,
     gradient: Vec<f32>,
@@ -143,14 +143,14 @@ impl Exchange for Announcements {
     }
 }
 
-/// A gradient, and what happened on the way.
+/// A gradient, with the events on the way to it.
 struct Outcome {
     loss: Result<f64, ComputeError>,
     gradient: Vec<u32>,
     events: Vec<Event>,
 }
 
-/// A GPT on a device whose copies come like that; `None` without a compiler.
+/// A GPT on a device with copies that arrive in this way.
 struct Device {
     gpt: OnBackend<Gpt, Cuda<Copies>>,
     log: Log,

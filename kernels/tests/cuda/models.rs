@@ -67,7 +67,7 @@ fn check_gradient(precision: Precision) {
     let error = (loss - expected_loss).abs() / expected_loss;
     assert!(error < tolerance, "losses differ by {error:e}");
 
-    // In the same process again, and by a device that has computed nothing yet.
+    // The same bits in the same process again, and from a device that has computed nothing yet.
     for mut again in [model, gpt(open, round)] {
         assert!(gradient(&mut again, WHOLE) == (loss, found.clone()), "other bits");
     }

@@ -1,4 +1,4 @@
-//! What an owner of a parameter shard does, on the emulated device: the bits of the CPU.
+//! The work of an owner of a parameter shard, on the emulated device: the bits of the CPU.
 
 use everstep_kernels::backend::cuda::update::{self, DeviceShard};
 use everstep_kernels::backend::cuda::{Address, Driver, Precision};
@@ -58,7 +58,7 @@ fn check_rule(rule: Rule) {
     };
     for step in 1..=5 {
         let mut gradient = values(step, range.len());
-        // What is no number has the same bits, too.
+        // NaN and infinity have the same bits, too.
         gradient[..3].copy_from_slice(&[f32::INFINITY, -f32::NAN, f32::from_bits(0x7fff_ffff)]);
         let range = range.clone();
         let apply = Apply { step, learning_rate: 0.01, clip: 0.7, layout: &layout, range };

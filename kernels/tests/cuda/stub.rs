@@ -1,5 +1,5 @@
-//! A driver of a device that computes nothing: what the backend asks of it, and how its failures
-//! reach a worker.
+//! A driver of a device that computes nothing. It shows the backend's requests, and how its
+//! failures reach a worker.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +11,11 @@ use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
 use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Pass};
 use everstep_kernels::models::{ConfigError, Mlp, MlpConfig, OnBackend};
 
-/// What it does; shared with the test.
+/// The behaviour of the driver, shared with the test.
 #[derive(Clone, Default)]
 struct Stub {
     free_bytes: usize,
-    /// Whether it has a library of products, and that has epilogues.
+    /// Whether it has a library of products, and whether the library has epilogues.
     library: bool,
     epilogues: bool,
     broken: bool,

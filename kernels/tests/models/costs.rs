@@ -1,4 +1,4 @@
-//! What whole models take: memory, and operations.
+//! The costs of whole models: memory and operations.
 
 use everstep_kernels::backend::{Cpu, Sizes};
 use everstep_kernels::compute::Compute;
@@ -19,7 +19,7 @@ fn a_gpt_that_computes_its_blocks_again_keeps_the_activations_of_one() {
     };
     let GptConfig { heads, width, context, micro_batch, .. } = BYTE_GPT;
     let rows = micro_batch * context;
-    // Of a block: two norms, attention and its projection, and what is three or four times as wide.
+    // For a block: two norms, attention and its projection, and parts three or four times as wide.
     let (activations, statistics) = (15 * rows * width, rows * (2 + heads + 2));
     for layers in [1, 2, 7] {
         let (kept, again) = (sizes(layers, false), sizes(layers, true));
@@ -50,7 +50,7 @@ fn device_bytes_count_every_arena() {
     assert!((named..=most).contains(&model.device_bytes()), "{}", model.device_bytes());
 }
 
-/// Parameters that are factors of a product: matrices, but for those that rows are only taken from.
+/// Parameters that are factors of a product: matrices, except those for row look-ups only.
 fn in_products(model: &dyn Compute, looked_up: &str) -> u64 {
     let tensors = model.layout().tensors().iter();
     let factors = tensors.filter(|tensor| tensor.shape.len() == 2 && tensor.name != looked_up);

@@ -9,13 +9,13 @@ pub const VOCABULARY: usize = 11;
 pub struct Subject {
     /// Allocates its arenas, zeroed.
     pub open: Box<dyn Fn(Sizes) -> Box<dyn Backend>>,
-    /// To the nearest value that parameters and activations can have.
+    /// Rounds to the nearest value that parameters and activations can have.
     pub round: fn(f32) -> f32,
     /// How far a result may be from the reference's, relative norm.
     pub tolerance: f64,
 }
 
-/// Places operands one after the other, and compares what an operation makes of them.
+/// Places operands one after the other, and compares the results of an operation on them.
 pub struct Check<'a> {
     subject: &'a Subject,
     pub sizes: Sizes,
@@ -43,7 +43,7 @@ impl<'a> Check<'a> {
         view
     }
 
-    /// Statistics that are overwritten, in an order that is the backend's own.
+    /// Statistics that the operation overwrites, in an order that is the backend's own.
     pub fn statistics(&mut self, rows: usize, columns: usize) -> View {
         let view = View::new(Arena::Statistics, self.sizes.statistics, rows, columns);
         self.sizes.statistics += view.len();
@@ -51,14 +51,14 @@ impl<'a> Check<'a> {
         view
     }
 
-    /// Statistics that are overwritten and compared.
+    /// Statistics that the operation overwrites and the check compares.
     pub fn summary(&mut self, rows: usize, columns: usize) -> View {
         let view = self.statistics(rows, columns);
         self.changed.push(view);
         view
     }
 
-    /// An output that is overwritten.
+    /// An output that the operation overwrites.
     pub fn written(&mut self, rows: usize, columns: usize) -> View {
         let view = self.input(rows, columns);
         self.poisoned.push(view);
@@ -66,14 +66,14 @@ impl<'a> Check<'a> {
         view
     }
 
-    /// An output that is added to or changed in place.
+    /// An output that the operation adds to or changes in place.
     pub fn added(&mut self, rows: usize, columns: usize) -> View {
         let view = self.input(rows, columns);
         self.changed.push(view);
         view
     }
 
-    /// A parameter whose gradient is added to.
+    /// A parameter with a gradient that the operation adds to.
     pub fn learned(&mut self, rows: usize, columns: usize) -> View {
         let view = self.parameter(rows, columns);
         self.changed.push(view.gradient());
@@ -85,7 +85,7 @@ impl<'a> Check<'a> {
         Indices { offset: 0, len }
     }
 
-    /// Compares what changes with the reference, and asserts that nothing else does and that a
+    /// Compares changed values with the reference. Asserts that nothing else changes, and that a
     /// second run gives the same bits. All start from the same random values everywhere, except
     /// that outputs which the operation overwrites start as NaN.
     pub fn run(self, operation: impl Fn(&mut dyn Backend)) {
@@ -119,7 +119,7 @@ impl<'a> Check<'a> {
     fn prepare(&self, device: &mut dyn Backend) {
         for (stream, arena) in self.arenas().into_iter().enumerate() {
             let values = normals(stream as u64, arena.len()).map(|value| self.deviation * value);
-            // Gradients and statistics are f32 everywhere; rounding them, too, does no harm.
+            // Gradients and statistics are f32 everywhere. Rounding them, too, does no harm.
             device.write(arena, &values.map(self.subject.round).collect::<Vec<f32>>());
         }
         for view in &self.poisoned {
@@ -141,7 +141,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// The norm of the difference, relative to the expected norm. NaN where anything is not finite.
+/// The norm of the difference, relative to the expected norm. NaN if any value is not finite.
 pub fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let square = |value: f64| value * value;
     let pairs = found.iter().zip(expected);

@@ -1,10 +1,10 @@
-//! Every operation, forward and backward, against the f64 reference: whatever the backend.
+//! Every operation, forward and backward, on any backend, against the f64 reference.
 
 use everstep_kernels::backend::{Arena, Attention, Indices, Norm, Sizes, View};
 
 use super::check::{Check, Subject, VOCABULARY, normals};
 
-/// One test for each operation, of what `$subject` opens; with none, a test that passes.
+/// One test for each operation on `$subject`. Without a subject, the test passes.
 macro_rules! test_every_operation {
     ($subject:expr) => {
         test_every_operation! { $subject;
@@ -36,7 +36,7 @@ macro_rules! test_every_operation {
 }
 
 /// A module of tests for each precision of a function that makes a subject of a precision and of
-/// kernels of attention, and one for those of attention that the others pass over.
+/// attention kernels. One more module is for the attention kernels that the others pass over.
 #[macro_export]
 macro_rules! test_every_precision {
     ($open:path) => {
@@ -109,7 +109,7 @@ pub fn products_into_a_gradient(subject: &Subject) {
 }
 
 pub fn a_residual_connection(subject: &Subject) {
-    // The last begin where chunks of 16 bytes do, and end within one.
+    // The last views begin where chunks of 16 bytes do, and end within one.
     for (rows, columns, used) in [(1, 1, 1), (7, 13, 7), (40, 64, 40), (41, 8, 33)] {
         let mut check = Check::of(subject);
         let (x, y) = (check.input(rows, columns), check.added(rows, columns));
@@ -130,8 +130,8 @@ pub fn a_bias_forward_and_backward(subject: &Subject) {
     }
 }
 
-/// Rows, inputs and outputs. A library of products may do what comes after them, too, where rows
-/// are of a multiple of 8 numbers and a bias begins at one of 16 bytes: so it is in some.
+/// Rows, inputs and outputs. A library may also do the work after a product, if rows are of a
+/// multiple of 8 numbers and a bias begins at a multiple of 16 bytes. Some of these meet that.
 const LINEAR: [[usize; 3]; 6] =
     [[1, 2, 17], [3, 5, 7], [33, 17, 64], [64, 30, 24], [7, 16, 40], [70, 9, 130]];
 
@@ -155,7 +155,7 @@ pub fn gelu_after_and_before(subject: &Subject, [rows, inputs, outputs]: [usize;
     let mut check = Check::of(subject);
     let weight = check.parameter(inputs, outputs);
     let bias = check.parameter(1, outputs);
-    // Models begin every activation at a multiple of 16 elements; here the first does.
+    // Models begin every activation at a multiple of 16 elements. Here the first one does.
     let (y, activated) = (check.written(rows, outputs), check.written(rows, outputs));
     let x = check.input(rows, inputs);
     check.run(|device| device.linear_gelu(x, weight, bias, [y, activated]));

@@ -1,4 +1,4 @@
-//! What a device that stores numbers in a precision is held to.
+//! The tolerance for a device that stores numbers in a precision.
 
 use everstep_kernels::backend::cuda::Precision;
 use everstep_kernels::backend::{Backend, Sizes};

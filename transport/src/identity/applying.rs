@@ -1,8 +1,9 @@
-//! Enrolment, the asking side: makes requests, and credentials of the answers.
+//! Enrolment, the asking side: makes requests, and turns answers into credentials.
 //!
-//! In: a token and perhaps a key, or the credentials that a node has; an issuer's answer. Out: what
-//! to send, and new credentials. The issuer proved to be of the token's or the node's own cluster
-//! before anything is sent, yet its answer is checked: it must be what was asked for.
+//! Input: a token and perhaps a key, or the credentials that a node has, and an issuer's answer.
+//! Output: the bytes to send, and new credentials. Before this side sends anything, the issuer has
+//! proved that it is of the token's or the node's own cluster. This module still checks that the
+//! answer is what the node asked for.
 
 use std::path::Path;
 
@@ -16,20 +17,20 @@ use super::{
     Credentials, EnrolmentError, Identity, IdentityError, JoinToken, Role, public_key_digest,
 };
 
-/// The key of a node that has no certificate yet. An enrolment that is tried again with the same
-/// key is the same node, and spends no other use of its token.
+/// The key of a node that has no certificate yet. Another enrolment with the same key is for the
+/// same node, and spends no other use of its token.
 pub struct NodeKey(PrivatePkcs8KeyDer<'static>);
 
 impl NodeKey {
-    /// A new key.
+    /// A new random key.
     ///
     /// # Errors
-    /// [`IdentityError::Certificate`] when no key can be made.
+    /// [`IdentityError::Certificate`] if no key can be made.
     pub fn create() -> Result<Self, IdentityError> {
         Ok(Self(KeyPair::generate()?.serialize_der().into()))
     }
 
-    /// The key in this file. A file that is not there, or holds no key, gets a new one, with mode
+    /// The key in this file. If the file is missing or holds no key, it gets a new one, with mode
     /// 0600.
     ///
     /// # Errors
@@ -82,7 +83,7 @@ impl<'a> Application<'a> {
         Ok([&proof[..], &bytes].concat())
     }
 
-    /// Reads the answer.
+    /// Reads the issuer's answer.
     pub(crate) fn credentials(self, answer: &[u8]) -> Result<Credentials, EnrolmentError> {
         let (certificate, authority) = granted(answer)?;
         if public_key_digest(&authority)? != self.token.authority() {
@@ -97,7 +98,7 @@ impl<'a> Application<'a> {
     }
 }
 
-/// What a node holds after this answer to its wish for a renewal.
+/// The node's credentials after this answer to its request for a renewal.
 pub(crate) fn renewed(held: &Credentials, answer: &[u8]) -> Result<Credentials, EnrolmentError> {
     let (certificate, authority) = granted(answer)?;
     if authority != *held.authority() {

@@ -1,7 +1,7 @@
-//! The cluster's certificate authority: it signs what its nodes are.
+//! The cluster's certificate authority: it signs the identities of its nodes.
 //!
-//! In: identities, public keys, what time it is. Out: certificates. It keeps no list of what it has
-//! signed, and does not know who deserves a certificate: a [`super::Gatekeeper`] decides that.
+//! Input: identities, public keys, the time. Output: certificates. The authority keeps no list of
+//! what it has signed. A [`super::Gatekeeper`] decides which nodes deserve a certificate.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 use super::credentials::{read_certificate, read_key, write_certificates, write_key};
 use super::{Credentials, Identity, IdentityError, parse, public_key_digest};
 
-/// How long a node's certificate is valid: a stolen one is worth little. A node that runs renews
-/// its own when a third of that is left.
+/// How long a node's certificate is valid. It is short so that a stolen one is worth little. A
+/// running node renews its own when a third of that is left.
 pub const NODE_LIFETIME: Duration = Duration::from_secs(26 * 3600);
 /// How long an authority is valid: longer than any cluster lives.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Certificates are valid from a little before they were made: clocks differ.
+/// Certificates are valid from a little before their creation, since clocks differ.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(600);
 
 const CERTIFICATE_FILE: &str = "authority.pem";
@@ -38,12 +38,12 @@ impl Authority {
     /// A new authority with a key of its own.
     ///
     /// # Errors
-    /// [`IdentityError::Certificate`] when no key can be made.
+    /// [`IdentityError::Certificate`] if no key can be made.
     pub fn create() -> Result<Self, IdentityError> {
         let key = KeyPair::generate()?;
         let mut params = valid_for(AUTHORITY_LIFETIME, UnixTime::now());
-        // A name of its own: a certificate of another authority is then seen to be foreign, instead
-        // of merely having a bad signature.
+        // A name of its own shows that a certificate of another authority is foreign. With equal
+        // names, it would merely have a bad signature.
         let digest = super::sha256(key.public_key_raw());
         let name = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
         params.distinguished_name.push(DnType::CommonName, format!("everstep {name:016x}"));
@@ -53,16 +53,16 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
 
-    /// What only who has the authority's key can know, and none of it tells that key: for this
-    /// purpose alone.
+    /// A secret for this purpose alone. Only holders of the authority's key can compute it, and it
+    /// does not reveal that key.
     pub(crate) fn secret_for(&self, purpose: &str) -> [u8; 32] {
         blake3::derive_key(purpose, &self.issuer.key().serialize_der())
     }
 
-    /// Credentials for a node whose key is made here, valid from now on.
+    /// Credentials for a node, with a key that is made here, valid from now on.
     ///
     /// # Errors
-    /// [`IdentityError::Certificate`] when no key can be made.
+    /// [`IdentityError::Certificate`] if no key can be made.
     pub fn issue(
         &self,
         identity: &Identity,
@@ -87,10 +87,10 @@ impl Authority {
         Credentials::new(self.certificate.clone(), vec![certificate], key)
     }
 
-    /// A certificate that says that whoever has this key is this node, from this time on.
+    /// A certificate from this time on: the holder of this key is this node.
     ///
     /// # Errors
-    /// [`IdentityError::Certificate`] when it cannot be signed.
+    /// [`IdentityError::Certificate`] if it cannot be signed.
     pub(super) fn certify(
         &self,
         now: UnixTime,
@@ -115,7 +115,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// SHA-256 of its public key.
+    /// SHA-256 of the authority's public key.
     pub(super) fn digest(&self) -> [u8; 32] {
         public_key_digest(&self.certificate).expect("an authority holds its own certificate")
     }
@@ -129,10 +129,10 @@ impl Authority {
         write_key(&dir.join(KEY_FILE), self.issuer.key().serialized_der())
     }
 
-    /// Reads what [`Authority::save`] wrote.
+    /// Reads the files of [`Authority::save`].
     ///
     /// # Errors
-    /// [`IdentityError::File`]; [`IdentityError::Malformed`] when the files do not belong together.
+    /// [`IdentityError::File`]. [`IdentityError::Malformed`] if the files do not belong together.
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
         let certificate = read_certificate(&dir.join(CERTIFICATE_FILE))?;
         let key = read_key(&dir.join(KEY_FILE))?;
@@ -140,15 +140,15 @@ impl Authority {
         Self::assemble(certificate, &key, &place)
     }
 
-    /// Its private key, PKCS#8: for another node that is to certify as well, and nobody else.
+    /// Its private key, PKCS#8: only for another node that shall certify as well.
     pub fn key(&self) -> &[u8] {
         self.issuer.key().serialized_der()
     }
 
-    /// The authority of this certificate, as somebody else's [`Authority::key`] makes it.
+    /// The authority of this certificate, with the key from another node's [`Authority::key`].
     ///
     /// # Errors
-    /// [`IdentityError`] when the key is not the certificate's.
+    /// [`IdentityError`] if the key is not the certificate's.
     pub fn with_key(
         certificate: CertificateDer<'static>,
         key: &[u8],

@@ -1,8 +1,8 @@
-//! What a node shows and signs with: the authority's certificate, its own, its key.
+//! A node's credentials: the authority's certificate, its own certificate, its key.
 //!
-//! In: certificates and a key, made by an authority or read from files. Out: the same, for TLS, and
-//! when they should be renewed. It does not check signatures or expiry: TLS does, at every
-//! handshake.
+//! Input: certificates and a key, made by an authority or read from files. Output: the same for
+//! TLS, and when they should be renewed. This module does not check signatures or expiry: TLS does,
+//! at every handshake.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -36,7 +36,7 @@ impl Credentials {
     /// Puts together the authority's certificate, the node's (its own first), and its key.
     ///
     /// # Errors
-    /// [`IdentityError::Malformed`] when the node's certificate states no identity.
+    /// [`IdentityError::Malformed`] if the node's certificate states no identity.
     pub(super) fn new(
         authority: CertificateDer<'static>,
         chain: Vec<CertificateDer<'static>>,
@@ -49,7 +49,7 @@ impl Credentials {
         Ok(Self { authority, chain, key, identity, life })
     }
 
-    /// Who these credentials make a node.
+    /// The identity that these credentials prove.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -59,8 +59,8 @@ impl Credentials {
         &self.authority
     }
 
-    /// What the node presents: its certificate, then the authority's, from which one who has only a
-    /// token learns whom to trust.
+    /// The certificates that the node presents: its own, then the authority's. From the second one,
+    /// a peer with only a token learns which authority to trust.
     pub fn chain(&self) -> Vec<CertificateDer<'static>> {
         self.chain.iter().chain([&self.authority]).cloned().collect()
     }
@@ -75,8 +75,8 @@ impl Credentials {
         UnixTime::since_unix_epoch(Duration::from_secs(self.life.1))
     }
 
-    /// Whether no more than a third of the certificate's life is left: time to renew it, and time
-    /// enough to try again until that works.
+    /// Whether a third of the certificate's life or less is left. It is then time to renew it, with
+    /// enough time for more tries.
     pub fn are_due(&self, now: UnixTime) -> bool {
         let (issued, expires) = self.life;
         expires.saturating_sub(now.as_secs()) <= expires.saturating_sub(issued) / 3
@@ -92,7 +92,7 @@ impl Credentials {
         write_key(&dir.join(KEY_FILE), self.key.secret_pkcs8_der())
     }
 
-    /// Reads what [`Credentials::save`] wrote.
+    /// Reads the files of [`Credentials::save`].
     ///
     /// # Errors
     /// [`IdentityError::File`], [`IdentityError::Malformed`].
@@ -109,7 +109,7 @@ impl Clone for Credentials {
         Self {
             authority: authority.clone(),
             chain: chain.clone(),
-            key: key.clone_key(), // libraries make one say it
+            key: key.clone_key(), // the libraries want the copy of a key to be explicit
             identity: identity.clone(),
             life: *life,
         }
@@ -155,7 +155,8 @@ pub(super) fn write_key(path: &Path, der: &[u8]) -> Result<(), IdentityError> {
     replace(path, text.as_bytes(), 0o600).map_err(|source| file(path, source))
 }
 
-/// Under another name first, so that the file is never seen half written nor with another mode.
+/// Writes another file first and renames it, so that the file is never half written and never has
+/// another mode.
 fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
     let mut file =

@@ -1,15 +1,15 @@
-//! Enrolment, the issuing side: who proves a join token, or who it already is, gets a certificate.
+//! Enrolment, the issuing side: certificates for nodes that prove a join token or an identity.
 //!
-//! A joiner has checked the server's certificate against the token's pin; it then sends one
-//! [`Request`] and reads one [`Answer`]. Its proof is a signature by the token's key over keying
-//! material exported from this very TLS session, and the request: neither the secret nor anything
-//! that could be replayed crosses the wire. A new node's name follows from its key, so a token's
-//! holder cannot take the name of another node.
+//! A joiner has checked the server's certificate against the token's pin. It then sends one
+//! [`Request`] and reads one [`Answer`]. Its proof is a signature by the token's key over the
+//! request and keying material exported from this very TLS session. Neither the secret nor anything
+//! that could be replayed crosses the wire. A new node's name follows from its key, so the holder
+//! of a token cannot take the name of another node.
 //!
-//! A *renewal* needs no request at all: the node's certificate was proved when its link came up,
-//! and the new one is for the same node and the same key. The link is proof enough also when that
-//! certificate has expired since. Who has stolen a node's key can therefore remain that node until
-//! it is removed; expiry ends what a key is worth without a link.
+//! A *renewal* needs no request at all. The node proved its certificate when its link came up, and
+//! the new one is for the same node and the same key. The link is proof enough even if that
+//! certificate has expired since. A thief of a node's key can therefore remain that node until the
+//! cluster removes it. Expiry ends what a key is worth without a link.
 //!
 //! Pure: `quic` carries the bytes, and a [`Gatekeeper`] decides.
 
@@ -30,37 +30,38 @@ use super::{
 /// Most bytes of a request or an answer.
 pub(crate) const MAX_ENROLMENT: usize = 16 << 10;
 
-/// The issuing side: an authority, and who decides whom it certifies.
+/// The issuing side: an authority, and the gatekeeper that decides which nodes it certifies.
 pub struct Enrolment {
     authority: Arc<Authority>,
     gatekeeper: Box<dyn Gatekeeper>,
 }
 
-/// Decides who gets a certificate, at once or when others have agreed. A verdict that takes too
-/// long is not waited for: the node is told to ask again.
+/// Decides which nodes get a certificate, at once or after others have agreed. The issuer does not
+/// wait for a verdict that takes too long: it tells the node to ask again.
 pub trait Gatekeeper: Send + Sync {
-    /// Whether this node may join; a use of its token is spent if so.
+    /// Whether this node may join. If so, this spends a use of its token.
     fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict;
 
-    /// Whether this node, which has proved who it is, may stay.
+    /// Whether this node, which has proved its identity, may stay.
     fn renew(&self, node: Identity, now: UnixTime) -> Verdict;
 }
 
-/// A decision to come.
+/// A decision that comes later.
 pub type Verdict = Pin<Box<dyn Future<Output = Result<(), Refusal>> + Send>>;
 
 /// A node that wants to join, with its proof.
 #[derive(Clone, Debug)]
 pub struct Applicant {
-    /// Who it will be: the role that it asks for, and the name that follows from its key.
+    /// The node's future identity: the role that it asks for, and the name that follows from its
+    /// key.
     pub identity: Identity,
-    /// The token that it says it has. [`Tokens::judge`] tells whether that is true.
+    /// The token that the node claims to have. [`Tokens::judge`] checks the claim.
     pub token: TokenId,
     statement: Vec<u8>,
     proof: Proof,
 }
 
-/// What was granted.
+/// A certificate that the authority has granted.
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub(crate) identity: Identity,
@@ -69,20 +70,20 @@ pub(crate) struct Granted {
 }
 
 impl Enrolment {
-    /// The authority's [secret](Authority::secret_for).
+    /// The authority's [secret](Authority::secret_for) for this purpose.
     pub(crate) fn secret_for(&self, purpose: &str) -> [u8; 32] {
         self.authority.secret_for(purpose)
     }
 
-    /// Who proves one of these tokens, on its terms, gets a certificate of this authority; uses
-    /// are counted in this process only.
+    /// Certifies nodes that prove one of these tokens, on its terms. Uses are counted in this
+    /// process only.
     pub fn new(authority: Arc<Authority>, accepted: Vec<AcceptedToken>) -> Self {
         let mut tokens = Tokens::default();
         accepted.into_iter().for_each(|token| tokens.accept(token));
         Self::decided_by(authority, Mutex::new(tokens))
     }
 
-    /// Whom the gatekeeper lets in gets a certificate of this authority.
+    /// Certifies the nodes that the gatekeeper admits.
     pub fn decided_by(authority: Arc<Authority>, gatekeeper: impl Gatekeeper + 'static) -> Self {
         Self { authority, gatekeeper: Box::new(gatekeeper) }
     }
@@ -126,7 +127,7 @@ impl Enrolment {
     }
 }
 
-/// Decides by the tokens alone, at once; who is a node stays one.
+/// Decides by the tokens alone, at once. An existing node stays a node.
 impl Gatekeeper for Mutex<Tokens> {
     fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
         let mut tokens = self.lock().expect("judging and spending do not panic");
@@ -142,7 +143,7 @@ impl Gatekeeper for Mutex<Tokens> {
 }
 
 impl Applicant {
-    /// Of the signing request only the key counts, which must have signed it.
+    /// Of the signing request only the key counts, and this key must have signed it.
     fn read(session: &[u8; 32], bytes: &[u8]) -> Option<(Self, PublicKey)> {
         let (proof, request) = bytes.split_first_chunk()?;
         let statement = statement(session, request);
@@ -158,7 +159,7 @@ impl Applicant {
     }
 }
 
-/// The bytes that tell a node what was decided.
+/// The bytes that carry the decision to a node.
 pub(crate) fn answer(decision: &Result<Granted, Refusal>) -> Vec<u8> {
     let answer = match decision {
         Ok(Granted { certificate, authority, .. }) => {
@@ -169,7 +170,7 @@ pub(crate) fn answer(decision: &Result<Granted, Refusal>) -> Vec<u8> {
     rkyv::to_bytes::<Failure>(&answer).expect("an answer is plain data").into_vec()
 }
 
-/// What a joiner asks; its proof goes in front.
+/// A joiner's request. Its proof goes in front of it.
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) struct Request {
     pub(super) token: TokenId,
@@ -183,7 +184,8 @@ pub(super) enum Answer {
     Refused(Refusal),
 }
 
-/// What a proof is over. The session's part has a fixed length, so the two cannot be confused.
+/// The bytes that a proof signs. The session's part has a fixed length, so the two cannot be
+/// confused.
 pub(super) fn statement(session: &[u8; 32], request: &[u8]) -> Vec<u8> {
     [session, request].concat()
 }

@@ -1,7 +1,7 @@
-//! Why a node gets no certificate: what an issuer answers, and what else can go wrong.
+//! Why a node gets no certificate: the issuer's refusals, and other errors.
 //!
-//! A [`Refusal`] crosses the wire as a value, never as text: what the user reads is written here,
-//! and a hostile issuer cannot choose the words.
+//! A [`Refusal`] crosses the wire as a value, never as text. This module writes the words for the
+//! user, so a hostile issuer cannot choose them.
 
 use rkyv::{Archive, Deserialize, Serialize};
 use x509_parser::time::ASN1Time;
@@ -20,41 +20,41 @@ pub enum Refusal {
     /// The token is for nodes of another role.
     #[error("the join token is for a node with the role {admits}, not {asked}")]
     WrongRole {
-        /// The token's role.
+        /// The role that the token is for.
         admits: Role,
-        /// What the node wants to be.
+        /// The role that the node asked for.
         asked: Role,
     },
-    /// The token's time is over.
+    /// The token has expired.
     #[error("the join token expired on {}; ask for a new one", date(*unix_s))]
     Expired {
-        /// When, in seconds since 1970.
+        /// Since when, in seconds since 1970.
         unix_s: u64,
     },
     /// The token has admitted as many nodes as it may.
     #[error("the join token is used up, it was for {uses} node(s); ask for a new one")]
     UsedUp {
-        /// How many that was.
+        /// How many nodes it was for.
         uses: u32,
     },
-    /// The node was removed from the cluster.
+    /// The coordinators have removed the node from the cluster.
     #[error("this node was removed from the cluster")]
     Removed,
     /// The coordinators have not decided in time, perhaps because none leads. Asking again helps.
     #[error("the coordinators have not decided in time; try again")]
     Undecided,
-    /// The node that was asked issues no certificates.
+    /// The asked node issues no certificates.
     #[error("the node that was asked issues no certificates")]
     NotHere,
-    /// The request is not one.
+    /// The request is malformed.
     #[error("the request was not understood")]
     Garbled,
 }
 
-/// Why a node has no new credentials.
+/// Why a node gets no new credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolmentError {
-    /// The coordinator does not admit it.
+    /// The coordinator does not admit the node.
     #[error("the coordinator refused this node: {0}")]
     Refused(#[from] Refusal),
     /// The coordinator's answer makes no sense.
@@ -65,7 +65,7 @@ pub enum EnrolmentError {
     Identity(#[from] IdentityError),
 }
 
-/// Any number of seconds, as a date where the calendar has one.
+/// Any number of seconds, as a date if the calendar has one.
 fn date(unix_s: u64) -> String {
     let time = i64::try_from(unix_s).ok().and_then(|unix_s| ASN1Time::from_timestamp(unix_s).ok());
     time.map_or(format!("second {unix_s} since 1970"), |time| time.to_string())

@@ -1,15 +1,15 @@
 //! Join tokens: all that a new node needs to become one of a cluster.
 //!
-//! `es1.<id>.<secret>.<pin>`, each part base64url: the id names the token to its issuer, the secret
-//! is proved but never sent, the pin is the SHA-256 of the authority's public key and tells the
-//! joiner whom to trust. What a token is good for, its [`Terms`], only its issuer knows.
+//! `es1.<id>.<secret>.<pin>`, each part base64url. The id names the token to its issuer. The joiner
+//! proves the secret but never sends it. The pin is the SHA-256 of the public key of the authority
+//! that the joiner has to trust. Only the issuer knows what a token is good for, its [`Terms`].
 //!
-//! The secret is the seed of an Ed25519 key pair (RFC 8032). The joiner signs with it; the issuer
-//! keeps an [`AcceptedToken`] with the public key. So who steals what an issuer keeps, from its
-//! memory, its disk or the replicated log, can check proofs but make none, and has nothing to
-//! guess: the seed is 256 random bits. (A mere hash of the secret would not do: whatever a proof is
-//! checked with by means of HMAC makes proofs as well.) Who can *change* what an issuer keeps can
-//! admit himself; who has the token can join until it is used up or expires.
+//! The secret is the seed of an Ed25519 key pair (RFC 8032). The joiner signs with it. The issuer
+//! keeps an [`AcceptedToken`] with the public key. A thief may steal that from the issuer's memory,
+//! its disk or the replicated log. With it the thief can check proofs but make none, and has
+//! nothing to guess: the seed is 256 random bits. (A mere hash of the secret would not do: with
+//! HMAC, the value that checks a proof also makes proofs.) An attacker that can *change* what an
+//! issuer keeps can admit itself. A holder of the token can join until it is used up or expires.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ use super::{Authority, Credentials, IdentityError, Role, public_key_digest};
 
 const VERSION: &str = "es1";
 
-/// What names a token to its issuer; no secret.
+/// The id that names a token to its issuer. It is no secret.
 pub type TokenId = [u8; 9];
 
 /// A signature by the token's key.
@@ -38,36 +38,36 @@ pub struct JoinToken {
     authority: [u8; 32],
 }
 
-/// What the issuer keeps of a token: enough to check a proof, not enough to make one.
+/// The issuer's part of a token: enough to check a proof, not enough to make one.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq)]
 pub struct AcceptedToken {
     pub(super) id: TokenId,
-    /// The public key whose seed is the secret.
+    /// The public key of the pair with the secret as its seed.
     verifier: [u8; 32],
     pub(super) terms: Terms,
 }
 
-/// What a token is good for.
+/// The limits of a token.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// What whoever joins with it becomes.
+    /// The role of a node that joins with it.
     pub role: Role,
-    /// How many nodes it admits; None: any number.
+    /// How many nodes it admits. `None`: any number.
     pub uses: Option<u32>,
-    /// From when on it admits nobody, in seconds since 1970; None: it never expires.
+    /// When it expires, in seconds since 1970. From then on it admits no node. `None`: never.
     pub expires_unix_s: Option<u64>,
 }
 
-/// Text that is no token.
+/// Why a text is no token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It does not begin as tokens do.
+    /// The text does not begin as tokens do.
     #[error("this is not a join token: one begins with \"{VERSION}.\"")]
     Foreign,
-    /// It has more or fewer parts.
+    /// The text has more or fewer parts than a token.
     #[error("the join token has {0} parts instead of 4: was it copied whole?")]
     Parts(usize),
-    /// A part of it is not what it should be.
+    /// A part of the text is not valid.
     #[error("the {0} of the join token is garbled: was it copied whole?")]
     Garbled(&'static str),
 }
@@ -78,8 +78,8 @@ impl JoinToken {
         Self { id: random(), secret: random(), authority: authority.digest() }
     }
 
-    /// The token that whoever has the authority's key makes of these words, however often: nobody
-    /// else can, nor learns of one token what another is.
+    /// The token that a holder of the authority's key makes of these words, the same each time. No
+    /// other node can make it. One such token tells nothing about another.
     pub fn derived(authority: &Authority, words: &[u8]) -> Self {
         let key = authority.secret_for("everstep 2026 join token of words");
         let mut bytes = blake3::Hasher::new_keyed(&key).update(words).finalize_xof();
@@ -92,29 +92,29 @@ impl JoinToken {
     /// A new token for the cluster of a node that has these credentials.
     ///
     /// # Errors
-    /// [`IdentityError::Malformed`]: they hold no authority's certificate.
+    /// [`IdentityError::Malformed`] if they hold no authority's certificate.
     pub fn for_cluster_of(credentials: &Credentials) -> Result<Self, IdentityError> {
         let authority = public_key_digest(credentials.authority())?;
         Ok(Self { id: random(), secret: random(), authority })
     }
 
-    /// What the issuer keeps.
+    /// The issuer's part of the token, with its terms.
     pub fn accepted(&self, terms: Terms) -> AcceptedToken {
         let verifier = self.key().public_key().as_ref().try_into();
         AcceptedToken { id: self.id, verifier: verifier.expect("Ed25519 has 32 bytes"), terms }
     }
 
-    /// What names it to its issuer.
+    /// The id that names it to its issuer.
     pub fn id(&self) -> TokenId {
         self.id
     }
 
-    /// SHA-256 of the public key of the authority that the joiner is to trust.
+    /// SHA-256 of the public key of the authority that the joiner shall trust.
     pub(crate) fn authority(&self) -> [u8; 32] {
         self.authority
     }
 
-    /// Proves the secret to one who holds the accepted token, for this statement only.
+    /// Proves the secret to a holder of the accepted token, for this statement only.
     pub(super) fn prove(&self, statement: &[u8]) -> Proof {
         self.key().sign(statement).as_ref().try_into().expect("an Ed25519 signature has 64 bytes")
     }
@@ -125,12 +125,12 @@ impl JoinToken {
 }
 
 impl AcceptedToken {
-    /// What names it.
+    /// The id that names the token.
     pub fn id(&self) -> TokenId {
         self.id
     }
 
-    /// What it is good for.
+    /// The limits of the token.
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
@@ -141,7 +141,7 @@ impl AcceptedToken {
 }
 
 impl Terms {
-    /// Any number of nodes of this role, for ever.
+    /// Terms for any number of nodes of this role, for ever.
     pub fn unlimited(role: Role) -> Self {
         Self { role, uses: None, expires_unix_s: None }
     }
@@ -184,15 +184,15 @@ impl fmt::Debug for AcceptedToken {
     }
 }
 
-/// A token's id as it stands in the token's text.
+/// A token's id, as the token's text shows it.
 pub fn format_token_id(id: &TokenId) -> String {
     BASE64.encode(id)
 }
 
-/// The id that was written so.
+/// The id from such a text.
 ///
 /// # Errors
-/// [`TokenError::Garbled`].
+/// [`TokenError::Garbled`] if the text is not an id.
 pub fn parse_token_id(text: &str) -> Result<TokenId, TokenError> {
     bytes("id", text)
 }

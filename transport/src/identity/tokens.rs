@@ -1,8 +1,9 @@
-//! The tokens that a cluster accepts, and whom each has admitted.
+//! The tokens that a cluster accepts, and the nodes that each has admitted.
 //!
-//! Pure, and without a clock: who decides with several others [judges](Tokens::judge) an applicant
-//! by what it knows, records the use where all of them see it, and [spends](Tokens::spend) it when
-//! the record is applied, as of the record's time. Equal records leave equal tokens.
+//! Pure, and without a clock. A coordinator that decides together with others first
+//! [judges](Tokens::judge) an applicant by what it knows. Then it records the use where all of them
+//! see it. Each of them [spends](Tokens::spend) the use when it applies the record, as of the
+//! record's time. Equal records leave equal tokens.
 //!
 //! A use is a node, not a request: a node that asks again with its key spends nothing.
 
@@ -14,24 +15,24 @@ use super::{AcceptedToken, Applicant, Refusal, TokenId, UnixTime};
 use crate::protocol::NodeName;
 use crate::protocol::question::TokenView;
 
-/// Accepted tokens and their uses.
+/// The accepted tokens, each with its admitted nodes if their number is limited.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     accepted: BTreeMap<TokenId, (AcceptedToken, BTreeSet<NodeName>)>,
 }
 
 impl Tokens {
-    /// Accepts a token from now on. One that is accepted already keeps its terms and its uses.
+    /// Accepts a token from now on. An already accepted token keeps its terms and its uses.
     pub fn accept(&mut self, token: AcceptedToken) {
         self.accepted.entry(token.id).or_insert((token, BTreeSet::new()));
     }
 
-    /// Accepts a token no longer. Returns whether it was accepted; whom it has admitted stays so.
+    /// Accepts a token no longer. Returns whether it was accepted. Nodes that it has admitted stay.
     pub fn revoke(&mut self, token: &TokenId) -> bool {
         self.accepted.remove(token).is_some()
     }
 
-    /// Forgets the tokens that expired at `until`, or earlier: they admit no node any more.
+    /// Forgets the tokens that expired at `until` or earlier. They no longer admit nodes.
     pub fn forget_expired(&mut self, until: UnixTime) {
         let is_good = |token: &AcceptedToken| {
             token.terms.expires_unix_s.is_none_or(|expires| expires > until.as_secs())
@@ -50,7 +51,7 @@ impl Tokens {
         terms.is_some_and(|terms| terms.uses.is_none() && terms.expires_unix_s.is_none())
     }
 
-    /// How many tokens are accepted.
+    /// Number of accepted tokens.
     pub fn count(&self) -> usize {
         self.accepted.len()
     }
@@ -66,11 +67,11 @@ impl Tokens {
         views.collect()
     }
 
-    /// Whether the applicant has the secret of a token by which it could be admitted now. Only one
-    /// who has the secret is told more of a token than that it is there.
+    /// Whether the applicant has the secret of a token that could admit it now. Without the secret,
+    /// an applicant learns only whether the token exists.
     ///
     /// # Errors
-    /// [`Refusal`], for the applicant.
+    /// [`Refusal`], for the applicant to read.
     pub fn judge(&self, applicant: &Applicant, now: UnixTime) -> Result<(), Refusal> {
         let (token, _) = self.accepted.get(&applicant.token).ok_or(Refusal::UnknownToken)?;
         if !applicant.has_secret_of(token) {
@@ -83,11 +84,11 @@ impl Tokens {
         self.check(&applicant.token, &applicant.identity.name, now)
     }
 
-    /// Admits a node that was judged: one use of its token is spent.
+    /// Admits a node that was judged, and spends one use of its token.
     ///
     /// # Errors
-    /// [`Refusal::UnknownToken`], [`Refusal::Expired`], [`Refusal::UsedUp`]: what may have become
-    /// of the token since the node was judged.
+    /// [`Refusal::UnknownToken`], [`Refusal::Expired`] or [`Refusal::UsedUp`] if the token has
+    /// changed so since the judgement.
     pub fn spend(
         &mut self,
         token: &TokenId,
@@ -96,7 +97,8 @@ impl Tokens {
     ) -> Result<(), Refusal> {
         self.check(token, node, now)?;
         let entry = self.accepted.get_mut(token);
-        // Who is admitted without a limit is not remembered: that would grow without one.
+        // Nodes of a token without a limit are not remembered: their number would grow without a
+        // limit.
         if let Some((_, admitted)) = entry.filter(|(token, _)| token.terms.uses.is_some()) {
             admitted.insert(node.clone());
         }

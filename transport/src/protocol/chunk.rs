@@ -4,7 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::ids::{Generation, Shard, Step};
 
-/// What a body is.
+/// What the body of a chunk contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum ChunkKind {
@@ -14,7 +14,7 @@ pub enum ChunkKind {
     Reduced = 2,
     /// New computing parameters: one parameter shard, from its primary.
     Parameters = 3,
-    /// The f32 master weights of one parameter shard, for whoever writes the model.
+    /// The f32 master weights of one parameter shard, for the worker that writes the model.
     Master = 4,
     /// A control message too large for the control stream, or one at the head of a stream.
     Message = 5,
@@ -56,7 +56,7 @@ pub enum Encoding {
 impl Encoding {
     const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Bytes];
 
-    /// Bytes an element.
+    /// Bytes of one element.
     pub fn width(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -69,24 +69,24 @@ impl Encoding {
 /// A validated chunk header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// What the body is.
+    /// What the body contains.
     pub kind: ChunkKind,
     /// The sender's generation.
     pub generation: Generation,
-    /// The step it belongs to; for parameters, masters and states, their version.
+    /// The step of the body. For parameters, masters and states, their version.
     pub step: Step,
-    /// The parameter shard; 0 for a message.
+    /// The parameter shard. 0 for a message.
     pub shard: Shard,
     /// The node of the tree, for a partial: level above the leaves.
     pub level: u32,
     /// The node of the tree, for a partial: index within its level. For a state: which part.
     pub index: u32,
-    /// How many elements the body has.
+    /// Number of elements in the body.
     pub count: u32,
-    /// How they are encoded.
+    /// How the elements are encoded.
     pub encoding: Encoding,
-    /// Digest of the values of a reduced gradient: whoever applies them knows by it that they are
-    /// what its primary made. 0 for all else.
+    /// Digest of the values of a reduced gradient. An owner that applies them knows by it that they
+    /// are what the primary made. 0 for all other kinds.
     pub digest: u64,
 }
 
@@ -113,10 +113,10 @@ struct Header {
 /// A header that no honest node sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// A kind of this number is unknown.
+    /// No kind has this number.
     #[error("chunk of unknown kind {0}")]
     Kind(u32),
-    /// An encoding of this number is unknown, or not one of this kind.
+    /// No encoding has this number, or the kind does not allow it.
     #[error("chunk of unknown or unfit encoding {0}")]
     Encoding(u32),
     /// The body would be empty or larger than any body may be.
@@ -136,7 +136,7 @@ impl Chunk {
     /// A message chunk of `bytes` bytes.
     ///
     /// # Panics
-    /// If there are 4 GiB or more: no message is nearly as large.
+    /// If there are 4 GiB or more. No message is nearly as large.
     pub fn message(generation: Generation, step: Step, bytes: usize) -> Self {
         Self {
             kind: ChunkKind::Message,
@@ -151,7 +151,7 @@ impl Chunk {
         }
     }
 
-    /// The header's bytes.
+    /// The header as bytes for the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let header = Header {
             generation: self.generation.0,

@@ -1,4 +1,4 @@
-//! What is said about the cluster itself: its coordinators, what operators wish, what happened.
+//! Words about the cluster itself: its coordinators, what operators wish, what happened.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -13,62 +13,62 @@ use super::outcome::Event;
 use super::run::RunSpec;
 use crate::identity::{AcceptedToken, Identity, TokenId};
 
-/// A coordinator: 1 is the founder, every other has the log index of its registration. Never
-/// reused.
+/// A coordinator's id: 1 is the founder, every other has the log index of its registration. An id
+/// is never used again.
 pub type CoordinatorId = u64;
 
-/// A run: the log index of the entry that submitted it. Never reused.
+/// A run's id: the log index of the entry that submitted it. An id is never used again.
 pub type RunId = u64;
 
-/// Where a coordinator is.
+/// A coordinator's name and addresses.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorView {
-    /// Its id.
+    /// The coordinator's id, never used again.
     pub id: CoordinatorId,
     /// The name in its certificate.
     pub name: NodeName,
-    /// Where it listens for links.
+    /// The address where it listens for links.
     pub address: SocketAddr,
-    /// Where its HTTP API is, if it has one.
+    /// The address of its HTTP API, if it has one.
     pub api: Option<SocketAddr>,
 }
 
-/// Names one request of one client: said again, it is carried out once.
+/// Names one request of one client. The leader carries out a repeated request only once.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
 pub struct RequestId {
     /// Drawn once by the client.
     pub client: u64,
-    /// The client's requests, in order: one begins when the one before is answered.
+    /// The number of the request: a client begins one after the answer to the previous one.
     pub number: u64,
 }
 
 /// What an operator wishes to have changed.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Wish {
-    /// Train this.
+    /// Train the run of this specification.
     Submit(RunSpec),
     /// End this run, if it is the one that is trained.
     Cancel(RunId),
-    /// Let this worker go.
+    /// Let this worker leave.
     Drain(WorkerId),
     /// Admit nodes with this token from now on.
     CreateToken(AcceptedToken),
-    /// Admit nobody with this token any more.
+    /// Admit no node with this token any more.
     RevokeToken(TokenId),
-    /// Close the links of this worker or operator, and never let it in again under its name.
+    /// Close the links of this worker or operator, and never admit it again under its name.
     Revoke(Identity),
-    /// Do without this coordinator.
+    /// Remove this coordinator.
     Remove(CoordinatorId),
     /// Let the run go back to this step, and train again from there.
     Rollback {
-        /// The run.
+        /// The run that goes back.
         run: RunId,
         /// A step of which a checkpoint exists: 0, the initial state.
         step: Step,
-        /// The newest generation that the operator knew of: a run that has gone back since does not
-        /// go back again. 0: whichever it is.
+        /// The newest generation that the operator knew. A run that has gone back since then does
+        /// not go back again. 0: whichever generation it is.
         generation: Generation,
     },
 }
@@ -76,35 +76,35 @@ pub enum Wish {
 /// What one entry of the log brought to the history of the cluster.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// The entry's index.
+    /// The index of the entry in the log.
     pub index: u64,
-    /// What happened, in order.
+    /// What happened in the run or cluster, in order.
     pub news: Vec<News>,
 }
 
-/// What happened.
+/// One part of the history.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum News {
     /// A run began, with this id.
     Run(RunId),
-    /// An event.
+    /// An event of `events.jsonl`.
     Event(Event),
 }
 
-/// Which history metrics lines are of: a rollback begins another one of the same run. Lines of the
-/// history before it count no more.
+/// The history to which metrics lines belong. A rollback begins another history of the same run.
+/// Lines of the previous history count no more.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub struct Lineage {
-    /// The run; 0 before the first.
+    /// The run. 0 before the first.
     pub run: RunId,
-    /// The generation that the newest rollback began with; 0 if the run has never gone back.
+    /// The generation that began with the newest rollback. 0 if the run has never gone back.
     pub rollback: Generation,
 }
 
-/// What makes a node a coordinator: whoever has it can certify nodes. Only coordinators are told,
-/// over their links, and keep it in files that nobody else can read.
+/// What makes a node a coordinator: with these keys a node can certify others. Only coordinators
+/// get them, over their links. They keep them in files that no other user can read.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     /// The authority's private key, PKCS#8.
@@ -115,7 +115,7 @@ pub struct Keys {
     pub coordinators: Secret,
 }
 
-/// Bytes that no log shows.
+/// Bytes that `Debug` output does not show, so no log has them.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq)]
 pub struct Secret(pub Vec<u8>);
 

@@ -1,4 +1,5 @@
-//! Messages to bytes and back. Bytes from a peer are hostile: validated, bounded, never a panic.
+//! Messages to bytes and back. Bytes from a peer are hostile: this code validates and bounds them,
+//! and never panics.
 
 use std::sync::OnceLock;
 
@@ -12,30 +13,30 @@ use super::message::{ArchivedMessage, Message};
 use super::outcome::{Event, EventKind, Outcome};
 use super::question::Reply;
 
-/// Most bytes of a message on the control stream; larger ones travel as a message chunk.
+/// Most bytes of a message on the control stream. A larger message travels as a message chunk.
 pub const MAX_CONTROL: usize = 64 << 10;
 
 /// Bytes that are no message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Not the archive of any message.
+    /// The bytes are not the archive of any message.
     #[error("{bytes} bytes that are not a message: {source}")]
     Garbled {
-        /// How many bytes.
+        /// Number of bytes received.
         bytes: usize,
-        /// What the validation found.
+        /// The error of the validation.
         source: Failure,
     },
-    /// A node's name inside it is none.
+    /// A node's name in the message is not valid.
     #[error("a node's name that cannot be")]
     Name,
-    /// A zone's label inside it is none.
+    /// A zone's label in the message is not valid.
     #[error("a zone's label that cannot be")]
     Zone,
-    /// A device's name inside it is none.
+    /// A device's name in the message is not valid.
     #[error("a device's name that cannot be")]
     Device,
-    /// A run specification inside it is not valid.
+    /// A run specification in the message is not valid.
     #[error("a run specification that cannot be: {0}")]
     Spec(#[from] super::run::SpecError),
 }
@@ -45,7 +46,7 @@ pub fn encode(message: &Message) -> AlignedVec {
     rkyv::to_bytes::<Failure>(message).expect("a message is finite and needs no shared pointers")
 }
 
-/// Reads a message. The caller has bounded `bytes`; whatever is inside cannot be larger.
+/// Reads a message. The caller has bounded `bytes`, so nothing inside can be larger.
 pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
     aligned.extend_from_slice(bytes);
@@ -70,7 +71,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     Ok(message)
 }
 
-/// The names in a message: the archive holds them as any text.
+/// The names in a message. The archive holds them as any text.
 fn names(message: &Message) -> Vec<&NodeName> {
     match message {
         Message::Announce(record) => record.members.iter().map(|member| &member.name).collect(),
@@ -101,7 +102,7 @@ fn names(message: &Message) -> Vec<&NodeName> {
     }
 }
 
-/// The name in an event.
+/// The node's name in an event, if it has one.
 fn name_of(event: &Event) -> Option<&NodeName> {
     match &event.kind {
         EventKind::Registered { name, .. }
@@ -111,7 +112,7 @@ fn name_of(event: &Event) -> Option<&NodeName> {
     }
 }
 
-/// The zones in a message, likewise.
+/// The zones in a message. The archive holds them as any text.
 fn zones(message: &Message) -> Vec<&Zone> {
     match message {
         Message::Register(registration) => registration.zone.iter().collect(),
@@ -120,7 +121,7 @@ fn zones(message: &Message) -> Vec<&Zone> {
     }
 }
 
-/// The names of devices in a message, likewise.
+/// The names of devices in a message. The archive holds them as any text.
 fn devices(message: &Message) -> Vec<&DeviceName> {
     match message {
         Message::Register(registration) => vec![&registration.device.name],
@@ -129,8 +130,8 @@ fn devices(message: &Message) -> Vec<&DeviceName> {
     }
 }
 
-/// A digest of the vocabulary's layout, stated in Hello: two builds whose messages or chunk headers
-/// are laid out differently refuse each other in words instead of failing to decode.
+/// A digest of the vocabulary's layout, which Hello carries. Two builds with different layouts of
+/// messages or chunk headers refuse each other in words instead of failing to decode.
 pub fn schema() -> u64 {
     static SCHEMA: OnceLock<u64> = OnceLock::new();
     *SCHEMA.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! What a worker computes on, and how that does.
+//! The device that a worker computes on, and its telemetry.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub const MAX_DEVICE_NAME: usize = 64;
 pub struct DeviceName(String);
 
 impl DeviceName {
-    /// Parses a name; `None` when it is none.
+    /// Parses a name. `None` if it breaks the rules above.
     pub fn parse(name: &str) -> Option<Self> {
         let fits = (1..=MAX_DEVICE_NAME).contains(&name.len())
             && name.trim() == name
@@ -27,7 +27,8 @@ impl DeviceName {
         fits.then(|| Self(name.to_string()))
     }
 
-    /// The name for what a driver calls so: what does not fit is replaced or left out.
+    /// The name that a driver gives, made valid: unfit characters are replaced, the rest is cut
+    /// off.
     pub fn of(name: &str) -> Self {
         let plain = name.chars().map(|c| if is_plain(c) { c } else { '?' });
         let plain: String = plain.take(MAX_DEVICE_NAME).collect();
@@ -39,7 +40,7 @@ impl DeviceName {
         Self("cpu".into())
     }
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -55,28 +56,28 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// What a worker computes on.
+/// The device that a worker computes on.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name.
+    /// The maker's name for it, or `cpu`.
     pub name: DeviceName,
-    /// What parameters and activations are there.
+    /// The type in which parameters and activations are stored there.
     #[serde(serialize_with = "lower")]
     pub precision: Precision,
-    /// Which GPU it is, if it is one.
+    /// The GPU's identity. `None` for a CPU.
     pub gpu: Option<GpuId>,
 }
 
-/// Which GPU of all there are.
+/// The identity of one GPU.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuId {
-    /// Its number, from 0, among the GPUs that the worker's process sees: `CUDA_VISIBLE_DEVICES`
-    /// and containers hide others, so one GPU may have several numbers. Its UUID is the same.
+    /// Its number, from 0, among the GPUs that the worker's process sees. `CUDA_VISIBLE_DEVICES`
+    /// and containers hide others, so one GPU may have several numbers. Its UUID stays the same.
     pub number: u32,
-    /// Its compute capability: (9, 0).
+    /// Its compute capability, for example (9, 0).
     #[serde(serialize_with = "dotted")]
     pub capability: (u32, u32),
-    /// What it has alone of all GPUs.
+    /// The UUID, which no other GPU has.
     #[serde(serialize_with = "hex")]
     pub uuid: [u8; 16],
 }
@@ -88,7 +89,7 @@ impl Default for Device {
     }
 }
 
-/// As people read it: `NVIDIA H200 (cuda:0, 9.0, bf16)`.
+/// In words for people: `NVIDIA H200 (cuda:0, 9.0, bf16)`.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, precision, gpu } = self;
@@ -115,7 +116,7 @@ impl GpuId {
 }
 
 impl Device {
-    /// The precision in the word that a run's file has for it.
+    /// The word that a run's file uses for the precision.
     pub fn precision(&self) -> String {
         word(self.precision)
     }
@@ -137,26 +138,26 @@ fn hex<S: Serializer>(uuid: &[u8; 16], to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{:032x}", u128::from_be_bytes(*uuid)))
 }
 
-/// How a GPU does: whatever it tells.
+/// A GPU's telemetry: as much as the GPU tells.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, Default, PartialEq, Eq,
 )]
 pub struct Telemetry {
-    /// The share of the last moments in which a kernel ran.
+    /// The share of the last moments in which a kernel ran, percent.
     pub utilization_percent: Option<u32>,
-    /// The share of them in which its memory was read or written.
+    /// The share of the last moments in which its memory was read or written, percent.
     pub memory_utilization_percent: Option<u32>,
-    /// Memory that is in use, by whomever.
+    /// Memory in use by any process, bytes.
     pub memory_used_bytes: Option<u64>,
-    /// All its memory.
+    /// All its memory, bytes.
     pub memory_total_bytes: Option<u64>,
-    /// What it draws.
+    /// Power that it draws, milliwatts.
     pub power_milliwatts: Option<u32>,
-    /// How hot it is.
+    /// Its temperature, degrees Celsius.
     pub temperature_celsius: Option<u32>,
 }
 
-/// As people read it: `97 %, 12.3 of 139.8 GiB, 612 W, 54 C`; `-` where nothing is told.
+/// In words for people: `97 %, 12.3 of 139.8 GiB, 612 W, 54 C`. `-` stands for a missing value.
 impl fmt::Display for Telemetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);

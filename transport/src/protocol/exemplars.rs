@@ -1,4 +1,4 @@
-//! One example of every message: the layout digest and the codec's tests stand on them.
+//! One example of every message. The layout digest and the codec's tests use them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -110,13 +110,13 @@ fn record() -> Record {
     }
 }
 
-/// A GPU.
+/// A GPU as a worker's device.
 pub fn device() -> Device {
     let gpu = GpuId { number: 1, capability: (9, 0), uuid: [7; 16] };
     Device { name: DeviceName::of("NVIDIA H200"), precision: Precision::Bf16, gpu: Some(gpu) }
 }
 
-/// How that does, another value in each field.
+/// That GPU's telemetry, with another value in each field.
 pub fn telemetry() -> Telemetry {
     Telemetry {
         utilization_percent: Some(97),
@@ -247,7 +247,7 @@ fn event() -> Event {
     Event { number: 1, unix_ms: 2, kind }
 }
 
-/// As an issuer keeps it of a token.
+/// A token as an issuer keeps it.
 pub fn token() -> AcceptedToken {
     let zeros = "A".repeat(43); // 32 bytes
     let token = format!("es1.AAAAAAAAAAAA.{zeros}.{zeros}").parse::<JoinToken>();
@@ -422,7 +422,7 @@ pub fn chunk() -> Chunk {
     }
 }
 
-/// One of each.
+/// One message of each kind.
 pub fn all() -> Vec<Message> {
     let workers = [from_worker(), from_coordinator(), between_workers()].concat();
     [workers, of_coordinators(), of_operators(), questions_and_replies()].concat()

@@ -1,4 +1,4 @@
-//! How a run does, or did, in figures: what a coordinator tells of it, and keeps after its end.
+//! How a run does, or did, in figures. A coordinator reports them, and keeps them after its end.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -10,54 +10,55 @@ use serde::ser::SerializeMap;
 use super::model::ModelPlace;
 use super::outcome::WorkerResult;
 
-/// A run in figures. What is not known yet, or was never measured, is `None`.
+/// A run in figures. A figure that is not known yet, or was never measured, is `None`.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
 pub struct RunFigures {
-    /// How many steps the run has.
+    /// Number of steps of the run.
     pub steps: u64,
-    /// Members of its newest generation; 0 before the first.
+    /// Members of its newest generation. 0 before the first.
     pub world_size: u32,
-    /// When it was submitted: wall clock of a coordinator, milliseconds of Unix time.
+    /// When the operator submitted it: wall clock of a coordinator, milliseconds of Unix time.
     pub submitted_unix_ms: Option<u64>,
-    /// When it ended, likewise.
+    /// When it ended: wall clock of a coordinator, milliseconds of Unix time.
     pub ended_unix_ms: Option<u64>,
     /// Mean training loss of the first step, nats a target.
     pub first_loss: Option<f64>,
-    /// The same of the newest settled step.
+    /// Mean training loss of the newest settled step, nats a target.
     pub loss: Option<f64>,
     /// Mean loss over the held-out samples at the end, nats a target.
     pub validation_loss: Option<f64>,
     /// The model's own metric over the held-out samples, at the end.
     pub metric: Option<f64>,
-    /// Targets trained on per second: over the newest 20 steps; of a run that ended, over all.
+    /// Targets trained on per second, over the newest 20 steps. For a run that ended, over all
+    /// steps.
     pub tokens_per_second: Option<f64>,
-    /// How long the steps that are left take at the pace of the newest 20, seconds.
+    /// How long the remaining steps take at the pace of the newest 20, seconds.
     pub eta_seconds: Option<f64>,
-    /// How many generations there were.
+    /// Number of generations so far.
     pub generations: u32,
     /// How many of them did a step again.
     pub steps_redone: u32,
-    /// How many workers were lost.
+    /// Number of workers that were lost.
     pub workers_lost: u32,
     /// How often the run went back to an earlier step.
     pub rollbacks: u32,
-    /// How long training stood still at a change of generation, at most, milliseconds: known at the
-    /// end.
+    /// The longest time for which training stood still at a change of generation, milliseconds.
+    /// Known at the end of the run.
     pub longest_stall_ms: Option<f64>,
-    /// Where the model of a complete run is: for scripts its path as `model`, its machine as
-    /// `model_host`.
+    /// The place of the model of a complete run. For scripts, `model` is its path and `model_host`
+    /// its machine.
     #[serde(flatten, serialize_with = "place")]
     pub model: Option<ModelPlace>,
     /// The newest loss, rollback, refusal or failure.
     pub trouble: Option<Trouble>,
 }
 
-/// Something that an operator wants to hear of.
+/// An event that an operator wants to know about.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     /// When: wall clock of a coordinator, milliseconds of Unix time.
     pub unix_ms: u64,
-    /// What, in a sentence.
+    /// What happened, in a sentence.
     pub words: String,
 }
 

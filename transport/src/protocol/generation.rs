@@ -1,4 +1,4 @@
-//! The record of a generation: who takes part, with which data shards and parameter shards.
+//! The record of a generation: its members, with their data shards and parameter shards.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,68 +8,68 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
 use super::step::Commit;
 
-/// One member, in rank order.
+/// One member. Its place in the list is its rank.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its registration.
+    /// The id of its registration.
     pub worker: WorkerId,
     /// The name in its certificate.
     pub name: NodeName,
-    /// Where it listens.
+    /// The address where it listens.
     pub address: SocketAddr,
-    /// The data shards it computes, ascending. None for a spare.
+    /// The data shards that it computes, ascending. Empty for a spare.
     pub data_shards: Vec<DataShard>,
 }
 
-/// Who owns a run of neighbouring parameter shards.
+/// The owners of a run of neighbouring parameter shards.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// The first parameter shard.
     pub first: Shard,
-    /// How many follow it, itself included.
+    /// Number of shards in the run, the first included.
     pub count: u32,
-    /// The owners, primary first, then the backups.
+    /// The owners: primary first, then the backups.
     pub owners: Vec<Rank>,
 }
 
-/// Why a generation began.
+/// The cause of a generation.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The run began.
+    /// The run began with its first members.
     Start,
-    /// Workers were lost.
+    /// Workers of the generation before were lost.
     Lost,
-    /// Workers joined.
+    /// Workers joined the run as members.
     Join,
-    /// Workers left.
+    /// Members left the run as planned.
     Leave,
     /// Data shards were moved to even out compute.
     Rebalance,
-    /// All owners of a shard were lost: the run went back.
+    /// All owners of a shard were lost. The run went back.
     Rollback,
 }
 
-/// A generation, as recorded: the only entry that changes who takes part.
+/// A generation, as the log has it: the only entry that changes the members.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Its number.
+    /// The generation's number, greater than all before it.
     pub number: Generation,
-    /// The generation it follows.
+    /// The number of the generation before it.
     pub predecessor: Generation,
-    /// The term of its proposer.
+    /// The term of the leader that proposed it.
     pub term: Term,
-    /// Why it began.
+    /// The cause of the change.
     pub cause: Cause,
-    /// The members; a member's index is its rank.
+    /// The members. A member's index is its rank.
     pub members: Vec<Member>,
     /// The owners of every parameter shard, in order, without gaps.
     pub owners: Vec<Ownership>,
     /// The last step that is part of history.
     pub resume: Step,
-    /// The commit of that step; none for the initial state.
+    /// The commit of that step. `None` for the initial state.
     pub commit: Option<Commit>,
-    /// It starts no step: too few members, owners serve and learners learn.
+    /// The generation starts no step: it has too few members. Owners serve and learners learn.
     pub waiting: bool,
 }
 
@@ -77,36 +77,36 @@ pub struct Record {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("generation {number} is malformed: {problem}")]
 pub struct RecordError {
-    /// The record's number.
+    /// The number of the malformed record.
     pub number: Generation,
     /// What is wrong with it.
     pub problem: String,
 }
 
 impl Record {
-    /// The rank of a worker, if it is a member.
+    /// The rank of a worker. `None` if it is no member.
     pub fn rank(&self, worker: WorkerId) -> Option<Rank> {
         self.members.iter().position(|m| m.worker == worker).map(|rank| Rank(rank as u32))
     }
 
-    /// The member of a rank.
+    /// The member with this rank.
     pub fn member(&self, rank: Rank) -> &Member {
         &self.members[rank.0 as usize]
     }
 
-    /// The step leader.
+    /// The worker of rank 0.
     pub fn step_leader(&self) -> WorkerId {
         self.members[0].worker
     }
 
-    /// How many members.
+    /// Number of members.
     pub fn world_size(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// How many parameter shards.
+    /// Number of parameter shards.
     pub fn shards(&self) -> u32 {
-        // A record that was not validated may claim more than there can be.
+        // A record that was not validated may claim more shards than there can be.
         self.owners.iter().fold(0, |shards, ownership| shards.saturating_add(ownership.count))
     }
 
@@ -121,7 +121,7 @@ impl Record {
         &ownership.expect("a shard of the record").owners
     }
 
-    /// The parameter shards that `rank` owns, ascending, each with whether it is primary.
+    /// The parameter shards that `rank` owns, ascending. The flag says whether it is the primary.
     pub fn owned_by(&self, rank: Rank) -> Vec<(Shard, bool)> {
         let mine = self.owners.iter().filter(|ownership| ownership.owners.contains(&rank));
         mine.flat_map(|ownership| {

@@ -32,12 +32,12 @@ number!(
     Rank(u32)
 );
 number!(
-    /// The number of a generation, from 1; 0 stands for "none yet".
+    /// The number of a generation, from 1. 0 stands for "none yet".
     Generation(u64)
 );
 number!(
-    /// An optimizer step, from 1; a version of the parameters is named by the step that made it,
-    /// and 0 is the initial state.
+    /// An optimizer step, from 1. The step that made a version of the parameters names that
+    /// version, and 0 is the initial state.
     Step(u64)
 );
 number!(
@@ -54,7 +54,7 @@ number!(
     MachineId(u64)
 );
 number!(
-    /// The reign of one leading coordinator.
+    /// The reign of one leading coordinator, as in Raft.
     Term(u64)
 );
 
@@ -75,7 +75,7 @@ impl Step {
 /// The longest name a node may have, bytes.
 pub const MAX_NAME: usize = 64;
 
-/// A node's name, as its certificate states it: 1 to 64 of `a-z 0-9 -`.
+/// A node's name, as its certificate states it: 1 to 64 characters of `a-z 0-9 -`.
 #[derive(
     Archive,
     Serialize,
@@ -94,14 +94,14 @@ pub const MAX_NAME: usize = 64;
 pub struct NodeName(String);
 
 impl NodeName {
-    /// Parses a name; `None` when it is empty, too long, or has a character outside the alphabet.
+    /// Parses a name. `None` if it is empty, too long, or has a character outside the alphabet.
     pub fn parse(name: &str) -> Option<Self> {
         let fits = (1..=MAX_NAME).contains(&name.len())
             && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'));
         fits.then(|| Self(name.to_string()))
     }
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -125,7 +125,7 @@ pub const MAX_ZONE: usize = 64;
 pub struct Zone(String);
 
 impl Zone {
-    /// Parses a label; `None` when it is empty, too long, has a character that cannot be seen, or a
+    /// Parses a label. `None` if it is empty, too long, has a character that cannot be seen, or a
     /// space at an end.
     pub fn parse(label: &str) -> Option<Self> {
         let fits = (1..=MAX_ZONE).contains(&label.chars().count())
@@ -134,7 +134,7 @@ impl Zone {
         fits.then(|| Self(label.to_string()))
     }
 
-    /// The label.
+    /// The label as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -150,7 +150,7 @@ pub const MAX_HOST: usize = 253;
 pub struct HostName(String);
 
 impl HostName {
-    /// The name with control characters escaped, as much of it as fits; `None` of an empty one.
+    /// The name with control characters escaped, cut to the limit. `None` for an empty name.
     pub fn of(name: &str) -> Option<Self> {
         let shown = |c: char| match c.is_control() {
             true => c.escape_default().to_string(),
@@ -161,7 +161,7 @@ impl HostName {
         (!text.is_empty()).then_some(Self(text))
     }
 
-    /// Whether it is as [`Self::of`] makes it: what comes from a peer may be anything.
+    /// Whether the name is as [`Self::of`] makes it. A name from a peer may be anything.
     pub fn is_valid(&self) -> bool {
         Self::of(&self.0).as_ref() == Some(self)
     }
@@ -173,16 +173,16 @@ impl fmt::Display for HostName {
     }
 }
 
-/// What people call a worker: `worker 2 (id 9, on node-b)`. The number is the one of its process,
-/// the id that of its registration.
+/// The name that people use for a worker: `worker 2 (id 9, on node-b)`. The number is that of its
+/// process, the id that of its registration.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct WorkerLabel {
-    /// 1 for the first of the cluster.
+    /// 1 for the first worker of the cluster.
     pub number: u32,
-    /// Its id.
+    /// The id of its registration.
     #[serde(rename = "id")]
     pub worker: WorkerId,
-    /// Its machine, if it has said so.
+    /// The name of its machine, if the worker has told that.
     pub host: Option<HostName>,
 }
 

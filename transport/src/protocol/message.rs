@@ -1,4 +1,4 @@
-//! Control messages: all that nodes say to each other apart from tensors.
+//! Control messages: everything that nodes say to each other apart from tensors.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -22,341 +22,345 @@ use super::step::{Commit, MetricsLine, Prepared, Status};
 /// What a worker states when it registers for a run.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Registration {
-    /// Drawn once per incarnation of the worker: registered again, it gets the same id.
+    /// Drawn once per incarnation of the worker. A worker that registers again gets the same id.
     pub incarnation: u64,
-    /// Where it listens for other workers.
+    /// The address where the worker listens for other workers.
     pub address: SocketAddr,
-    /// What it would compute.
+    /// The model and data that the worker would train.
     pub fingerprint: Fingerprint,
     /// Digest of a small computation: equal digests promise equal bits.
     pub probe: u64,
-    /// What its machine may fail together with, if it was told.
+    /// The zone of machines that may fail together with the worker's. `None` if nothing states it.
     pub zone: Option<Zone>,
-    /// What it computes on.
+    /// The CPU or GPU that the worker computes on.
     pub device: Device,
-    /// The file that it would write the model to, if it was given a directory.
+    /// The file to which the worker would write the model. `None` without a directory for it.
     pub model: Option<ModelPlace>,
-    /// Its machine, if that has a name.
+    /// The name of the worker's machine, if it has one.
     pub host: Option<HostName>,
-    /// The machine that it runs on, if the system tells: another worker of the same machine at the
-    /// same address proves that this one has ended. Only the coordinators learn it.
+    /// The machine that the worker runs on, if the system tells. Another worker of the same machine
+    /// at the same address proves that this one has ended. Only the coordinators learn this id.
     pub machine: Option<MachineId>,
 }
 
-/// What all workers of a run must agree on. The first to register fixes it.
+/// What all workers of a run must agree on. The first worker to register fixes it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Digest of the model: names, shapes and initial values of its tensors.
     pub model: [u8; 32],
-    /// Digest of the data.
+    /// Digest of the data set.
     pub data: [u8; 32],
-    /// How many parameters.
+    /// Number of parameters of the model.
     pub parameters: u64,
-    /// How many parameter shards.
+    /// Number of parameter shards.
     pub shards: u32,
-    /// How many training samples.
+    /// Number of training samples.
     pub samples: u64,
 }
 
 /// A worker's sign of life.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Heartbeat {
-    /// The worker.
+    /// The worker that is alive.
     pub worker: WorkerId,
-    /// Its generation.
+    /// The generation in which the worker is.
     pub generation: Generation,
-    /// The number it has promised, if that is higher.
+    /// The number that the worker has promised, if that is higher than its generation.
     pub promised: Generation,
-    /// Its last commit.
+    /// The last step that the worker knows as committed.
     pub step: Step,
-    /// Lines of settled steps that the answer before did not call written: the step leader's, and
-    /// those of every member that was asked for them.
+    /// Lines of settled steps that the previous answer did not call written. The step leader sends
+    /// them, and so does every member after a request for its lines.
     pub lines: Vec<MetricsLine>,
-    /// Peers whose connection was lost since it entered its generation, or that it could not reach.
+    /// Peers that the worker cannot reach, or to which it has lost the connection since it entered
+    /// its generation.
     pub unreachable: Vec<WorkerId>,
-    /// Its last commit holds, and all that follows from it is done: it waits.
+    /// The worker's last commit carries `hold`, and the worker has done all that follows from it.
+    /// It waits.
     pub held: bool,
-    /// It was fed in this generation, and its copies of all that it learns are those of its last
-    /// commit.
+    /// Other members fed this worker in this generation, and its copies of all that it learns are
+    /// those of its last commit.
     pub ready: bool,
-    /// Bytes that it lacks of the shards that it learns, gradients of committed steps too; 0 where
-    /// it learns nothing.
+    /// Bytes that the worker lacks of the shards that it learns, gradients of committed steps too.
+    /// 0 if it learns nothing.
     pub behind: u64,
-    /// The data shard that its device computes, if it has all that it needs for one.
+    /// The data shard that the device computes, if the device has all that it needs for one.
     pub computing: Option<ShardTime>,
-    /// How its GPU did a moment ago, if it computes on one that tells. The log never has it.
+    /// How the GPU did a moment ago, if the device is a GPU that tells. The log never holds this.
     pub telemetry: Option<Telemetry>,
-    /// Why the model's file could not be written, while this worker waits to try again.
+    /// Why the worker could not write the model's file, while it waits to try again.
     pub unwritten: Option<String>,
 }
 
-/// How long a device has computed a data shard, and how long it takes for one as a rule.
+/// How long a device has computed a data shard, and how long it usually takes for one.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardTime {
-    /// So long it has computed the present one, milliseconds.
+    /// Time spent on the present data shard, milliseconds.
     pub under_way_ms: u64,
-    /// So long it usually takes, milliseconds.
+    /// Time that a data shard usually takes, milliseconds.
     pub usual_ms: u64,
 }
 
-/// Everything that is said.
+/// Every control message.
 ///
-/// Grouped by who says it to whom; a core ignores and counts what its sender may not say.
+/// Grouped by sender and receiver. A core ignores and counts a message that its sender may not
+/// send.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Message {
     // Worker to coordinator.
-    /// The first word of a worker on a new link: it speaks this vocabulary, and waits for a run or
-    /// goes on with one.
+    /// The first word of a worker on a new link. The worker speaks this vocabulary, and waits for a
+    /// run or goes on with one.
     Hello {
         /// [`super::codec::schema`] of the sender.
         schema: u64,
-        /// The id that it holds already, after a link that was lost.
+        /// The id that the worker already holds, after it lost a link.
         worker: Option<WorkerId>,
     },
-    /// It has built the run's model and data.
+    /// The worker has built the run's model and data.
     Register(Registration),
-    /// It lives.
+    /// The worker is alive.
     Heartbeat(Heartbeat),
-    /// It has promised the number of a Pause; its evidence.
+    /// The worker has promised the number of a Pause. This is its evidence.
     Status(Status),
-    /// It asks for the current record.
+    /// The worker asks for the current record.
     FetchRecord,
-    /// It was told to drain, and asks to be let go.
+    /// The worker has to drain, and asks for permission to leave.
     Leave,
-    /// It has trained the last step.
+    /// The worker has trained the last step.
     Finished(WorkerResult),
-    /// It cannot go on.
+    /// The worker cannot go on.
     Failed {
-        /// The member at fault, where it is another one.
+        /// The member at fault, if it is not the sender.
         at_fault: Option<WorkerId>,
-        /// The history itself is broken: nobody may go on with it.
+        /// The history itself is broken: no worker may go on with it.
         fatal: bool,
-        /// Why.
+        /// The reason in words for the user.
         reason: String,
     },
-    /// The run cannot be computed here: its model or data cannot be built, or a sample cannot be
-    /// read. The worker stays, for the next run or to try again.
+    /// The sender cannot compute the run: it cannot build the model or the data, or cannot read a
+    /// sample. The worker stays, for the next run or to try again.
     Unable {
-        /// Where the reason lies.
+        /// Whether the reason lies in the run or in the worker's place.
         inability: Inability,
-        /// Why.
+        /// The reason in words for the user.
         reason: String,
     },
-    /// The model's file is complete and durable at this place of the sender.
+    /// The model's file is complete and durable at this place on the sender's machine.
     Written(ModelPlace),
 
     // Coordinator to worker.
     /// The answer to Hello: the run, with the coordinator's term.
     Welcome {
-        /// The run.
+        /// The run that the worker shall build.
         run: RunSpec,
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
     },
     /// The answer to Register.
     Registered {
-        /// The worker's id.
+        /// The id under which the worker is registered.
         worker: WorkerId,
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
     },
     /// The sender may not take part.
     Refused {
-        /// Why, in words for the user.
+        /// The reason in words for the user.
         reason: String,
     },
-    /// The sender is no longer part of the run under this id: whatever it holds is void.
+    /// The sender is no longer part of the run under this id. Everything that it holds is void.
     Evicted {
-        /// The id.
+        /// The id that is no longer valid.
         worker: WorkerId,
     },
-    /// A generation was recorded.
+    /// The log has a new generation.
     Announce(Record),
     /// The answer to a Heartbeat.
     HeartbeatAnswer {
-        /// The current generation.
+        /// The current generation of the run.
         generation: Generation,
-        /// The newest step whose line is written: the leader has it, and all before it, on its
+        /// The newest step with a written line: the leader has this line, and all before it, on its
         /// disk.
         written: Step,
-        /// The leader lacks lines that the step leader may not have: every member is to tell those
-        /// that it has of settled steps after `written`.
+        /// The leader lacks lines that the step leader may not have. Every member must send its
+        /// lines of settled steps after `written`.
         lacks_lines: bool,
-        /// The receiver is to leave, and holds the last copies of so many parameter shards among
-        /// the workers that stay: it must not go before they are copied.
+        /// The receiver has to leave, but holds the last copies of this many parameter shards among
+        /// the workers that stay. It must not go before other workers have copied them.
         retained: u32,
     },
-    /// Promise a number, and say what you hold.
+    /// The receiver must promise a number, and answer with what it holds.
     Pause {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
         /// The number to promise.
         number: Generation,
     },
-    /// Send a learner what it needs: commits if it is no member, and the reduced gradients of
-    /// shards that it shall own. Told to all members, and to the learner. A later one of the same
-    /// generation replaces it.
+    /// The receiver must send a learner what it needs: commits if the learner is no member, and the
+    /// reduced gradients of shards that it shall own. All members and the learner get this message.
+    /// A later one of the same generation replaces it.
     Feed {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
-        /// The generation it holds for.
+        /// The generation in which the order is valid.
         generation: Generation,
         /// The learner: a member, or a worker that is to become one.
         learner: WorkerId,
-        /// The name in its certificate.
+        /// The name in the learner's certificate.
         name: NodeName,
-        /// Where it listens.
+        /// The address where the learner listens.
         address: SocketAddr,
-        /// The shards it will own and does not own yet, ascending.
+        /// The shards that the learner will own and does not own yet, ascending.
         shards: Vec<Shard>,
     },
-    /// Let the next commit carry `hold`; where the last one does, hold for as long again.
+    /// The next commit must carry `hold`. If the last one does, the hold lasts as long again.
     Hold {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
-        /// The generation it holds for.
+        /// The generation in which the order is valid.
         generation: Generation,
     },
     /// The receiver writes the model's file, once the last step is trained.
     Write {
-        /// The leader's term.
+        /// The term in which the sender leads.
         term: Term,
-        /// The generation it holds for.
+        /// The generation in which the order is valid.
         generation: Generation,
     },
-    /// The worker has drained: exit.
+    /// The worker has drained, and must exit.
     Drain {
-        /// Which.
+        /// The worker that has drained.
         worker: WorkerId,
     },
-    /// The run is over, and the cluster was there for it: exit.
+    /// The run is over, and the cluster existed for it. The receiver must exit.
     Dismiss,
-    /// The run is over: whatever the receiver holds is void, and it waits for the next run.
+    /// The run is over. All that the receiver holds is void, and it waits for the next run.
     Released {
-        /// The leader's term: in a later one the next run may have begun.
+        /// The leader's term. In a later term the next run may have begun.
         term: Term,
     },
 
     // Coordinator to every peer.
-    /// Who the coordinators are, and who leads: said after a peer's first word, and whenever it
-    /// changes. Whoever asks a coordinator that does not lead is told this instead of an answer.
+    /// The list of coordinators, and their leader. A coordinator sends it after a peer's first
+    /// word, and whenever it changes. A coordinator that does not lead answers requests with it.
     Coordinators {
         /// Grows with every change of the list: the index of the log's entry that made it.
         revision: u64,
         /// The newest term that the sender knows of.
         term: Term,
-        /// Who leads in it, if that is known.
+        /// The leader of that term, if the sender knows it.
         leader: Option<CoordinatorId>,
-        /// All there are, by id.
+        /// All coordinators, by id.
         members: Vec<CoordinatorView>,
     },
 
     // Coordinator to coordinator.
-    /// The cluster's keys, please: the sender is admitted, and is to be one of the coordinators.
+    /// The sender asks for the cluster's keys: it is admitted, and is to become a coordinator.
     FetchKeys,
     /// The answer to FetchKeys.
     Keys(Keys),
-    /// What replicas of the log say to each other; the replica reads it.
+    /// What replicas of the log say to each other. Only the replica reads it.
     Raft(Vec<u8>),
-    /// The sender wishes to be one of the coordinators, or is found elsewhere than before.
+    /// The sender wishes to be a coordinator, or has a new address.
     Join {
-        /// The sender's id, if it was told one: it is found elsewhere, or was removed.
+        /// The sender's id, if it has one: its address has changed, or the others removed it.
         id: Option<CoordinatorId>,
-        /// Drawn once for its directory: with the same it gets the same id.
+        /// Drawn once for the sender's directory. The same value gets the same id.
         incarnation: u64,
-        /// Where it listens for links.
+        /// The address where the sender listens for links.
         address: SocketAddr,
-        /// Where its HTTP API is, if it has one.
+        /// The address of the sender's HTTP API, if it has one.
         api: Option<SocketAddr>,
     },
     /// The answer to Join.
     Joined {
-        /// The sender's id.
+        /// The id that the joiner has from now on.
         id: CoordinatorId,
     },
-    /// The answer to Join of one that was removed, once the log does without it: it may go.
+    /// The answer to Join of a removed coordinator, once the log does without it: it may go.
     Removed,
-    /// The history from this entry on, please.
+    /// The sender asks for the history from this entry on.
     FetchHistory {
-        /// The index of the first entry that is wanted.
+        /// The index of the first entry that the sender wants.
         from: u64,
     },
-    /// The answer to FetchHistory: the next of it, in order; empty at its end.
+    /// The answer to FetchHistory: the next part, in order. It is empty at the end of the history.
     History {
-        /// What the entries brought.
+        /// What each entry brought to the history.
         frames: Vec<Frame>,
     },
-    /// The metrics lines of the steps after this one, please.
+    /// The sender asks for the metrics lines of the steps after this one.
     FetchLines {
-        /// Of which history.
+        /// The history of which the sender wants lines.
         lineage: Lineage,
-        /// The newest step whose line the sender has.
+        /// The newest step of which the sender has the line.
         after: Step,
     },
-    /// Metrics lines: the answer to FetchLines, and what the leader tells every other coordinator
-    /// when it takes them.
+    /// Metrics lines: the answer to FetchLines, and what the leader sends to every other
+    /// coordinator when it takes new lines.
     Lines {
-        /// Of which history.
+        /// The history to which the lines belong.
         lineage: Lineage,
-        /// The newest step whose line the sender has.
+        /// The newest step of which the sender has the line.
         reach: Step,
-        /// Lines of consecutive steps, in order; none if the sender has none that were asked for.
+        /// Lines of consecutive steps, in order. Empty if the sender has none of the requested
+        /// lines.
         lines: Vec<MetricsLine>,
     },
 
     // Worker to worker.
-    /// A vote, to the step leader.
+    /// A member's vote, for the step leader.
     Prepared(Prepared),
     /// The step leader's commit.
     Commit(Commit),
-    /// After a hold that led to nothing: go on with this step.
+    /// Go on with this step, after a hold that led to nothing.
     Go {
-        /// The generation.
+        /// The generation of the hold.
         generation: Generation,
-        /// The step.
+        /// The step to go on with.
         step: Step,
     },
 
-    /// The parameters that the generation resumes with, please: the sender computes with them.
+    /// The sender asks for the parameters with which the generation resumes, to compute with them.
     FetchParameters {
-        /// The generation.
+        /// The generation in which the sender asks.
         generation: Generation,
         /// Shards of which the receiver is primary, ascending.
         shards: Vec<Shard>,
     },
-    /// Master weights and moments, please: the sender will own them.
+    /// The sender asks for master weights and moments of shards that it will own.
     FetchState {
-        /// The generation.
+        /// The generation in which the sender asks.
         generation: Generation,
         /// Shards that the receiver owns, ascending.
         shards: Vec<Shard>,
     },
-    /// The master weights of which the receiver is primary, please, once the last step is trained:
-    /// the sender writes the model's file.
+    /// The sender asks for the master weights of which the receiver is primary, once the last step
+    /// is trained. It writes the model's file.
     FetchMasters {
-        /// The generation.
+        /// The generation in which the sender asks.
         generation: Generation,
     },
     /// Heads the master weights and moments of one shard on a bulk stream.
     State {
-        /// The generation.
+        /// The generation in which the sender is.
         generation: Generation,
-        /// The shard.
+        /// The shard that follows.
         shard: Shard,
         /// The version of what follows.
         version: Step,
-        /// Its digest, as in votes.
+        /// The state's digest, as in votes.
         digest: u64,
     },
 
     // Operator to coordinator, and back.
-    /// What is new after this step and this event? Who leads answers, once it knows that it does
-    /// and all that was agreed by then.
+    /// The operator asks for all that is new after this step and this event. The leader answers
+    /// once it has confirmed that it leads, and knows all that was agreed by then.
     Watch {
-        /// The run whose lines the sender has: of another one it is told none. None: it has no
-        /// lines, or means whatever run there is.
+        /// The run of which the sender has lines. It gets none of another run. `None`: it has no
+        /// lines, or means the run that there is, whichever that is.
         run: Option<RunId>,
-        /// The newest step whose line the sender has.
+        /// The newest step of which the sender has the line.
         step: Step,
         /// The newest event that the sender has.
         event: u64,
@@ -365,52 +369,53 @@ pub enum Message {
     Update(Update),
     /// A worker's process has ended.
     Exited {
-        /// Its node.
+        /// The name of the worker's node.
         name: NodeName,
-        /// How, in words: "was killed by signal 9".
+        /// How it ended, in words: "was killed by signal 9".
         how: String,
     },
-    /// Have this changed, once. One that does not lead, nor is about to, keeps none: it tells who
-    /// leads, as soon as it knows, and the sender asks that one.
+    /// Make this change, once. A coordinator that does not lead, and is not about to, keeps no
+    /// request. It names the leader as soon as it knows it, and the sender asks that leader.
     Request {
-        /// Said again with the same, it is answered as before.
+        /// A repeated request with the same id gets the same answer.
         id: RequestId,
-        /// What.
+        /// The change that the operator wants.
         wish: Wish,
     },
-    /// The answer to a Request that was refused, in words, or agreed to.
+    /// The answer to a Request that the leader has refused, in words, or agreed to.
     Answer {
-        /// Which request.
+        /// The request that this answers.
         id: RequestId,
-        /// Why not, if it was refused.
+        /// The reason for a refusal. `None` if the leader agreed.
         refusal: Option<String>,
-        /// Which run it has led to, if a run was submitted.
+        /// The run that the request started, if it submitted one.
         run: Option<RunId>,
     },
-    /// Let another coordinator lead. Answered as a Request is, once another one does; it does not
-    /// go through the log, so to say it again is to ask anew.
+    /// Let another coordinator lead. The answer comes like that to a Request, once another one
+    /// leads. The log does not hold it, so a repetition is a new request.
     Transfer {
         /// Names it in the answer.
         id: RequestId,
-        /// Who; None: whoever has most of the log.
+        /// The next leader. `None`: the coordinator that has most of the log.
         to: Option<CoordinatorId>,
     },
-    /// How does this stand? Answered as Watch is.
+    /// The operator asks how something stands. The answer comes like that to Watch.
     Ask(Question),
     /// The answer to Ask.
     Told(Reply),
 
     // Coordinator to coordinator.
-    /// Workers have links with the sender, which follows the receiver: a leader that hears none
-    /// lets the sender lead.
+    /// Workers have links with the sender, which follows the receiver. A leader that hears no
+    /// worker lets the sender lead.
     Hears {
-        /// How many.
+        /// Number of workers that have links with the sender.
         workers: u32,
     },
 }
 
 impl Message {
-    /// The generation of what workers say to each other; none of what they may not say.
+    /// The generation of a message between workers. `None` for a message that workers may not send
+    /// to each other.
     pub fn between_workers(&self) -> Option<Generation> {
         match self {
             Self::Prepared(vote) => Some(vote.generation),

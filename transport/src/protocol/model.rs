@@ -1,7 +1,7 @@
 //! Where a run's trained model goes, and what keeps it from getting there.
 //!
 //! A worker that has a directory states the place of the file when it registers. One worker writes
-//! the file; a run is complete only when the file is durable. This module does not know which
+//! the file. A run is complete only when the file is durable. This module does not know which
 //! worker writes.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
@@ -26,7 +26,8 @@ impl ModelPlace {
     /// Most bytes of a host's name, and of a path.
     pub const MAX_BYTES: usize = 8_192;
 
-    /// Whether both texts are short enough for the log, and have nothing that steers a terminal.
+    /// Whether both texts are short enough for the log, and have no character that steers a
+    /// terminal.
     pub fn is_valid(&self) -> bool {
         let fits = |text: &str| text.len() <= Self::MAX_BYTES && !text.contains(char::is_control);
         fits(&self.host) && fits(&self.path)
@@ -39,26 +40,26 @@ impl fmt::Display for ModelPlace {
     }
 }
 
-/// A trained run that waits, since its model is not durable yet.
+/// A trained run that waits because its model is not durable yet.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct ModelAwaited {
-    /// The worker whose write failed; none where no worker has a directory.
+    /// The failed write. `None` if no worker has a directory.
     pub failed: Option<WriteFailure>,
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
 }
 
-/// A model file that could not be written.
+/// A failed attempt to write a model file.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct WriteFailure {
     /// The worker that tried.
     pub worker: WorkerId,
-    /// What people call it.
+    /// The worker's number, as people use it.
     #[serde(rename = "worker_number")]
     pub number: u32,
-    /// The file.
+    /// The file that it tried to write.
     pub place: ModelPlace,
-    /// The words of its operating system.
+    /// The error text of its operating system.
     pub reason: String,
 }
 

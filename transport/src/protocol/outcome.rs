@@ -1,4 +1,4 @@
-//! What a coordinator tells whoever watches a run: events, the cluster, the result.
+//! What a coordinator tells an observer of a run: events, the cluster, the result.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -23,11 +23,11 @@ use super::step::MetricsLine;
 /// One line of `events.jsonl`.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Its number, from 1.
+    /// The event's number, from 1.
     pub number: u64,
-    /// Wall clock of the coordinator.
+    /// Wall clock of the coordinator, milliseconds of Unix time.
     pub unix_ms: u64,
-    /// What happened.
+    /// The kind of event, with its details.
     pub kind: EventKind,
 }
 
@@ -35,153 +35,155 @@ pub struct Event {
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
-    /// A run was submitted.
+    /// An operator submitted a run.
     Submitted {
-        /// Its name.
+        /// The name in the run's specification.
         run: String,
     },
-    /// A worker registered.
+    /// A worker registered for the run.
     Registered {
-        /// Its id.
+        /// The id of its registration.
         worker: WorkerId,
-        /// Its node.
+        /// The name of its node.
         name: NodeName,
-        /// What people call it: 1 for the first of the cluster. A process keeps its number.
+        /// The number that people use: 1 for the first worker of the cluster. A process keeps its
+        /// number.
         #[serde(rename = "worker_number")]
         number: u32,
     },
-    /// A worker was refused.
+    /// The coordinator refused a worker.
     Refused {
-        /// Its node.
+        /// The name of the worker's node.
         name: NodeName,
-        /// Why.
+        /// The reason in words for the user.
         reason: String,
     },
-    /// A coordinator leads from now on: every change is its to make.
+    /// A coordinator leads from now on. Only it makes changes.
     Leading {
-        /// Its term.
+        /// The term in which it leads.
         term: Term,
-        /// Its id.
+        /// The id of the new leader.
         coordinator: CoordinatorId,
     },
     /// A generation began.
     Generation {
-        /// Its number.
+        /// The number of the new generation.
         generation: Generation,
-        /// Why.
+        /// The cause of the change.
         cause: Cause,
-        /// Its members, in rank order.
+        /// The generation's members, in rank order.
         workers: Vec<WorkerId>,
-        /// The last step that is part of its history.
+        /// The last step that is part of the generation's history.
         at_step: Step,
-        /// A step was under way, and is done again.
+        /// The change interrupted a step. The new generation does that step again.
         redone: bool,
-        /// It starts no step: there are fewer members than the run needs.
+        /// The generation starts no step: it has fewer members than the run needs.
         waiting: bool,
-        /// Runs of parameter shards with fewer owners than the run asks for: the first, and how
-        /// many.
+        /// Runs of parameter shards with fewer owners than the run asks for: the first shard, and
+        /// how many.
         under_protected: Vec<(Shard, u32)>,
     },
     /// A worker became a member of a run that was under way.
     Joined {
-        /// Its id.
+        /// The id of its registration.
         worker: WorkerId,
     },
     /// A worker was asked to leave.
     Draining {
-        /// Its id.
+        /// The id of its registration.
         worker: WorkerId,
     },
-    /// It has left.
+    /// A worker has left.
     Left {
-        /// Its id.
+        /// The id of its registration.
         worker: WorkerId,
     },
-    /// A worker is gone.
+    /// The coordinator counts a worker as gone.
     Lost {
-        /// Its id.
+        /// The id of its registration.
         worker: WorkerId,
-        /// How that was noticed.
+        /// How the coordinator noticed it.
         reason: String,
-        /// From its last sign of life until its loss was noticed, milliseconds.
+        /// From the worker's last sign of life until the coordinator noticed its loss,
+        /// milliseconds.
         detect_ms: u64,
-        /// From that notice until this event, milliseconds: what the survivors had to say took so
-        /// long.
+        /// From that notice until this event, milliseconds. The coordinator needed this time to
+        /// hear what the survivors had to say.
         pause_ms: u64,
     },
     /// Two members cannot reach each other, and each holds parameter shards that no other member
-    /// has: neither can be left out. Told once of each pair.
+    /// has. So neither can be left out. The event comes once for each pair.
     Unreachable {
-        /// The two.
+        /// The two members that cannot reach each other.
         workers: (WorkerId, WorkerId),
     },
-    /// Every owner of a parameter shard was lost: the run went back.
+    /// Every owner of a parameter shard was lost. The run went back.
     Rollback {
         /// The last step that was committed.
         from: Step,
-        /// The step of the checkpoint from which the run goes on; 0 is the initial state.
+        /// The step of the checkpoint from which the run goes on. 0 is the initial state.
         to: Step,
-        /// Which shards, and whose.
+        /// Which parameter shards were lost, and which workers owned them.
         reason: String,
     },
-    /// An operator went on from one coordinator's directory, since most of them were lost for good.
-    /// Entries that only the lost ones had are gone.
+    /// An operator went on from the directory of one coordinator, since most of the coordinators
+    /// were lost for good. Log entries that only the lost ones had are gone.
     Recovered {
-        /// The coordinator that is left.
+        /// The coordinator that the cluster goes on with.
         coordinator: CoordinatorId,
     },
-    /// A worker cannot compute the run: it waits for the next one, or tries again.
+    /// A worker cannot compute the run. It waits for the next run, or tries again.
     Unable {
-        /// Its node.
+        /// The name of the worker's node.
         name: NodeName,
-        /// Why.
+        /// The reason in words for the user.
         reason: String,
-        /// Where the reason lies.
+        /// Whether the reason lies in the run or in the worker's place.
         inability: Inability,
     },
-    /// The model's file could not be written; the run waits until it is.
+    /// A worker could not write the model's file. The run waits until a worker has written it.
     Unwritten {
-        /// Which worker tried, where, and why it failed.
+        /// The worker that tried, the file, and why the write failed.
         #[serde(flatten)]
         failure: WriteFailure,
     },
     /// No worker of the run has a directory to write the model to.
     NoStore,
-    /// No process has the metrics lines of these steps any more: reports go on without them.
+    /// No process has the metrics lines of these steps any more. Reports go on without them.
     LinesLost {
-        /// The first of the steps.
+        /// The first step without a line.
         from: Step,
-        /// The last of them.
+        /// The last step without a line.
         to: Step,
     },
     /// The run is complete.
     Complete {
-        /// Its last step.
+        /// The run's last step.
         step: Step,
-        /// Where its model is durable.
+        /// The place where the run's model is durable.
         model: Option<ModelPlace>,
     },
-    /// The run failed.
+    /// The run has failed.
     Failed {
-        /// Why.
+        /// The reason in words for the user.
         reason: String,
     },
-    /// No device of the run gets on, so no other worker could take the place of one. Told once,
-    /// until a device has gone on.
+    /// No device of the run gets on, so no other worker could take the place of one. The event
+    /// comes once, until a device has gone on.
     Standstill {
-        /// Which worker's device computes one data shard for how long.
+        /// Which worker's device has computed one data shard, and for how long.
         reason: String,
     },
 }
 
-/// Where the reason lies why a worker cannot compute a run.
+/// Where the reason lies that a worker cannot compute a run.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Inability {
-    /// In the run: it would recur on every worker.
+    /// In the run: the reason would recur on every worker.
     Run,
-    /// In the worker's place, such as a lack of memory: the worker tries again, and another one may
-    /// be able to compute the run meanwhile.
+    /// In the worker's place, such as a lack of memory. The worker tries again, and another worker
+    /// may be able to compute the run meanwhile.
     Place,
 }
 
@@ -189,58 +191,60 @@ pub enum Inability {
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerState {
-    /// Registered, and waits for its generation.
+    /// Registered, and waits for its first generation.
     Waiting,
-    /// Is brought up to date, and takes no part yet.
+    /// Learns the state from members, and takes no part yet.
     Learning,
-    /// A member.
+    /// A member of the current generation.
     Training,
-    /// A member that is suspected to be gone.
+    /// A member that the coordinator suspects to be gone.
     Suspected,
-    /// Drains.
+    /// A worker that drains.
     Leaving,
     /// Has trained the last step and reported its result, or its run is over.
     Finished,
-    /// Gone.
+    /// The coordinator counts it as gone.
     Lost,
-    /// Has drained.
+    /// Has left after it drained.
     Left,
 }
 
 /// A worker as the coordinator sees it.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct WorkerView {
-    /// Its id.
+    /// The id of its registration.
     #[serde(rename = "id")]
     pub worker: WorkerId,
-    /// What people call it: 1 for the first of the cluster. A process keeps its number.
+    /// The number that people use: 1 for the first worker of the cluster. A process keeps its
+    /// number.
     pub number: u32,
-    /// Its node.
+    /// The name of its node.
     pub name: NodeName,
-    /// Where it listens.
+    /// The address where it listens.
     pub address: SocketAddr,
     /// Its rank in the current generation.
     pub rank: Option<Rank>,
     /// How many data shards it computes in each step.
     pub data_shards: u32,
-    /// What its machine may fail together with, if it stated that.
+    /// The zone of machines that may fail together with its own, if it stated one.
     pub zone: Option<Zone>,
-    /// What it computes on.
+    /// The CPU or GPU that it computes on.
     pub device: Device,
-    /// How its GPU did a moment ago, if it is there and its GPU tells.
+    /// How its GPU did a moment ago, if the worker is there and its GPU tells.
     pub telemetry: Option<Telemetry>,
-    /// What it does.
+    /// What it is doing.
     pub state: WorkerState,
-    /// If it is to leave: of so many parameter shards no worker that stays has a copy yet.
+    /// If the worker has to leave: the parameter shards of which no worker that stays has a copy
+    /// yet.
     pub retained: u32,
-    /// What its joining or leaving waits for, in words, where that takes long.
+    /// What its joining or leaving waits for, in words, if that takes long.
     pub waits_for: Option<String>,
-    /// Its machine, if it has said so.
+    /// The name of its machine, if it has told that.
     pub host: Option<HostName>,
 }
 
 impl WorkerView {
-    /// What people call it.
+    /// The name by which people call it.
     pub fn label(&self) -> WorkerLabel {
         WorkerLabel { number: self.number, worker: self.worker, host: self.host.clone() }
     }
@@ -251,7 +255,7 @@ impl WorkerView {
 pub struct PartEvaluation {
     /// The part, numbered as the data shards.
     pub part: DataShard,
-    /// How many samples it has.
+    /// Number of samples in the part.
     pub samples: u64,
     /// Their mean loss, nats.
     pub loss: f64,
@@ -262,7 +266,7 @@ pub struct PartEvaluation {
 /// What a worker reports when it has finished.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct WorkerResult {
-    /// Its id.
+    /// The id of its registration.
     pub worker: WorkerId,
     /// Data shards computed, over all steps.
     pub data_shards_computed: u64,
@@ -278,13 +282,13 @@ pub struct WorkerResult {
     pub exposed_communication_seconds: f64,
     /// Bytes of master weights and optimizer state that it holds.
     pub optimizer_bytes: u64,
-    /// Largest resident set of its process.
+    /// Largest resident set of its process, bytes.
     pub peak_rss_bytes: u64,
-    /// Messages and chunks refused because they were outside the plan.
+    /// Messages and chunks that the worker refused because they were outside its plan.
     pub refused: u64,
-    /// UDP payload the path to the peers carries, bytes: the smallest over its links.
+    /// UDP payload that the path to the peers carries, bytes: the smallest over its links.
     pub path_mtu: u64,
-    /// Socket buffers as the kernel granted them, bytes: receive, send.
+    /// Socket buffers as the kernel granted them, bytes: receive, then send.
     pub socket_buffers: (u64, u64),
     /// QUIC packets lost on its links.
     pub lost_packets: u64,
@@ -292,89 +296,89 @@ pub struct WorkerResult {
     pub steps_redone: u64,
     /// Floating-point operations that training on one sample takes at least, if its model says so.
     pub flops_per_sample: Option<u64>,
-    /// Its validation parts.
+    /// The results of the validation parts that it evaluated.
     pub evaluations: Vec<PartEvaluation>,
     /// BLAKE3 of every parameter shard that it owns: step, master weights, moments.
     pub digests: Vec<(Shard, [u8; 32])>,
 }
 
-/// How a run stands.
+/// How far a run has got.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// It has not begun, or goes on.
+    /// The run has not begun, or goes on.
     Running,
-    /// It is complete.
+    /// The run is complete: the results of its workers.
     Complete(Vec<WorkerResult>),
-    /// It failed.
+    /// The run has failed.
     Failed {
-        /// The worker at fault, where one is.
+        /// The node of the worker at fault, if a worker is at fault.
         name: Option<NodeName>,
-        /// Why.
+        /// The reason in words for the user.
         reason: String,
     },
 }
 
-/// The coordinator's answer to a watcher: what is new since the numbers it named.
+/// The coordinator's answer to a Watch: everything new since the numbers that the observer named.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Update {
-    /// The run that this tells of, once there is one. If it is not the one that the watcher named,
-    /// there are no lines here: that one is over.
+    /// The run that this answer is about, once there is one. If the observer named another run,
+    /// that one is over, and there are no lines here.
     pub run: Option<RunId>,
-    /// The newest step that the watcher named: lines follow it. Where one is missing, it is lost.
+    /// The newest step that the observer named. Lines follow it. A missing line is lost.
     pub step: Step,
-    /// The newest event that the watcher named: events follow it.
+    /// The newest event that the observer named. Events follow it.
     pub event: u64,
     /// Lines of settled steps, in order.
     pub lines: Vec<MetricsLine>,
-    /// Events, in order.
+    /// Events after the named one, in order.
     pub events: Vec<Event>,
-    /// Workers by id: in the first answer on a link all that are told of, later those that are new
-    /// or have changed since the answer before.
+    /// Workers by id. The first answer on a link has all workers that the coordinator tells of.
+    /// Later answers have those that are new or have changed since the previous answer.
     pub workers: Vec<WorkerView>,
-    /// Workers of earlier answers on this link that are told of no longer.
+    /// Workers of earlier answers on this link that the coordinator no longer tells of.
     pub forgotten: Vec<WorkerId>,
     /// Nodes of workers that wait for a run, a thousand at most.
     pub idle: Vec<NodeName>,
-    /// Why the run's bits are not those of any other such run, if they are not: the workers' first
+    /// Why the run's bits differ from those of other such runs, if they do: the workers' first
     /// gradients differ.
     pub divergence: Option<String>,
-    /// What the run waits for, where it waits.
+    /// What the run waits for, if it waits.
     pub waiting: Option<Waiting>,
-    /// Whose return the run waits for, since nobody else holds their parameter shards.
+    /// The silent owners that the run waits for: no other worker holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
     /// What the model of a trained run waits for.
     pub model_awaited: Option<ModelAwaited>,
-    /// Why workers cannot compute the run: where it has not begun all that cannot, and where it has
-    /// those whose place is the reason.
+    /// Why workers cannot compute the run. Before the run has begun: all such workers. Afterwards:
+    /// those with a reason in their own place.
     pub unable: Vec<(NodeName, String)>,
-    /// Pairs of members that cannot reach each other, of which neither can be left out: no step
+    /// Pairs of members that cannot reach each other, of which neither can be left out. No step
     /// commits before they can.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
-    /// How the run stands.
+    /// How far the run has got.
     pub outcome: Outcome,
 }
 
-/// A run that starts no step: too few workers take part.
+/// A run that starts no step, because too few workers take part.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// How many take part, or would.
+    /// Number of workers that take part, or would.
     pub members: u32,
-    /// How many it needs.
+    /// Number of workers that the run needs.
     pub wanted: u32,
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
 }
 
-/// A run that starts no step: nobody shows some parameter shards, and owners of them may live.
+/// A run that starts no step: no worker shows some parameter shards, and their owners may live.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct OwnersAwaited {
-    /// How many parameter shards.
+    /// Number of parameter shards that no worker shows.
     pub shards: u32,
     /// The silent owners, by id.
     pub owners: Vec<WorkerId>,
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
-    /// The silent owners, as people call them.
+    /// The silent owners, by the names that people use.
     pub workers: Vec<WorkerLabel>,
 }
 
@@ -399,9 +403,9 @@ impl fmt::Display for OwnersAwaited {
 /// The state hash of a complete run: BLAKE3 over its last step (u64, little-endian) and the digest
 /// of every parameter shard, in shard order.
 ///
-/// It does not depend on who owned what, so it is the same for any number of workers. `None` where
-/// the results are not those of one state: two owners of a shard disagree, or a shard is missing
-/// between others.
+/// It does not depend on which worker owned which shard, so it is the same for any number of
+/// workers. `None` if the results are not those of one state: two owners of a shard disagree, or a
+/// shard is missing between others.
 pub fn state_hash(steps: u64, results: &[WorkerResult]) -> Option<[u8; 32]> {
     let mut digests = BTreeMap::new();
     for (shard, digest) in results.iter().flat_map(|result| &result.digests) {

@@ -1,7 +1,8 @@
-//! What an operator may ask of the coordinators besides what is new, and what it is told.
+//! What else an operator may ask of the coordinators besides Watch, and what they answer.
 //!
-//! Who leads answers, once it knows that it does: what was agreed before the question is in the
-//! answer. Lists are bounded by what the coordinators keep: a hundred runs, a thousand tokens.
+//! The leader answers, once it has confirmed that it leads: the answer contains all that was agreed
+//! before the question. Lists are bounded by what the coordinators keep: a hundred runs, a thousand
+//! tokens.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -14,7 +15,7 @@ use super::figures::RunFigures;
 use super::ids::{Generation, NodeName, Step, Term};
 use crate::identity::{Role, TokenId, format_token_id};
 
-/// What is asked.
+/// A question of an operator.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Question {
     /// How do the coordinators stand?
@@ -27,95 +28,96 @@ pub enum Question {
     Revoked,
 }
 
-/// The answer.
+/// The answer to a question.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Reply {
     /// The coordinators, by id.
     Coordinators {
-        /// The term in which who answers leads.
+        /// The term in which the answering coordinator leads.
         term: Term,
-        /// The log index that it has applied.
+        /// The log index that the answering coordinator has applied.
         applied: u64,
-        /// All there are.
+        /// All coordinators, by id.
         coordinators: Vec<CoordinatorStanding>,
     },
-    /// The tokens, by id, those in the coordinators' own files among them.
+    /// The tokens, by id, including those in the coordinators' own files.
     Tokens(Vec<TokenView>),
-    /// The newest runs that are over, in the order of their ends, and last the one under way.
+    /// The newest runs that are over, in the order of their ends. The run under way comes last.
     Runs(Vec<RunView>),
     /// The revoked workers and operators, by role and name.
     Revoked(Vec<RevokedView>),
 }
 
-/// How a coordinator stands, as the one that answers knows it.
+/// How a coordinator stands, as far as the answering coordinator knows.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorStanding {
-    /// Who it is, and where.
+    /// Its id, name and addresses.
     #[serde(flatten)]
     pub view: CoordinatorView,
-    /// It is one of those of whom most have to agree; otherwise it learns the log.
+    /// It is a voter: most voters must agree. Otherwise it is a learner of the log.
     #[serde(rename = "voter")]
     pub votes: bool,
-    /// It leads.
+    /// It leads, as far as that is known.
     #[serde(rename = "leader")]
     pub leads: bool,
-    /// It was removed, but the others may still need it.
+    /// The others have removed it, but may still need it.
     #[serde(rename = "leaving")]
     pub leaves: bool,
-    /// Up to which index it is known to have the log: who leads knows that of all, any other one of
-    /// itself.
+    /// Up to which index it is known to have the log. The leader knows that of all coordinators,
+    /// any other coordinator only of itself.
     pub matched: Option<u64>,
-    /// It is not heard, since then: wall clock of who answers, milliseconds of Unix time.
+    /// Since when the answering coordinator has not heard it: wall clock of the answering one,
+    /// milliseconds of Unix time.
     pub silent_since_unix_ms: Option<u64>,
 }
 
-/// A token, without what it takes to make use of it.
+/// A token, without the secret that a node needs to use it.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct TokenView {
     /// Its id, the second part of its text.
     #[serde(serialize_with = "token_id")]
     pub id: TokenId,
-    /// What whoever joins with it becomes.
+    /// The role of a node that joins with it.
     pub role: Role,
-    /// How many nodes it admits yet; None: any number.
+    /// How many nodes it still admits. `None`: any number.
     pub uses_left: Option<u32>,
-    /// From when on it admits nobody, in seconds since 1970; None: it never expires.
+    /// When it expires, seconds of Unix time. From then on it admits no node. `None`: never.
     pub expires_unix_s: Option<u64>,
 }
 
 /// A revoked worker or operator.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct RevokedView {
-    /// Its role.
+    /// The role of the revoked node.
     pub role: Role,
     /// The name in its certificate.
     pub name: NodeName,
-    /// When the coordinators agreed to that, milliseconds of Unix time.
+    /// When the coordinators agreed to the revocation, milliseconds of Unix time.
     pub since_unix_ms: u64,
 }
 
 /// A run, under way or over.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct RunView {
-    /// Its id.
+    /// The id that names the run.
     pub id: RunId,
-    /// Its name.
+    /// The name in the run's specification.
     pub name: String,
-    /// How it stands, in a word for scripts: "training", "complete".
+    /// Its state in a word for scripts: "training", "complete".
     pub state: String,
-    /// How it stands, in a sentence for people.
+    /// Its state in a sentence for people.
     pub status: String,
     /// Its newest settled step.
     pub step: Step,
-    /// Its newest generation while it goes on; 0 before the first, and when the run is over.
+    /// Its newest generation while it goes on. 0 before the first, and when the run is over.
     pub generation: Generation,
-    /// The state hash, if it is complete.
+    /// The state hash of a complete run.
     #[serde(serialize_with = "hex")]
     pub hash: Option<[u8; 32]>,
-    /// Why its bits are not those of any other such run, if they are not.
+    /// Why its bits differ from those of other such runs, if they do.
     #[serde(rename = "bitwise_reason")]
     pub divergence: Option<String>,
-    /// How it does, or did.
+    /// The run in figures.
     #[serde(flatten)]
     pub figures: RunFigures,
 }

@@ -1,4 +1,4 @@
-//! The run specification: what to train, on what, and how; and what makes one valid.
+//! The run specification: what to train, on which data, and how. Also what makes one valid.
 
 mod size;
 
@@ -6,43 +6,44 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::chunk::Encoding;
 
-/// One training job.
+/// The specification of one training job.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
 )]
 #[serde(deny_unknown_fields)]
 pub struct RunSpec {
-    /// Its name.
+    /// The name that people use for the run.
     pub name: String,
-    /// Everything random follows from it.
+    /// The seed from which everything random follows.
     pub seed: u64,
-    /// How many optimizer steps.
+    /// Number of optimizer steps.
     pub steps: u64,
-    /// Below this many members the run waits.
+    /// The run waits while it has fewer members than this.
     pub min_workers: u32,
     /// How many members the first generation waits for.
     pub start_workers: u32,
-    /// The model.
+    /// The model to train.
     pub model: ModelSpec,
-    /// The data.
+    /// The data to train on.
     pub data: DataSpec,
-    /// The global batch.
+    /// The size of the global batch.
     pub batch: BatchSpec,
     /// The optimizer and its schedule.
     pub optimizer: OptimizerSpec,
-    /// How parameters travel.
+    /// How parameters are encoded when they travel.
     pub all_gather: Encoding,
-    /// How they are rounded, where they travel as bf16.
+    /// How values are rounded when they travel as bf16.
     #[serde(default)]
     pub rounding: Rounding,
-    /// Owners of each parameter shard.
+    /// Number of owners of each parameter shard.
     pub copies: u32,
-    /// After how many milliseconds the run gives up a parameter shard whose owners are all silent,
-    /// and goes back to its newest checkpoint. None: never, it waits for them.
+    /// If all owners of a parameter shard are silent for this long, milliseconds, the run gives up
+    /// the shard and goes back to its newest checkpoint. `None`: the run waits for them without
+    /// end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub give_up_after_ms: Option<u64>,
-    /// A device that computes a data shard for three times as long as it usually takes there, and
-    /// for at least so many milliseconds, is taken to hang.
+    /// A device hangs if it computes a data shard for three times as long as usual there, and for
+    /// at least this long, milliseconds.
     #[serde(default = "hang_after_ms")]
     pub hang_after_ms: u64,
 }
@@ -51,7 +52,7 @@ fn hang_after_ms() -> u64 {
     RunSpec::HANG_AFTER_MS
 }
 
-/// The model.
+/// What the model is and how large.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
 )]
@@ -67,17 +68,17 @@ pub struct ModelSpec {
     pub width: u32,
     /// Tokens that a sample holds.
     pub context: u32,
-    /// What activations and computing parameters are stored in.
+    /// The type in which a device stores activations and computing parameters.
     #[serde(default)]
     pub precision: Precision,
     /// Whether the backward pass computes each block again instead of keeping its activations
-    /// (gpt): the same bits with less memory, in more time.
+    /// (gpt). This gives the same bits with less memory, in more time.
     #[serde(default)]
     pub recompute: bool,
 }
 
 /// How a device stores activations and the parameters that it computes with. Sums, gradients and
-/// the optimizer's state are f32 always.
+/// the optimizer's state are always f32.
 #[derive(
     Archive,
     Serialize,
@@ -93,17 +94,17 @@ pub struct ModelSpec {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// As they are.
+    /// IEEE's 32 bits, unchanged.
     #[default]
     F32,
-    /// The upper half of an f32: on GPUs.
+    /// The upper half of an f32. Only on GPUs.
     Bf16,
-    /// IEEE's 16 bits, finer than bf16 and of a smaller range: on GPUs, with a loss scale.
+    /// IEEE's 16 bits: finer than bf16, with a smaller range. Only on GPUs, with a loss scale.
     #[serde(rename = "fp16")]
     F16,
 }
 
-/// How a value between two that can be stored becomes one of them.
+/// How a value between two storable values becomes one of them.
 #[derive(
     Archive,
     Serialize,
@@ -119,20 +120,20 @@ pub enum Precision {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
-    /// The nearest one, the even one of two.
+    /// The nearest value. In a tie, the even one.
     #[default]
     Nearest,
-    /// Either, the nearer one more often: on the mean nothing is lost.
+    /// Either value, the nearer one more often. The mean over many values loses nothing.
     Stochastic,
 }
 
-/// The data.
+/// Which data set to train on.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
 )]
 #[serde(deny_unknown_fields)]
 pub struct DataSpec {
-    /// A registered data set's name; `text` reads files.
+    /// The name of a registered data set. `text` reads files.
     pub kind: String,
     /// For text: a file, a directory, or `@FILE` with a path on each line.
     pub path: String,
@@ -141,8 +142,8 @@ pub struct DataSpec {
 }
 
 impl DataSpec {
-    /// Why workers on other machines would not find the text, if they would not: it has a relative
-    /// path. Other data sets may mean by their path what they like.
+    /// Why workers on other machines would not find the text: its path is relative. `None` if they
+    /// would. Other data sets may use their path as they like.
     pub fn is_elsewhere(&self) -> Option<String> {
         let path = self.path.strip_prefix('@').unwrap_or(&self.path);
         (self.kind == "text" && !path.starts_with('/')).then(|| {
@@ -170,7 +171,7 @@ impl DataSpec {
 )]
 #[serde(deny_unknown_fields)]
 pub struct BatchSpec {
-    /// Fixed for the life of the run.
+    /// The number of data shards, fixed for the life of the run.
     pub data_shards: u32,
     /// Samples in one forward and backward.
     pub micro_batch: u32,
@@ -184,13 +185,13 @@ impl BatchSpec {
         u64::from(self.accumulate) * u64::from(self.micro_batch)
     }
 
-    /// Samples in one step; `u64::MAX` where a batch that was not validated asks for more.
+    /// Samples in one step. `u64::MAX` if a batch that was not validated asks for more.
     pub fn samples(&self) -> u64 {
         u64::from(self.data_shards).saturating_mul(self.shard_samples())
     }
 }
 
-/// Which optimizer.
+/// The algorithm of the optimizer.
 #[derive(
     Archive,
     Serialize,
@@ -213,7 +214,7 @@ pub enum OptimizerKind {
     Lion,
 }
 
-/// How the rate goes on after the warm-up.
+/// How the learning rate goes on after the warm-up.
 #[derive(
     Archive,
     Serialize,
@@ -228,39 +229,40 @@ pub enum OptimizerKind {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// It stays.
+    /// The rate stays the full one.
     Constant,
-    /// It falls along half a cosine.
+    /// The rate falls along half a cosine.
     Cosine,
-    /// It falls along a line.
+    /// The rate falls along a line.
     Linear,
 }
 
-/// The optimizer.
+/// The optimizer with its settings.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
 )]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
-    /// Which.
+    /// The algorithm of the updates.
     pub kind: OptimizerKind,
     /// The rate after the warm-up.
     pub learning_rate: f64,
     /// Steps over which the rate rises from zero.
     pub warmup_steps: u64,
-    /// How it goes on.
+    /// How the rate goes on after the warm-up.
     pub schedule: ScheduleKind,
-    /// The rate of the last step, as a share of the full one, where the schedule falls.
+    /// The rate of the last step, as a share of the full rate, if the schedule falls.
     #[serde(default = "floor")]
     pub floor: f64,
     /// Decoupled decay of the matrices.
     pub weight_decay: f64,
-    /// The gradient's global norm is clipped to this; none for no clipping.
+    /// The greatest global norm of the gradient: a larger one is clipped to it. `None`: no
+    /// clipping.
     pub clip_norm: Option<f64>,
 }
 
 impl OptimizerSpec {
-    /// The rate of the last step where nobody says otherwise: it still changes weights.
+    /// The default rate of the last step, as a share: it still changes weights.
     pub const FLOOR: f64 = 0.1;
 }
 
@@ -268,26 +270,26 @@ fn floor() -> f64 {
     OptimizerSpec::FLOOR
 }
 
-/// The first value of a run specification that cannot be.
+/// The first value of a run specification that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} {problem}")]
 pub struct SpecError {
     /// The key as in the configuration file: `batch.micro_batch`.
     pub key: &'static str,
-    /// What is wrong with its value, and what would do.
+    /// What is wrong with the value, and which values would do.
     pub problem: String,
 }
 
 /// Most data shards, workers and micro-batch rows that a specification may ask for.
 pub const MAX_COUNT: u32 = 65_536;
-/// Most samples in one step: the vote that lists them must fit a message.
+/// Most samples in one step: the vote that lists them must fit in a message.
 pub const MAX_SAMPLES: u64 = 1 << 20;
 
 impl RunSpec {
-    /// The least time after which a device is taken to hang, where nobody says otherwise.
+    /// The default of the least time after which a device counts as hanging.
     pub const HANG_AFTER_MS: u64 = 10_000;
 
-    /// Checks what silent workers and slow devices are waited for.
+    /// Checks how long the run waits for silent workers and slow devices.
     fn validate_patience(&self) -> Result<(), SpecError> {
         if let Some(after) = self.give_up_after_ms {
             let seconds = after / 1_000;
@@ -304,7 +306,7 @@ impl RunSpec {
         Ok(())
     }
 
-    /// Checks every value; the first that cannot be is named.
+    /// Checks every value. The error names the first that is not valid.
     pub fn validate(&self) -> Result<(), SpecError> {
         let Self { batch, model, optimizer, data, .. } = self;
         text("run.name", &self.name)?;

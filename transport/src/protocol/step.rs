@@ -4,7 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
 
-/// What the step leader decided.
+/// What the step leader decided about a step.
 #[derive(
     Archive,
     Serialize,
@@ -27,21 +27,22 @@ pub enum Decision {
     Skip,
 }
 
-/// What the loss is multiplied by before the way back, so that in fp16 small gradients do not
-/// vanish. A power of two: what is divided by it again has the bits that it had. The default is 1.
+/// The factor by which a worker multiplies the loss before the backward pass, so that in fp16 small
+/// gradients do not vanish. It is a power of two: a value multiplied and divided by it keeps its
+/// bits. The default is 1.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LossScale {
-    /// The power.
+    /// The exponent: the factor is 2 to this power.
     pub exponent: u8,
-    /// How many steps in a row have committed with it, none of them skipped.
+    /// How many steps in a row have committed with this factor without a skip.
     pub good: u32,
 }
 
 impl LossScale {
-    /// The greatest power.
+    /// The greatest exponent.
     pub const MAX_EXPONENT: u8 = 24;
 
-    /// The factor: 1 to 2^24, whatever a peer says.
+    /// The factor: 1 to 2^24, whatever exponent a peer sends.
     pub fn factor(self) -> u32 {
         1 << self.exponent.min(Self::MAX_EXPONENT)
     }
@@ -50,7 +51,7 @@ impl LossScale {
 /// One line of `metrics.jsonl`: a committed step.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
 pub struct MetricsLine {
-    /// The step.
+    /// The number of the committed step.
     pub step: Step,
     /// The generation that committed it.
     pub generation: Generation,
@@ -60,9 +61,9 @@ pub struct MetricsLine {
     pub loss: f64,
     /// Global norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Whether the step changed anything.
+    /// Whether the step applied an update.
     pub decision: Decision,
-    /// What the loss was multiplied by; 1 but for fp16. Nothing else in the line is.
+    /// The factor that multiplied the loss, 1 but for fp16. Nothing else in the line contains it.
     pub loss_scale: u32,
     /// Learning rate of this step.
     pub learning_rate: f64,
@@ -70,14 +71,14 @@ pub struct MetricsLine {
     pub tokens: u64,
     /// From the last commit to this one, seconds.
     pub seconds: f64,
-    /// Wall clock of the step leader at the commit.
+    /// Wall clock of the step leader at the commit, milliseconds of Unix time.
     pub unix_ms: u64,
     /// Compute of the slowest member, seconds.
     pub compute_seconds: f64,
-    /// What the vote and the commit of the step before took at most: from the vote to the commit,
-    /// for the member other than the step leader for which that was shortest, seconds. It may have
-    /// waited for the step leader's own vote; the others waited for each other's. 0 for the first
-    /// step of a generation, and where nobody else is.
+    /// What the vote and the commit of the previous step took at most, seconds: from the vote to
+    /// the commit, for the member other than the step leader with the shortest time. That member
+    /// may have waited for the step leader's own vote. The others waited for each other's. 0 for
+    /// the first step of a generation, and in a generation of one member.
     pub commit_seconds: f64,
     /// Samples of the plan that no committed partial sum contains.
     pub samples_lost: u64,
@@ -88,7 +89,7 @@ pub struct MetricsLine {
 /// What one data shard brought to a step.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Contribution {
-    /// The data shard.
+    /// The data shard of these figures.
     pub data_shard: DataShard,
     /// Its mean loss, nats.
     pub loss: f64,
@@ -96,7 +97,7 @@ pub struct Contribution {
     pub samples: Vec<u64>,
     /// How many samples of its plan were not in them.
     pub samples_lost: u64,
-    /// How many were in them that are not of its plan, or once more than planned.
+    /// How many samples in them are not of its plan, or occur once more than planned.
     pub samples_repeated: u64,
 }
 
@@ -104,19 +105,19 @@ pub struct Contribution {
 /// the commit before this step."
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Prepared {
-    /// The voter's generation.
+    /// The generation in which the member votes.
     pub generation: Generation,
-    /// The step voted for; after the last step an empty vote for the next one settles it.
+    /// The step voted for. After the last step an empty vote for the next one settles it.
     pub step: Step,
     /// For each shard of which the voter is primary, the sum of squares of its reduced gradient.
     pub squares: Vec<(Shard, f64)>,
-    /// For each data shard that the voter computed.
+    /// One contribution for each data shard that the voter computed.
     pub contributions: Vec<Contribution>,
     /// For each shard that the voter owns, the digest of its state at version `step - 1`.
     pub digests: Vec<(Shard, u64)>,
     /// Seconds of compute in this step.
     pub compute_seconds: f64,
-    /// Seconds from the voter's vote for the step before to the commit; 0 for the first step of a
+    /// Seconds from the voter's vote for the previous step to its commit. 0 for the first step of a
     /// generation.
     pub commit_seconds: f64,
 }
@@ -126,22 +127,22 @@ pub struct Prepared {
 pub struct Commit {
     /// The generation that committed.
     pub generation: Generation,
-    /// The committed step.
+    /// The number of the committed step.
     pub step: Step,
     /// Global norm of the gradient before clipping.
     pub norm: f64,
     /// Mean loss over the global batch.
     pub loss: f64,
-    /// Apply or skip.
+    /// Whether owners apply the update or skip it.
     pub decision: Decision,
-    /// How many committed steps of the history applied an update, this one included: what Adam
-    /// corrects its bias by.
+    /// How many committed steps of the history applied an update, this one included. Adam corrects
+    /// its bias by this number.
     pub updates: u64,
     /// The loss scale of the next step.
     pub loss_scale: LossScale,
-    /// All finish the step and wait: a change of generation is planned.
+    /// All members finish this step and wait, since a change of generation is planned.
     pub hold: bool,
-    /// The step's line.
+    /// The step's metrics line.
     pub line: MetricsLine,
 }
 
@@ -150,18 +151,18 @@ pub struct Commit {
 pub struct Status {
     /// The term of the Pause that this answers.
     pub term: super::ids::Term,
-    /// The number that is now promised.
+    /// The number that the sender now promises.
     pub number: Generation,
     /// The sender's last commit, if it has one.
     pub commit: Option<Commit>,
-    /// Reduced shards of the step after that which it holds, each with the generation in which it
-    /// was reduced.
+    /// Reduced shards that the sender holds of the step after that commit, each with the generation
+    /// that reduced it.
     pub prepared: Vec<(Shard, Generation)>,
-    /// Versions of the shards that it holds, each with the generation whose commit made it; 0 for
-    /// the initial state.
+    /// Versions of the shards that the sender holds, each with the generation that committed it. 0
+    /// for the initial state.
     pub versions: Vec<(Shard, Step, Generation)>,
-    /// The step after the last commit, if its computing has begun.
+    /// The step after the last commit, if the sender has begun to compute it.
     pub under_way: Option<Step>,
-    /// Peers that it cannot reach.
+    /// Peers that the sender cannot reach.
     pub unreachable: Vec<WorkerId>,
 }

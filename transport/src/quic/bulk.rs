@@ -13,12 +13,12 @@ use super::wire::Wire;
 use crate::protocol::Chunk;
 use crate::protocol::chunk::HEADER_BYTES;
 
-/// Pieces taken from the connection at a time: each taking locks it once. A stream may hold this
-/// many packets that its reader has not asked for.
+/// Pieces taken from the connection at a time. Each taking locks it once. A stream may hold this
+/// many packets before its reader asks for them.
 const PIECES: usize = 32;
 
-/// The sending end of a stream of chunks. Dropped before it is finished, the stream is given up,
-/// and its receiver is told so.
+/// The sending end of a stream of chunks. If the caller drops it before [`BulkSender::finish`], it
+/// gives the stream up and tells the receiver so.
 pub struct BulkSender {
     wire: Wire,
     stream: SendStream,
@@ -30,16 +30,16 @@ impl BulkSender {
         Self { wire, stream, finished: false }
     }
 
-    /// Sends one chunk; returns when the link has taken all of it. The link keeps slices of `body`
-    /// until they are acknowledged, so an owner that is dropped is free to be used again
-    /// ([`Bytes::from_owner`]). Not cancel-safe.
+    /// Sends one chunk. Returns when the link has taken all of it. The link keeps slices of `body`
+    /// until the peer acknowledges them. The drop of its owner therefore means that the memory can
+    /// be used again ([`Bytes::from_owner`]). Not cancel-safe.
     ///
     /// # Errors
-    /// [`LinkError::Abandoned`] when the receiver has stopped reading this stream; else the link is
-    /// gone.
+    /// [`LinkError::Abandoned`] if the receiver has stopped reading this stream. Otherwise the link
+    /// has ended.
     ///
     /// # Panics
-    /// If the body is not as long as the header says.
+    /// If the length of the body is not that in the header.
     pub async fn send(&mut self, chunk: &Chunk, body: Bytes) -> Result<(), LinkError> {
         assert_eq!(body.len(), chunk.body_bytes(), "a body as long as its header says");
         let header = Bytes::copy_from_slice(&chunk.encode());
@@ -47,7 +47,7 @@ impl BulkSender {
         written.map_err(|error| self.wire.write_failure(error))
     }
 
-    /// Ends the stream: the receiver meets a clean end after the last chunk.
+    /// Ends the stream: the receiver sees a clean end after the last chunk.
     ///
     /// # Errors
     /// As [`BulkSender::send`].
@@ -69,7 +69,8 @@ impl Drop for BulkSender {
     }
 }
 
-/// The receiving end of a stream of chunks. Dropped before its end, the sender is told to stop.
+/// The receiving end of a stream of chunks. If the caller drops it before the end of the stream,
+/// the sender gets a request to stop.
 pub struct BulkReceiver {
     wire: Wire,
     stream: RecvStream,
@@ -83,12 +84,12 @@ impl BulkReceiver {
         Self { wire, stream, pieces: VecDeque::new(), header: [0; HEADER_BYTES], filled: 0 }
     }
 
-    /// The next chunk's header, validated; `None` at the clean end of the stream. Its body must be
-    /// read or skipped before the next header. Cancel-safe.
+    /// The next chunk's header, validated. `None` at the clean end of the stream. The caller must
+    /// read or skip the body before the next header. Cancel-safe.
     ///
     /// # Errors
-    /// [`LinkError::Abandoned`] when the sender gave the stream up; [`LinkError::Refused`] for
-    /// bytes that are no header, whereupon the link is closed; else the link is gone.
+    /// [`LinkError::Abandoned`] if the sender gave the stream up. [`LinkError::Refused`] for bytes
+    /// that are no header, which also closes the link. Otherwise the link has ended.
     pub async fn header(&mut self) -> Result<Option<Chunk>, LinkError> {
         while self.filled < HEADER_BYTES {
             match self.piece(HEADER_BYTES - self.filled).await? {
@@ -105,13 +106,13 @@ impl BulkReceiver {
         chunk.map(Some).map_err(|error| self.wire.refuse(error.to_string()))
     }
 
-    /// Reads the body of the chunk whose header was read last. Not cancel-safe.
+    /// Reads the body that belongs to the last header. Not cancel-safe.
     ///
     /// # Errors
     /// As [`BulkReceiver::header`].
     ///
     /// # Panics
-    /// If `into` is not as long as the header says.
+    /// If the length of `into` is not that in the header.
     pub async fn body(&mut self, chunk: &Chunk, mut into: &mut [u8]) -> Result<(), LinkError> {
         assert_eq!(into.len(), chunk.body_bytes(), "a buffer as long as the header says");
         while !into.is_empty() {
@@ -123,7 +124,7 @@ impl BulkReceiver {
         Ok(())
     }
 
-    /// Drops the body of the chunk whose header was read last. Not cancel-safe.
+    /// Drops the body that belongs to the last header. Not cancel-safe.
     ///
     /// # Errors
     /// As [`BulkReceiver::header`].
@@ -140,7 +141,7 @@ impl BulkReceiver {
         piece.ok_or_else(|| self.wire.refuse("a stream that ends within a body"))
     }
 
-    /// The next bytes, at least one and at most `at_most`; `None` at the end.
+    /// The next bytes, at least one and at most `at_most`. `None` at the end.
     async fn piece(&mut self, at_most: usize) -> Result<Option<Bytes>, LinkError> {
         loop {
             if let Some(mut piece) = self.pieces.pop_front() {

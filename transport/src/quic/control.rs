@@ -1,9 +1,9 @@
 //! The control lane: messages in order, each with its length in front.
 //!
 //! A frame is a length (u32, little-endian) and that many bytes of message. Three lengths are
-//! special: [`EMPTY`], [`ELSEWHERE`] and [`RENEWAL`]. By ending the stream at the boundary of a
-//! frame a node says goodbye: it has nothing more to say and leaves; whoever reads that closes the
-//! connection, for only the reader knows that all has arrived.
+//! special: [`EMPTY`], [`ELSEWHERE`] and [`RENEWAL`]. A node says goodbye by ending the stream at
+//! the boundary of a frame: it has nothing more to say and leaves. The reader of that end closes
+//! the connection, for only the reader knows that all has arrived.
 
 use std::sync::Arc;
 
@@ -19,26 +19,26 @@ use super::wire::Wire;
 use crate::protocol::codec::{self, MAX_CONTROL};
 use crate::protocol::{Chunk, ChunkKind, Generation, Message, Step};
 
-/// Nothing follows: the acceptor's first frame, which shows the lane to the connecting node and so
-/// tells it that it was let in.
+/// No message follows. The acceptor sends this as its first frame. It shows the lane to the
+/// connecting node, which learns from it that the acceptor let it in.
 pub(super) const EMPTY: u32 = 0;
 /// The next message is too large for the lane and follows on a bidirectional stream of its own, as
 /// one message chunk.
 const ELSEWHERE: u32 = u32::MAX;
-/// The sender wants a new certificate: it opens a bidirectional stream, on which it says nothing
-/// and awaits the answer. Messages go on meanwhile.
+/// The sender wants a new certificate. It opens a bidirectional stream, sends nothing on it, and
+/// waits for the answer. Messages go on meanwhile.
 const RENEWAL: u32 = u32::MAX - 1;
 
-/// Control messages leave before bulk data that waits.
+/// Control messages leave before waiting bulk data.
 pub(super) const PRIORITY: i32 = 1;
 
-/// What waits for the writer.
+/// Work that waits for the writer of the lane.
 pub(super) enum Outgoing {
     /// An encoded message, and the room that it takes in the queue until it is written.
     Message(Bytes, OwnedSemaphorePermit),
-    /// The wish for a new certificate, and who is told where the answer will come.
+    /// The wish for a new certificate. The sender gives the asker the stream of the answer.
     Renewal(oneshot::Sender<RecvStream>),
-    /// Nothing comes after this.
+    /// The end of the lane. Nothing comes after this.
     End,
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn write(
                 let opened = wire.connection.open_bi().await;
                 let (mut question, answer) = opened.map_err(|_| wire.failure())?;
                 let _ = question.finish(); // an error means that the link is gone
-                let _ = tell.send(answer); // who does not wait any more needs none
+                let _ = tell.send(answer); // an asker that has stopped waiting needs no answer
             }
             Some(Outgoing::End) | None => break,
         }
@@ -93,7 +93,7 @@ async fn write_elsewhere(wire: &Wire, message: Bytes) -> Result<(), LinkError> {
     sender.finish()
 }
 
-/// Reads messages until the link ends; what no honest node sends ends it.
+/// Reads messages until the link ends. Bytes that no honest node sends end it.
 pub(super) async fn read(
     site: Arc<Site>,
     wire: Wire,
@@ -106,7 +106,7 @@ pub(super) async fn read(
             ELSEWHERE => read_elsewhere(&wire).await?,
             RENEWAL => {
                 let (answer, _) = wire.connection.accept_bi().await.map_err(|_| wire.failure())?;
-                // At most as many at once as a peer may open streams.
+                // The number at once is at most the number of streams that a peer may open.
                 tokio::spawn(renewal::serve(site.clone(), wire.clone(), answer));
                 continue;
             }
@@ -119,14 +119,14 @@ pub(super) async fn read(
             _ => return Err(wire.refuse(format!("a control message of {length} bytes"))),
         };
         if arrivals.send(message).await.is_err() {
-            return Ok(()); // the link was dropped here
+            return Ok(()); // the owner of the link has dropped it
         }
     }
     wire.done();
     Ok(())
 }
 
-/// The next frame's length; `None` at the end of the lane.
+/// The next frame's length. `None` at the end of the lane.
 async fn read_length(wire: &Wire, lane: &mut RecvStream) -> Result<Option<u32>, LinkError> {
     let mut length = [0; 4];
     match lane.read_exact(&mut length).await {
@@ -137,7 +137,7 @@ async fn read_length(wire: &Wire, lane: &mut RecvStream) -> Result<Option<u32>, 
 }
 
 async fn read_elsewhere(wire: &Wire) -> Result<Message, LinkError> {
-    // The other half of the stream is dropped, which ends it.
+    // The sending half of the stream is dropped, which ends it.
     let (_, stream) = wire.connection.accept_bi().await.map_err(|_| wire.failure())?;
     let mut receiver = BulkReceiver::new(wire.clone(), stream);
     let chunk = match receiver.header().await? {

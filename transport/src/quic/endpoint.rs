@@ -1,8 +1,8 @@
 //! An endpoint: one UDP port that listens and connects.
 //!
-//! In: credentials, a roster, and peers from outside. Out: [`Link`]s whose handshake is done and
-//! whose peer is known and wanted. A handshake that fails costs nobody else anything: it is counted
-//! and logged.
+//! Input: credentials, a roster, and peers from outside. Output: [`Link`]s after their handshake,
+//! with a peer that is known and wanted. A failed handshake costs no other peer anything. The
+//! endpoint counts and logs it.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -35,19 +35,20 @@ use super::{ENROL_ALPN, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::ALPN;
 
-/// TLS wants a host's name; identities take its place, so all nodes have this one.
+/// TLS wants a host's name. Identities take its place, so all nodes have this one.
 pub(super) const SERVER_NAME: &str = "everstep";
-/// Links that were let in and not yet taken by [`Endpoint::accept`].
+/// Most links that the endpoint has let in before [`Endpoint::accept`] takes them.
 const BACKLOG: usize = 64;
-/// How long a closing endpoint waits for its peers to have heard of it.
+/// How long a closing endpoint waits until its peers have heard of it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long TLS may take, to the client's certificate, while many handshakes are in progress.
+/// How long TLS may take, up to the client's certificate, while many handshakes are in progress.
 const CROWDED_TIMEOUT: Duration = Duration::from_secs(1);
 const TOO_LONG: &str = "the handshake took too long";
-/// What the authority's secret is for, of which the keys of stateless resets are made.
+/// The purpose for which the authority gives a secret: it makes the keys of stateless resets.
 const RESETS: &str = "everstep: stateless resets of QUIC links";
 
-/// One UDP port of this process. Dropped, it closes all its links: to their peers it is gone.
+/// One UDP port of this process. Its drop closes all its links. To their peers the node is then
+/// gone.
 pub struct Endpoint {
     quinn: quinn::Endpoint,
     conduct: Lock<Conduct>,
@@ -57,14 +58,14 @@ pub struct Endpoint {
     arrivals: Mutex<mpsc::Receiver<Link>>,
 }
 
-/// Whom a connecting node expects to meet.
+/// The peers that a connecting node accepts at the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Any node of the cluster.
     Anyone,
     /// Any node of this role.
     Role(Role),
-    /// This node.
+    /// Only the node with this identity.
     Node(Identity),
 }
 
@@ -74,15 +75,15 @@ pub enum BindError {
     /// The address is in use, or not of this machine.
     #[error("cannot listen on {address}: {source}")]
     Socket {
-        /// The address.
+        /// The address that was asked for.
         address: SocketAddr,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The credentials do not fit together.
     #[error("the node's credentials cannot be used: {0}")]
     Credentials(#[from] rustls::Error),
-    /// A setting cannot be.
+    /// A setting is not valid.
     #[error("settings: {0}")]
     Settings(#[from] SettingsError),
 }
@@ -106,7 +107,7 @@ impl Endpoint {
         Self::bind_with_clock(listen, credentials, settings, enrolment, clock)
     }
 
-    /// As [`Endpoint::bind`], with another clock to measure the lives of certificates by.
+    /// As [`Endpoint::bind`], with another clock to measure the validity of certificates.
     ///
     /// # Errors
     /// As [`Endpoint::bind`].
@@ -124,7 +125,7 @@ impl Endpoint {
         Self::open_with_clock(port, credentials, settings, enrolment, clock)
     }
 
-    /// As [`Endpoint::bind`], at a port that was taken before.
+    /// As [`Endpoint::bind`], at a port that the caller has already taken.
     ///
     /// # Errors
     /// As [`Endpoint::bind`].
@@ -186,9 +187,8 @@ impl Endpoint {
         Ok(Self { quinn, conduct, site, buffers, local_address, arrivals })
     }
 
-    /// So many peers share the budget of the windows: links that begin from now on have windows
-    /// accordingly. Those that are up keep theirs, since a window that was granted cannot be taken
-    /// back.
+    /// Sets how many peers share the budget of the windows. New links get their windows
+    /// accordingly. Existing links keep theirs, since a granted window cannot be taken back.
     pub fn share_among(&self, peers: u32) {
         let mut conduct = self.conduct.lock().expect("nothing panics meanwhile");
         if conduct.peers != peers {
@@ -197,44 +197,44 @@ impl Endpoint {
         }
     }
 
-    /// Presents these credentials from now on: they are the node's own, renewed. Links that are up
-    /// stay up, also those that outlive their certificates. An endpoint that has a link to a
-    /// coordinator renews its credentials by itself.
+    /// Presents these renewed credentials of the same node from now on. Existing links stay up,
+    /// even if they outlive their certificates. An endpoint that has a link to a coordinator renews
+    /// its credentials by itself.
     ///
     /// # Errors
-    /// [`BindError::Credentials`]; what was presented before stays.
+    /// [`BindError::Credentials`]. The endpoint then keeps the previous credentials.
     pub fn renew(&self, credentials: &Credentials) -> Result<(), BindError> {
         Ok(self.site.presented.replace(credentials)?)
     }
 
-    /// The newest credentials.
+    /// The newest credentials that the endpoint presents.
     pub fn credentials(&self) -> Arc<Credentials> {
         self.site.presented.credentials()
     }
 
-    /// Has links from now on only with the nodes that this predicate, the roster, admits: asked at
-    /// the end of every handshake, and now of every peer, which loses its link at once if it is not
-    /// admitted. It must not use the endpoint. Until this is called, every node of the cluster is
-    /// let in.
+    /// Restricts links from now on to the nodes that this predicate, the roster, admits. The
+    /// endpoint asks it at the end of every handshake, and now for every peer. A peer that the
+    /// roster does not admit loses its link at once. The predicate must not use the endpoint. Until
+    /// this call, the endpoint lets every node of the cluster in.
     pub fn admit_only(&self, roster: impl Fn(&Identity) -> bool + Send + Sync + 'static) {
         self.site.roster.replace(roster);
-        // Whose handshake ends now is asked again once its link is in the table.
+        // A node that ends its handshake now is checked again once its link is in the table.
         self.site.links.expel(|peer| self.site.roster.admits(peer));
     }
 
-    /// Whether nothing depends on a death that is noticed at once. Peers are probed less often
-    /// then.
+    /// Sets whether the endpoint rests: nothing depends on noticing a death at once. The endpoint
+    /// then probes its peers less often.
     pub fn rest(&self, rests: bool) {
         self.site.links.rests.store(rests, Ordering::Relaxed);
     }
 
-    /// Nodes of the cluster are at these addresses: slots for handshakes are kept free for them. An
-    /// endpoint learns by itself from where its links come.
+    /// Keeps slots for handshakes free for these addresses, since nodes of the cluster are there.
+    /// An endpoint learns the sources of its links by itself.
     pub fn expect_from(&self, hosts: impl IntoIterator<Item = IpAddr>) {
         hosts.into_iter().for_each(|host| self.site.slots.know(host));
     }
 
-    /// Connects to a node; returns when both have let each other in.
+    /// Connects to a node. Returns when both nodes have let each other in.
     ///
     /// # Errors
     /// [`ConnectError`], in words for the user.
@@ -268,18 +268,18 @@ impl Endpoint {
             connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
             return Err(ConnectError::NotListed { address, met });
         }
-        // In TLS 1.3 a client is done before the server has seen its certificate: only the lane,
-        // which the server opens, tells that it was let in.
+        // In TLS 1.3 a client is done before the server has seen its certificate. The server opens
+        // the lane, so only the lane tells the client that the server let it in.
         let lane = connection.accept_bi().await.map_err(handshake)?;
         Ok(self.site.link(connection, met, lane))
     }
 
-    /// The next node that has connected; `None` once the endpoint is closed. Cancel-safe.
+    /// The next node that has connected. `None` once the endpoint is closed. Cancel-safe.
     pub async fn accept(&self) -> Option<Link> {
         self.arrivals.lock().await.recv().await
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     pub fn local_address(&self) -> SocketAddr {
         self.local_address
     }
@@ -289,13 +289,13 @@ impl Endpoint {
         self.buffers
     }
 
-    /// What the endpoint and its links have counted.
+    /// The counters of the endpoint and its links.
     pub fn stats(&self) -> EndpointStats {
         self.site.links.stats()
     }
 
-    /// Closes all links and waits, a second at most, until the peers can have heard of it: what a
-    /// process does before it exits.
+    /// Closes all links and waits, a second at most, until the peers can have heard of it. A
+    /// process calls this before it exits.
     pub async fn close(&self, reason: &str) {
         self.quinn.close(GOODBYE, reason.as_bytes());
         let _ = timeout(CLOSE_TIMEOUT, self.quinn.wait_idle()).await; // silent peers time out
@@ -328,18 +328,18 @@ impl fmt::Display for Expected {
     }
 }
 
-/// The secret of a node's stateless resets: the same when it is started again, and no other node's,
-/// whose resets would end this one's links.
+/// The secret of a node's stateless resets. It stays the same when the node starts again. No other
+/// node has it: the resets of such a node would end this one's links.
 fn reset_secret(enrolment: &Enrolment, own: &Credentials) -> [u8; 32] {
     let secret = enrolment.secret_for(RESETS);
     *blake3::keyed_hash(&secret, own.identity().to_string().as_bytes()).as_bytes()
 }
 
-/// How both sides of an endpoint present and conduct themselves, on links that begin now.
+/// How both sides of an endpoint present themselves and behave, on links that begin now.
 struct Conduct {
     client: ClientConfig,
     server: ServerConfig,
-    /// How many peers share the budget of the windows.
+    /// Number of peers that share the budget of the windows.
     peers: u32,
 }
 
@@ -364,7 +364,7 @@ impl Conduct {
     }
 }
 
-/// The listening side: lets in whom it may.
+/// The listening side: it admits connecting nodes.
 struct Door {
     site: Arc<Site>,
     deliver: mpsc::Sender<Link>,
@@ -381,8 +381,8 @@ impl Door {
                 continue;
             };
             if slot.is_crowded && !incoming.remote_address_validated() {
-                // Under load only who can be reached at its address gets further.
-                let _ = incoming.retry(); // an unvalidated address may always be asked
+                // Under load only a peer that is reachable at its address gets further.
+                let _ = incoming.retry(); // an unvalidated address always allows a retry
                 continue;
             }
             let door = self.clone();
@@ -399,15 +399,15 @@ impl Door {
         let proof = if slot.is_crowded { longest.min(CROWDED_TIMEOUT) } else { longest };
         let welcomed = timeout(longest, self.welcome(incoming, proof)).await;
         match welcomed.unwrap_or(Err(TOO_LONG.into())) {
-            // Waits, in its slot, while the backlog is full.
+            // While the backlog is full, the link waits and keeps its slot.
             Ok(Some(link)) => drop(self.deliver.send(link).await),
             Ok(None) => {}
             Err(reason) => self.site.handshake_failed(&format!("{address}: {reason}")),
         }
     }
 
-    /// A link to a node with a certificate; none for a node that has enrolled, or wants none. TLS
-    /// may take as long as `proof`.
+    /// A link to a node with a certificate. `None` for a node that has enrolled, or that wants no
+    /// link any more. TLS may take as long as `proof`.
     async fn welcome(&self, incoming: Incoming, proof: Duration) -> Result<Option<Link>, String> {
         let connection = match timeout(proof, incoming.into_future()).await.map_err(|_| TOO_LONG)? {
             Err(error) if is_withdrawn(&error) => {
@@ -439,8 +439,9 @@ impl Door {
     }
 }
 
-/// Whoever calls several may drop its other calls when one is answered. (Why a peer ends a
-/// handshake, TLS hides: one that finds a stranger here looks the same, and says so at its end.)
+/// Whether the peer withdrew. A node that dials several peers may drop its other dials when one
+/// answers. (TLS hides why a peer ends a handshake. A peer that finds a stranger here looks the
+/// same, and reports it at its own end.)
 fn is_withdrawn(error: &ConnectionError) -> bool {
     let harmless = [TransportErrorCode::APPLICATION_ERROR, TransportErrorCode::NO_ERROR];
     match error {
@@ -454,7 +455,7 @@ fn protocol_of(connection: &Connection) -> Option<Vec<u8>> {
     connection.handshake_data()?.downcast::<HandshakeData>().ok()?.protocol
 }
 
-/// Who the peer's certificate says it is; TLS has verified the certificate.
+/// The identity in the peer's certificate. TLS has verified the certificate.
 pub(super) fn identity_of(connection: &Connection) -> Result<Identity, String> {
     Identity::of(&certificate_of(connection)?).map_err(|error| error.to_string())
 }

@@ -20,10 +20,11 @@ use crate::identity::{
 /// Binds the proof to one TLS session (RFC 8446, section 7.5).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-enrol";
 
-/// Exchanges a join token for the credentials of a node of this role, which must be the token's, at
-/// the coordinator that listens on `address`. The node's key is made here; its name follows from
-/// the key, and the credentials' identity says it. Each try is another node: where the token's uses
-/// are counted, a try whose answer is lost has cost a use. See [`enrol_as`].
+/// Exchanges a join token for the credentials of a node of this role, at the coordinator that
+/// listens on `address`. The token must be of the same role. This function makes the node's key.
+/// The name follows from the key, and the credentials' identity states it. Each try is another
+/// node: if the coordinators count the token's uses, a try with a lost answer has cost a use. See
+/// [`enrol_as`].
 ///
 /// # Errors
 /// [`EnrolError`], in words for the user.
@@ -36,8 +37,8 @@ pub async fn enrol(
     enrol_as(address, token, role, &key).await
 }
 
-/// The same with a key that outlives the try: however often it is tried, at whichever coordinators,
-/// it is one node, and spends one use of the token.
+/// As [`enrol`], with a key that outlives the try. All tries with it, at any coordinators, are one
+/// node, and spend one use of the token.
 ///
 /// # Errors
 /// As [`enrol`].
@@ -50,8 +51,8 @@ pub async fn enrol_as(
     apply(address, token, Application::new(token, role, key)?).await
 }
 
-/// Enrols a node anew, whose certificate has expired while it had no link to renew it over: the
-/// key, and so the name, stay what they are, and no use of the token is spent.
+/// Enrols a node again after its certificate has expired without a link for a renewal. The key, and
+/// so the name, stay the same, and no use of the token is spent.
 ///
 /// # Errors
 /// As [`enrol`].
@@ -82,7 +83,7 @@ async fn apply(
         }
         let request = application.request(&session(&connection))?;
         let answer = ask(&connection, &request).await.map_err(|error| failed(address, error));
-        // A connection that was closed has said why.
+        // A closed connection has stated its reason.
         let answer = answer.map_err(|error| connection.close_reason().map_or(error, handshake))?;
         connection.close(CLOSED, b"enrolled or refused");
         Ok(application.credentials(&answer)?)
@@ -94,7 +95,7 @@ async fn apply(
     enrolled
 }
 
-/// Answers the request on a connection without a certificate. Returns whom it admitted.
+/// Answers the request on a connection without a certificate. Returns the node that it admitted.
 pub(super) async fn serve(
     site: &Site,
     enrolment: &Enrolment,
@@ -115,8 +116,9 @@ pub(super) async fn serve(
     })
 }
 
-/// Waits for a decision, tells the peer, and returns whom it is about. The peer waits as long as
-/// for a handshake: half of that is for the decision, so that it hears when there is none.
+/// Waits for a decision, sends it to the peer, and returns the node that it is about. The peer
+/// waits as long as for a handshake. The decision may take half of that, so that the peer hears if
+/// there is none.
 pub(super) async fn decide(
     site: &Site,
     decision: impl Future<Output = Result<Granted, Refusal>>,
@@ -172,13 +174,13 @@ fn failed(address: SocketAddr, error: impl ToString) -> ConnectError {
     ConnectError::Failed { address, reason: error.to_string() }
 }
 
-/// Why a node has no new credentials.
+/// Why a node gets no new credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError {
     /// The coordinator could not be reached, or is not of the token's cluster.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The link over which it asked has ended.
+    /// The link that carried the request has ended.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The coordinator refused, or its answer is of no use.
@@ -187,7 +189,7 @@ pub enum EnrolError {
 }
 
 impl EnrolError {
-    /// Whether the next try, or another coordinator, may lead to more.
+    /// Whether another try, or another coordinator, may succeed.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,

@@ -1,7 +1,7 @@
 //! What can go wrong on the way to a link and on a link.
 //!
-//! The words of the QUIC library end here: above, an error says who closed, why, and whether it
-//! pays to try again.
+//! The words of the QUIC library end here. Above this module, an error states which side closed,
+//! the reason, and whether it pays to try again.
 
 use std::net::SocketAddr;
 
@@ -10,11 +10,11 @@ use quinn::{ConnectionError, VarInt};
 use super::roster::NOT_LISTED;
 use crate::identity::Identity;
 
-/// This link is of no more use to its closer, who lives on.
+/// The closer has no more use for this link, and lives on.
 pub(super) const CLOSED: VarInt = VarInt::from_u32(0);
-/// The peer was sent what no honest node sends.
+/// The peer sent bytes that no honest node sends.
 pub(super) const REFUSED: VarInt = VarInt::from_u32(1);
-/// The peer does not let this node in.
+/// The closer does not let the peer in.
 pub(super) const NOT_ADMITTED: VarInt = VarInt::from_u32(2);
 /// A stream that its sender gave up.
 pub(super) const ABANDONED: VarInt = VarInt::from_u32(3);
@@ -24,37 +24,38 @@ pub(super) const GOODBYE: VarInt = VarInt::from_u32(4);
 /// Why a link, or one stream of it, carries nothing more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The peer is no more: its process has said goodbye. Connecting again helps when it was
+    /// The peer is gone: its process has said goodbye. Connecting again helps if the process was
     /// started again.
     #[error("the peer is gone: {how}")]
     Gone {
-        /// How that was noticed; what a peer said is untrusted text, made printable.
+        /// How this side noticed it. Words of a peer are untrusted text, made printable.
         how: String,
     },
     /// The peer's host refuses packets for the peer's port, and nothing arrives on the link any
     /// more. The process is probably dead, but a firewall refuses packets for a living one, too.
     #[error("the peer cannot be reached: {how}")]
     Unreachable {
-        /// How that was noticed.
+        /// How this side noticed it.
         how: &'static str,
     },
-    /// The peer has no more use for this link; its process lives.
+    /// The peer has no more use for this link. Its process lives.
     #[error("the peer closed the link: {reason}")]
     Closed {
-        /// Its reason; untrusted text, made printable.
+        /// The peer's reason: untrusted text, made printable.
         reason: String,
     },
-    /// Nothing was heard from the peer for the idle time-out, or it has heard nothing from this
-    /// side for as long and forgotten the link. It may well live; connecting again may succeed.
+    /// This side heard nothing from the peer for the idle time-out. Or the peer heard nothing from
+    /// this side for as long, and has forgotten the link. The peer may well live, and connecting
+    /// again may succeed.
     #[error("the link was lost: {how}")]
     Lost {
-        /// How that was noticed.
+        /// How this side noticed it.
         how: &'static str,
     },
-    /// The peer sent what no honest node sends; the link was closed for that.
+    /// The peer sent bytes that no honest node sends. This side closed the link for that.
     #[error("the peer was refused: it sent {what}")]
     Refused {
-        /// What it sent.
+        /// A description of what the peer sent.
         what: String,
     },
     /// This side closed the link.
@@ -63,36 +64,36 @@ pub enum LinkError {
         /// The reason given to the peer.
         reason: String,
     },
-    /// The other end gave up this one stream; the link lives.
+    /// The other end gave up this one stream. The link lives.
     #[error("the peer gave up this stream")]
     Abandoned,
-    /// More messages or bytes wait for the peer than may wait; it does not read. Drop it.
+    /// Too many messages or bytes wait for the peer, because it does not read. Drop the peer.
     #[error("too many messages wait for the peer")]
     Full,
-    /// A message is larger than any message may be; the link lives, the sender is at fault.
+    /// A message exceeds the limit for messages. The link lives. The sender is at fault.
     #[error("a {name} message of {bytes} bytes is too large to be sent")]
     TooLarge {
-        /// Its name.
+        /// The message's name, as in logs.
         name: &'static str,
-        /// Its encoded size.
+        /// The message's encoded size.
         bytes: usize,
     },
-    /// QUIC itself failed.
+    /// The QUIC library reports an error of its own.
     #[error("the link broke: {what}")]
     Broken {
-        /// How.
+        /// The error of the QUIC library.
         what: String,
     },
 }
 
 impl LinkError {
-    /// Whether the peer's process is known to be dead: it has said so. Everything else, silence and
-    /// refusals above all, is also what a living peer behind a bad network looks like.
+    /// Whether the peer's process is known to be dead: it has said so. A living peer behind a bad
+    /// network can cause every other error, above all silence and refusals.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
 
-    /// Whether the peer says that this node is not in its roster.
+    /// Whether the peer reports that this node is not in its roster.
     pub fn is_expulsion(&self) -> bool {
         matches!(self, Self::Closed { reason } if reason == NOT_LISTED)
     }
@@ -108,7 +109,7 @@ impl From<ConnectionError> for LinkError {
                 Self::Closed { reason: printable(&close.reason) }
             }
             ConnectionError::TimedOut => Self::Lost { how: "nothing was heard from the peer" },
-            // It lives, or another one is in its place by now.
+            // The peer lives, or another process is in its place by now.
             ConnectionError::Reset => Self::Lost { how: "the peer has forgotten the link" },
             ConnectionError::LocallyClosed => {
                 Self::Ended { reason: "this endpoint was closed".into() }
@@ -121,19 +122,19 @@ impl From<ConnectionError> for LinkError {
     }
 }
 
-/// Why there is no link.
+/// Why a dial led to no link.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers. Trying again may help.
+    /// No node answers. Another try may help.
     #[error("nobody answers at {address}: is the address right, and is the node running?")]
     NoAnswer {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
     },
-    /// The peer has too many handshakes in progress. Trying again will help.
+    /// The peer has too many handshakes in progress. Another try will help.
     #[error("{address} is busy")]
     Busy {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
     },
     /// The peer speaks another version of the protocol, or does not enrol nodes.
@@ -142,73 +143,73 @@ pub enum ConnectError {
          that does not offer this"
     )]
     OtherVersion {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// What this node asked for.
+        /// The protocol that this node asked for.
         protocol: String,
     },
-    /// A certificate is not of this cluster's authority, on either side.
+    /// On one of the sides, a certificate is not of this cluster's authority.
     #[error(
         "{address} belongs to another cluster: its certificate authority is not the one that this \
          node was told to trust"
     )]
     Foreign {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
     },
-    /// A certificate has expired or is not valid yet: renew it, or set the clock.
+    /// A certificate has expired or is not valid yet. Renew it, or set the clock.
     #[error("the certificate of this node or of {address} has expired, or a clock is wrong")]
     Expired {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
     },
-    /// The peer proved to be someone else.
+    /// The peer proved another identity than the expected one.
     #[error("{address} is {met}, not {expected}")]
     Stranger {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// Who was to be there.
+        /// The expected peer, in words.
         expected: String,
-        /// Who is.
+        /// The identity that the peer proved.
         met: Identity,
     },
-    /// The peer is a node of the cluster that this one has no links with.
+    /// The peer is a node of the cluster, but this node has no links with it.
     #[error("{address} is {met}, which is not in the roster here")]
     NotListed {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// Who is there.
+        /// The identity that the peer proved.
         met: Identity,
     },
     /// The peer does not let this node in.
     #[error("{address} does not admit this node: {reason}")]
     NotAdmitted {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// Its reason; untrusted text, made printable.
+        /// The peer's reason: untrusted text, made printable.
         reason: String,
     },
-    /// Something else failed on the way.
+    /// Another error on the way to the link.
     #[error("no connection to {address}: {reason}")]
     Failed {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// How.
+        /// The error in words.
         reason: String,
     },
 }
 
 impl ConnectError {
-    /// Whether the peer says that this node is not in its roster.
+    /// Whether the peer reports that this node is not in its roster.
     pub fn is_expulsion(&self) -> bool {
         matches!(self, Self::NotAdmitted { reason, .. } if reason == NOT_LISTED)
     }
 
-    /// Says in the user's words why a handshake for `protocol` failed.
+    /// Explains to the user why a handshake for `protocol` failed.
     pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
         let code = match &error {
-            // After a reset or a goodbye, whoever began to answer is dead or ends: another one may
-            // be in its place by now.
+            // After a reset or a goodbye, the process that began to answer is dead or ends. Another
+            // process may be in its place by now.
             ConnectionError::TimedOut | ConnectionError::Reset => {
                 return Self::NoAnswer { address };
             }
@@ -236,13 +237,13 @@ impl ConnectError {
     }
 }
 
-/// Said to a node that comes without a certificate and not to enrol.
+/// The reason sent to a node that comes without a certificate and not to enrol.
 pub(super) const NO_CERTIFICATE: &str = "a certificate of this cluster is required";
 
 // QUIC's code for a server that takes no more connections, and TLS alerts as QUIC carries them:
 // 0x100 plus the alert (RFC 9000, section 20; RFC 8446, section 6).
 const CONNECTION_REFUSED: u64 = 0x02;
-/// Of a server that gives up before the handshake's end: it took too long there.
+/// The code of a server that gives up before the end of a handshake that took too long there.
 const APPLICATION_ERROR: u64 = 0x0c;
 const ALERT_CERTIFICATE_EXPIRED: u64 = 0x100 + 45;
 const ALERT_UNKNOWN_CA: u64 = 0x100 + 48;
@@ -250,7 +251,7 @@ const ALERT_DECRYPT_ERROR: u64 = 0x100 + 51;
 const ALERT_CERTIFICATE_REQUIRED: u64 = 0x100 + 116;
 const ALERT_NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
 
-/// A peer's reason, fit for a log: bounded, without control characters.
+/// A peer's reason, fit for a log: bounded, and without control characters.
 fn printable(reason: &[u8]) -> String {
     let text = String::from_utf8_lossy(reason);
     text.chars().filter(|c| !c.is_control()).take(200).collect()

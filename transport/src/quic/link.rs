@@ -1,4 +1,4 @@
-//! A link: what two nodes that have proved who they are say to each other.
+//! A link between two nodes that have proved their identities to each other.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -21,15 +21,16 @@ use crate::identity::{Credentials, Identity};
 use crate::protocol::chunk::MAX_MESSAGE_CHUNK;
 use crate::protocol::{Message, codec};
 
-/// Messages that were read and that nobody has asked for; beyond, the peer is held back.
+/// Messages read from the peer before the caller asks for them. Beyond that, the peer is held back.
 const ARRIVALS: usize = 16;
-/// Bytes of messages that may wait for the peer: the largest message, or many small ones.
+/// Bytes of messages that may wait for the peer: one message of the largest size, or many small
+/// ones.
 const QUEUE_BYTES: usize = MAX_MESSAGE_CHUNK as usize;
-/// How long [`Link::finish`] waits for the peer to have read everything.
+/// How long [`Link::finish`] waits until the peer has read everything.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A connection to one peer. Clones are handles on the same link; when the last one is dropped, the
-/// link closes at once.
+/// A connection to one peer. Clones are handles on the same link. The drop of the last one closes
+/// the link at once.
 #[derive(Clone)]
 pub struct Link {
     inner: Arc<Inner>,
@@ -39,7 +40,7 @@ struct Inner {
     wire: Wire,
     identity: Identity,
     queue: mpsc::Sender<Outgoing>,
-    /// What is left of [`QUEUE_BYTES`]; a message gives its part back when it is written.
+    /// What is left of [`QUEUE_BYTES`]. A message gives its part back once it is written.
     room: Arc<Semaphore>,
     arrivals: Mutex<mpsc::Receiver<Message>>,
 }
@@ -56,11 +57,11 @@ pub struct Encoded {
 pub struct LinkStats {
     /// UDP payload that the path carries now, bytes.
     pub path_mtu: u16,
-    /// Smoothed round trip.
+    /// The smoothed round-trip time of the path.
     pub rtt: Duration,
-    /// Packets sent and lost.
+    /// Packets that were sent and lost.
     pub lost_packets: u64,
-    /// Packets sent.
+    /// All packets that were sent.
     pub sent_packets: u64,
     /// Bytes sent, packet headers included.
     pub sent_bytes: u64,
@@ -71,7 +72,7 @@ pub struct LinkStats {
 }
 
 impl Link {
-    /// Starts a link's tasks on the current runtime; `lane` is its control stream.
+    /// Starts a link's tasks on the current runtime. `lane` is its control stream.
     pub(super) fn start(
         site: &Arc<Site>,
         wire: Wire,
@@ -82,33 +83,34 @@ impl Link {
         let _ = sender.set_priority(control::PRIORITY); // an error means that the link is gone
         let (queue, outgoing) = mpsc::channel(site.settings.control_queue);
         let (deliver, arrivals) = mpsc::channel(ARRIVALS);
-        // Their errors are the connection's, which whoever uses the link next will meet.
+        // Their errors are the connection's. The next user of the link gets them from there.
         tokio::spawn(control::write(wire.clone(), sender, outgoing));
         tokio::spawn(control::read(site.clone(), wire.clone(), receiver, deliver));
         let (room, arrivals) = (Arc::new(Semaphore::new(QUEUE_BYTES)), Mutex::new(arrivals));
         Self { inner: Arc::new(Inner { wire, identity, queue, room, arrivals }) }
     }
 
-    /// Who the peer has proved to be.
+    /// The identity that the peer has proved.
     pub fn identity(&self) -> &Identity {
         &self.inner.identity
     }
 
-    /// Where the peer is.
+    /// The peer's present address and port.
     pub fn remote_address(&self) -> SocketAddr {
         self.inner.wire.connection.remote_address()
     }
 
-    /// Queues a message; never waits. Messages arrive in the order in which they were queued.
+    /// Queues a message and never waits. Messages arrive in the order of the queue.
     ///
     /// # Errors
-    /// [`LinkError::Full`] when `Settings::control_queue` messages wait already, or when more than
-    /// 64 MiB would wait with this one; [`LinkError::TooLarge`]; else the link is gone.
+    /// [`LinkError::Full`] if `Settings::control_queue` messages wait already, or if more than 64
+    /// MiB would wait with this one. [`LinkError::TooLarge`] for a message over the limit.
+    /// Otherwise the link has ended.
     pub fn send(&self, message: Message) -> Result<(), LinkError> {
         self.send_encoded(&Encoded::new(&message))
     }
 
-    /// As [`Link::send`], of a message that goes to many and was encoded once.
+    /// As [`Link::send`], for a message that is encoded once and goes to many peers.
     ///
     /// # Errors
     /// As [`Link::send`].
@@ -126,20 +128,21 @@ impl Link {
         })
     }
 
-    /// The next message. Cancel-safe. Messages that arrived before the link ended are still given.
+    /// The next message. Cancel-safe. Messages that arrived before the end of the link still come
+    /// out.
     ///
     /// # Errors
-    /// Why the link has ended.
+    /// The reason why the link has ended.
     pub async fn receive(&self) -> Result<Message, LinkError> {
         let message = self.inner.arrivals.lock().await.recv().await;
         message.ok_or_else(|| self.inner.wire.failure())
     }
 
     /// Opens a stream of chunks. Waits while the peer has as many open as it allows
-    /// (`Settings::bulk_streams`); the peer sees the stream with its first chunk.
+    /// (`Settings::bulk_streams`). The peer sees the stream with its first chunk.
     ///
     /// # Errors
-    /// Why the link has ended.
+    /// The reason why the link has ended.
     pub async fn bulk(&self) -> Result<BulkSender, LinkError> {
         let wire = self.inner.wire.clone();
         let stream = wire.connection.open_uni().await.map_err(|_| wire.failure())?;
@@ -149,7 +152,7 @@ impl Link {
     /// The next stream of chunks that the peer has opened. Cancel-safe.
     ///
     /// # Errors
-    /// Why the link has ended.
+    /// The reason why the link has ended.
     pub async fn accept_bulk(&self) -> Result<BulkReceiver, LinkError> {
         let wire = self.inner.wire.clone();
         let stream = wire.connection.accept_uni().await.map_err(|_| wire.failure())?;
@@ -157,10 +160,10 @@ impl Link {
     }
 
     /// Asks the peer, a coordinator, for newer credentials of the node that holds these. An
-    /// endpoint does so by itself when its own are due (`Settings::renewal_check`).
+    /// endpoint does so by itself when its own credentials are due (`Settings::renewal_check`).
     ///
     /// # Errors
-    /// [`EnrolError`]: the peer refuses, or the link is gone.
+    /// [`EnrolError`]: the peer refuses, or the link has ended.
     pub async fn renew(&self, held: &Credentials) -> Result<Credentials, EnrolError> {
         self.asker().ask(held).await
     }
@@ -169,14 +172,14 @@ impl Link {
         Asker { wire: self.inner.wire.clone(), queue: self.inner.queue.clone() }
     }
 
-    /// Closes at once; what is still queued or on its way may be lost. The peer is told the reason,
-    /// and that this node lives on.
+    /// Closes at once. Queued messages and those on their way may be lost. The peer gets the
+    /// reason, and learns that this node lives on.
     pub fn close(&self, reason: &str) {
         self.inner.wire.close(reason);
     }
 
-    /// Says goodbye: closes when the peer has received every message that was sent before; returns
-    /// then, or after two seconds at the latest. To the peer this node is gone.
+    /// Says goodbye. The link closes when the peer has received every earlier message. Returns
+    /// then, or after two seconds at the latest. To the peer this node is then gone.
     pub async fn finish(&self) {
         let told = async {
             if self.inner.queue.send(Outgoing::End).await.is_ok() {
@@ -193,20 +196,20 @@ impl Link {
         self.inner.wire.failure()
     }
 
-    /// Why the link has ended, if it has.
+    /// The reason why the link has ended. `None` while it lives.
     pub fn ended(&self) -> Option<LinkError> {
         let wire = &self.inner.wire;
         wire.connection.close_reason().map(|_| wire.failure())
     }
 
-    /// What the link has counted.
+    /// The link's counters since it began.
     pub fn stats(&self) -> LinkStats {
         LinkStats::of(&self.inner.wire.connection)
     }
 }
 
 impl Encoded {
-    /// Encodes a message.
+    /// Encodes a message once for any number of links.
     pub fn new(message: &Message) -> Self {
         Self { name: message.name(), bytes: Bytes::from_owner(codec::encode(message)) }
     }

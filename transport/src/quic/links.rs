@@ -1,8 +1,8 @@
 //! The table of an endpoint's links, and what all of them have counted together.
 //!
-//! In: each link's connection and peer, when the link comes up. Out: [`EndpointStats`], and the end
-//! of links whose peers are not wanted any more. The table holds connections and not links, and
-//! only until they have ended: it does not keep a link alive.
+//! Input: each link's connection and peer, when the link comes up. Output: [`EndpointStats`], and
+//! the end of links to peers that are not wanted any more. The table holds connections, not links,
+//! and drops each when it has ended. So the table does not keep a link alive.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,19 +20,19 @@ use crate::identity::Identity;
 /// Handshakes and enrolments are not among the packets and bytes, except those of links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointStats {
-    /// Handshakes from outside that failed, enrolments that were refused among them.
+    /// Handshakes from outside that failed, including refused enrolments.
     pub failed_handshakes: u64,
-    /// Peers cut off because they sent what no honest node sends.
+    /// Peers that were cut off because they sent bytes that no honest node sends.
     pub refused_peers: u64,
-    /// Links that live now.
+    /// Links that are alive now.
     pub links: u64,
-    /// The smallest UDP payload that the path of a living link carries, bytes; 0 without links.
+    /// The smallest UDP payload that the path of a living link carries, bytes. 0 without links.
     pub path_mtu: u16,
-    /// The largest smoothed round trip of a living link; 0 without links.
+    /// The largest smoothed round-trip time of a living link. 0 without links.
     pub rtt: Duration,
-    /// Packets sent and lost.
+    /// Packets that were sent and lost.
     pub lost_packets: u64,
-    /// Packets sent.
+    /// All packets that were sent.
     pub sent_packets: u64,
     /// Bytes sent, packet headers included.
     pub sent_bytes: u64,
@@ -42,32 +42,32 @@ pub struct EndpointStats {
     pub black_holes: u64,
 }
 
-/// A link that lives.
+/// A link that has not ended.
 struct Live {
     connection: Connection,
     peer: Identity,
-    /// Why this side ended it, once it has.
+    /// Why this side ended the link, if it has.
     ended: Arc<OnceLock<LinkError>>,
 }
 
-/// The table; shared by the endpoint, its door and its links.
+/// The table of links. The endpoint, its door and its links share it.
 #[derive(Default)]
 pub(super) struct Links {
     pub(super) failed_handshakes: AtomicU64,
     pub(super) refused_peers: AtomicU64,
-    /// Links whose peers are asked whether they still live.
+    /// Number of links on which the endpoint probes the peer.
     pub(super) watched: AtomicU32,
-    /// Peers are asked less often.
+    /// The endpoint rests: it probes peers less often.
     pub(super) rests: AtomicBool,
-    /// By the connection's stable id, which is its own while the table holds it.
+    /// By the connection's stable id, which no other connection has while the table holds this one.
     live: DashMap<usize, Live>,
     /// The sums of links that have left the table. Locked while a link moves from there to here, so
-    /// that none is counted twice or not at all.
+    /// that a reader counts each link exactly once.
     ended: Mutex<EndpointStats>,
 }
 
 impl Links {
-    /// Enters a link; takes it out when it has ended, and keeps what it has counted.
+    /// Enters a link. When the link has ended, takes it out and keeps its counters.
     pub(super) fn enter(
         self: &Arc<Self>,
         connection: &Connection,
@@ -87,7 +87,7 @@ impl Links {
         });
     }
 
-    /// Closes the links of all peers that are not admitted.
+    /// Closes the links of all peers that `admits` rejects.
     pub(super) fn expel(&self, admits: impl Fn(&Identity) -> bool) {
         for link in self.live.iter().filter(|link| !admits(&link.peer)) {
             tracing::info!(peer = %link.peer, "link closed: the peer is not in the roster");
@@ -105,7 +105,7 @@ impl Links {
         for link in &self.live {
             let counted = LinkStats::of(&link.connection);
             stats.add(&counted);
-            // One that has just ended may not have been taken out yet.
+            // The table may still hold a link that has just ended.
             if link.connection.close_reason().is_none() {
                 let smallest = if stats.links == 0 { u16::MAX } else { stats.path_mtu };
                 stats.path_mtu = smallest.min(counted.path_mtu);

@@ -1,4 +1,5 @@
-//! Where nodes listen, as a user writes it, and the port that a node takes before it is one.
+//! Where nodes listen, as a user writes it, and the port that a node takes before it has an
+//! endpoint.
 
 use std::fmt;
 use std::io;
@@ -13,17 +14,17 @@ use super::endpoint::BindError;
 use super::settings::Settings;
 use super::socket::{self, SocketBuffers};
 
-/// `HOST:PORT`. A name is resolved at each dial: what it stands for may change while a node runs.
+/// `HOST:PORT`. Each dial resolves the name again, since its address may change while a node runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort(String);
 
-/// No `HOST:PORT`.
+/// The text is not `HOST:PORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is not HOST:PORT, with a port of 1 to 65535")]
 pub struct HostPortError;
 
 impl HostPort {
-    /// The address, where no name has to be resolved.
+    /// The address, if no name has to be resolved.
     pub fn literal(&self) -> Option<SocketAddr> {
         self.0.parse().ok()
     }
@@ -31,7 +32,7 @@ impl HostPort {
     /// All addresses that it stands for now, at least one.
     ///
     /// # Errors
-    /// The name has no address, or nobody tells which.
+    /// The name has no address, or its resolution failed.
     pub async fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         if let Some(address) = self.literal() {
             return Ok(vec![address]);
@@ -44,7 +45,7 @@ impl HostPort {
     }
 
     /// The first of these places that is on other machines only, if `listen` is an address that no
-    /// other machine can call. A name that cannot be resolved now is let pass.
+    /// other machine can dial. A name that cannot be resolved now passes.
     pub async fn out_of_reach(places: &[Self], listen: SocketAddr) -> Option<&Self> {
         for place in places.iter().filter(|_| listen.ip().is_loopback()) {
             let found = place.resolve().await.unwrap_or_default();
@@ -56,8 +57,8 @@ impl HostPort {
         None
     }
 
-    /// Does `work`, which lasts as long as nobody answers at `places`, and says so in the log:
-    /// after a second, and every few seconds from then on.
+    /// Does `work`, which lasts as long as no node answers at `places`. Logs that wait after a
+    /// second, and every few seconds from then on.
     pub async fn await_answer<T>(places: &[Self], work: impl Future<Output = T>) -> T {
         const FIRST: Duration = Duration::from_secs(1);
         const AGAIN: Duration = Duration::from_secs(4);
@@ -103,7 +104,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// A UDP port that is taken and does not answer yet: a node takes it before it spends a token.
+/// A bound UDP port that does not answer yet. A node takes it before it spends a token.
 #[derive(Debug)]
 pub struct Port {
     pub(super) socket: UdpSocket,
@@ -112,7 +113,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes `listen` (port 0: any free port).
+    /// Binds to `listen` (port 0: any free port).
     ///
     /// # Errors
     /// [`BindError::Socket`].
@@ -120,7 +121,7 @@ impl Port {
         let failed = |source| BindError::Socket { address: listen, source };
         let (socket, buffers) = socket::open(listen, settings.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        // Loopback loses little: its sender is slowed down by its receiver.
+        // Loopback loses little: its receiver slows down its sender.
         let shortage = buffers.shortage(settings.socket_buffer);
         if let Some(remedy) = shortage.filter(|_| !address.ip().is_loopback()) {
             let SocketBuffers { receive, send } = buffers;

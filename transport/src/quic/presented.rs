@@ -1,7 +1,7 @@
-//! What an endpoint presents: the node's credentials, replaced while it runs.
+//! The credentials that an endpoint presents. They can be replaced while it runs.
 //!
-//! In: credentials, the same node's every time. Out: for each handshake that begins, the newest.
-//! Links that are up do not change: nothing is presented twice on one link.
+//! Input: credentials, always of the same node. Output: the newest ones for each new handshake.
+//! Existing links do not change: an endpoint presents its credentials once on a link.
 
 use std::sync::{Arc, RwLock};
 
@@ -13,7 +13,7 @@ use rustls::{Error, SignatureScheme};
 use super::tls;
 use crate::identity::Credentials;
 
-/// The newest credentials, shared by all that present them.
+/// The newest credentials, shared by all users that present them.
 #[derive(Debug)]
 pub(super) struct Presented {
     newest: RwLock<(Arc<Credentials>, Arc<CertifiedKey>)>,
@@ -24,7 +24,7 @@ impl Presented {
         Ok(Self { newest: RwLock::new(certified(credentials)?) })
     }
 
-    /// Presents these from now on. An error leaves what there was.
+    /// Presents these from now on. After an error the previous ones stay.
     pub(super) fn replace(&self, credentials: &Credentials) -> Result<(), Error> {
         let newest = certified(credentials)?;
         *self.newest.write().expect(NO_PANIC) = newest;
@@ -42,7 +42,7 @@ impl Presented {
 
 const NO_PANIC: &str = "cloning and replacing do not panic";
 
-/// Fails where key and certificate do not belong together.
+/// Fails if key and certificate do not belong together.
 fn certified(credentials: &Credentials) -> Result<(Arc<Credentials>, Arc<CertifiedKey>), Error> {
     let key = credentials.key().into();
     let certified = CertifiedKey::from_der(credentials.chain(), key, &tls::provider())?;

@@ -9,8 +9,8 @@
 //! ICMP is not authenticated, and firewalls send it as well. A refusal is therefore a hint, which
 //! [`check`] follows up on the link itself.
 //!
-//! In: a link's connection. Out: the link's end, when the peer's host refuses probes and the link
-//! receives nothing. Where a firewall keeps ICMP back, the idle time-out has to do.
+//! Input: a link's connection. Output: the link's end, when the peer's host refuses probes and the
+//! link receives nothing. Where a firewall keeps ICMP back, only the idle time-out remains.
 
 mod check;
 mod port;
@@ -29,15 +29,16 @@ use self::port::Watcher;
 pub(super) use self::signs::Signs;
 use super::wire::Wire;
 
-/// What is said on a link so that it is acknowledged.
+/// A datagram on the link that makes the peer acknowledge it.
 const ASK: &[u8] = &[0];
-/// A process that watches many links asks each less often, so that it sends at most 2,000 a second.
+/// A process that watches many links probes each less often, so that it sends at most 2,000 a
+/// second.
 const SPACING: Duration = Duration::from_micros(500);
 
-/// An endpoint at rest asks so many times less often.
+/// An endpoint at rest probes this many times less often.
 const AT_REST: u32 = 40;
 
-/// Asks every `interval` until the link ends, and ends it when the peer seems to be dead.
+/// Probes every `interval` until the link ends, and ends it when the peer seems to be dead.
 pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {
     let watched = Watched::new(&wire, &peer);
     tokio::select! {
@@ -46,7 +47,7 @@ pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {
     }
 }
 
-/// Counts a link among those that are watched, while it is.
+/// Counts a link as watched while this value lives.
 struct Watched<'a> {
     wire: &'a Wire,
     peer: &'a Watcher,
@@ -81,18 +82,18 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// Says something on the link that a living peer acknowledges, and that means nothing else.
+    /// Sends a datagram that a living peer acknowledges, and that has no other meaning.
     fn ask(&self) {
         // Fails only where the link has ended, or the peer takes no datagrams.
         let _ = self.wire.connection.send_datagram(Bytes::from_static(ASK));
     }
 
-    /// How many datagrams have come from the peer: of the link, and probes of its own.
+    /// How many datagrams have come from the peer: packets of the link, and the peer's own probes.
     fn received(&self) -> u64 {
         self.wire.connection.stats().udp_rx.datagrams + self.peer.signs()
     }
 
-    /// The time between two probes, where nothing is refused.
+    /// The time between two probes, if the peer refuses none.
     fn interval(&self, wanted: Duration) -> Duration {
         let links = &self.wire.links;
         let factor = if links.rests.load(Ordering::Relaxed) { AT_REST } else { 1 };

@@ -1,12 +1,14 @@
-//! Certificates are renewed over links: a node asks the coordinator that it is linked to.
+//! Renewal of certificates over links: a node asks the coordinator that it is linked to.
 //!
-//! What is asked and granted is [`crate::identity`]'s to know. Here: when to ask, and how the
-//! question travels. It is a frame of the control lane that announces a bidirectional stream; on
-//! that stream the answer comes back. Who asks is known, so there is nothing else to say.
+//! [`crate::identity`] knows what a node asks and what the coordinator grants. This module knows
+//! when to ask, and how the question travels. The question is a frame of the control lane that
+//! announces a bidirectional stream. The answer comes back on that stream. The link knows the
+//! asker, so the question needs no content.
 //!
-//! A link lives on when the certificates of its ends have expired: its session proves who the
-//! ends are as well as ever, and to close it would make a change of generation out of nothing. Who
-//! is to have no link any more is taken from the roster, which closes it at once.
+//! A link lives on after the certificates of its ends have expired. Its session proves the
+//! identities of the ends as well as before, and closing it would cause a needless change of
+//! generation. To end a node's links, the owner of the endpoint takes it from the roster, which
+//! closes them at once.
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ use super::site::Site;
 use super::wire::Wire;
 use crate::identity::{Credentials, EnrolmentError, MAX_ENROLMENT, Refusal, renewed};
 
-/// Asks over one link, without keeping it alive.
+/// Asks over one link, without keeping the link alive.
 pub(super) struct Asker {
     pub(super) wire: Wire,
     pub(super) queue: mpsc::Sender<Outgoing>,
@@ -41,7 +43,7 @@ impl Asker {
     }
 }
 
-/// Looks now and then whether the endpoint's credentials are due, as long as the link lives.
+/// Checks now and then whether the endpoint's credentials are due, as long as the link lives.
 pub(super) async fn attend(site: Arc<Site>, asker: Asker) {
     loop {
         tokio::select! {
@@ -64,7 +66,7 @@ pub(super) async fn attend(site: Arc<Site>, asker: Asker) {
     }
 }
 
-/// Answers the peer that asked.
+/// Answers the peer's request.
 pub(super) async fn serve(site: Arc<Site>, wire: Wire, mut answer: SendStream) {
     let decision = async {
         let enrolment = site.enrolment.as_ref().ok_or(Refusal::NotHere)?;

@@ -1,7 +1,7 @@
-//! Whom an endpoint lets in, of those who have a certificate of the cluster.
+//! Which nodes an endpoint lets in, among those with a certificate of the cluster.
 //!
-//! A certificate says who a node is, for a day; whether it is wanted, the owner of the endpoint
-//! says, here and now, by a predicate.
+//! A certificate states a node's identity, for a day. The owner of the endpoint decides by a
+//! predicate whether the node is wanted here and now.
 
 use std::sync::{Arc, RwLock};
 
@@ -9,10 +9,10 @@ use crate::identity::Identity;
 
 type Predicate = Arc<dyn Fn(&Identity) -> bool + Send + Sync>;
 
-/// The predicate, replaced while the endpoint runs; at first everyone is let in.
+/// The predicate, which can be replaced while the endpoint runs. At first it admits every node.
 pub(super) struct Roster(RwLock<Predicate>);
 
-/// Said to a node that the roster does not admit.
+/// The reason sent to a node that the roster does not admit.
 pub(super) const NOT_LISTED: &str =
     "the node is not in the roster here: it was removed, or is not known yet";
 

@@ -1,4 +1,4 @@
-//! How an endpoint and its links are tuned.
+//! The tuning of an endpoint and its links.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,94 +9,95 @@ use quinn::congestion::CubicConfig;
 use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 use quinn_proto::HashedConnectionIdGenerator;
 
-/// The largest UDP payload an endpoint may send or take, bytes: four make a batch that the kernel
-/// takes, and quinn writes a packet's length in 14 bits.
+/// The largest UDP payload an endpoint may send or take, bytes. Four of them make a batch that the
+/// kernel takes, and quinn writes a packet's length in 14 bits.
 pub const MAX_MTU: u16 = 16_368;
-/// The largest that is looked for where it is not known: Ethernet's jumbo frames.
+/// The largest payload to look for on an unknown path: Ethernet's jumbo frames.
 const JUMBO_MTU: u16 = 8_952;
 
 /// Streams for messages too large for the control lane, and the lane itself.
 const CONTROL_STREAMS: u32 = 4;
-/// Bytes of QUIC datagrams that wait here, where nobody reads them: a watcher sends them so that
-/// they are acknowledged, and for nothing else.
+/// Bytes of QUIC datagrams that may wait here unread. A watcher sends them only to get an
+/// acknowledgement.
 const DATAGRAMS: usize = 1 << 10;
 /// Below this window a stream cannot fill a fast link.
 const MIN_STREAM_WINDOW: u64 = 256 << 10;
 /// Above this window nothing is gained on any link that training runs on.
 const MAX_STREAM_WINDOW: u64 = 16 << 20;
 
-/// The tuning of one endpoint. The defaults suit training; identity and addresses are not tuning.
+/// The tuning of one endpoint. The defaults suit training. Identity and addresses are not tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// UDP payload that a link begins with, bytes. Larger packets cost less CPU for each byte: on
-    /// loopback 6500 carries three times as much as 1452. Too large for the path, and the first
-    /// packets are lost.
+    /// loopback 6500 carries three times as much as 1452. If it is too large for the path, the
+    /// first packets are lost.
     pub initial_mtu: u16,
     /// UDP payload that every path surely carries, bytes, at least 1200. Losses of larger packets
-    /// count as signs that the path has shrunk; on loopback there are none such, and equal to
-    /// `initial_mtu` this keeps congestion from being mistaken for them.
+    /// count as signs that the path has shrunk. Loopback never shrinks. A value equal to
+    /// `initial_mtu` keeps congestion there from being mistaken for such a sign.
     pub guaranteed_mtu: u16,
-    /// The largest UDP payload to look for and to accept, bytes; at most [`MAX_MTU`].
+    /// The largest UDP payload to look for and to accept, bytes. At most [`MAX_MTU`].
     pub largest_mtu: u16,
     /// Bytes of bulk data that all peers together may have in flight to this process before it has
-    /// read them; also what this process may have unacknowledged. A bound, not an allocation.
+    /// read them. Also what this process may have unacknowledged. A bound, not an allocation.
     pub window_budget: u64,
-    /// How many peers share the budget, until [`Endpoint::share_among`] says how many there are.
-    /// More may connect; then the budget is exceeded.
+    /// How many peers share the budget, until [`Endpoint::share_among`] sets another number. More
+    /// peers may connect. They exceed the budget.
     ///
     /// [`Endpoint::share_among`]: super::Endpoint::share_among
     pub peers: u32,
     /// Bulk streams that a peer may have open at once.
     ///
-    /// A link's window is the sum of its streams' windows, the control lane's included: streams
-    /// that nobody reads, because their time has not come, never hold up control messages.
+    /// A link's window is the sum of its streams' windows, including the control lane's. So streams
+    /// that are not read, because their time has not come, never hold up control messages.
     pub bulk_streams: u32,
-    /// Round trip assumed before one was measured: rules how soon a lost handshake packet is sent
-    /// again.
+    /// Round-trip time that a link assumes before it has measured one. It rules how soon a lost
+    /// handshake packet is sent again.
     pub initial_rtt: Duration,
-    /// Bytes in flight before the first acknowledgement, and after. Beyond what the peer's socket
-    /// buffer holds, a busy receiver loses packets.
+    /// Bytes in flight before the first acknowledgement, and after. If they exceed the peer's
+    /// socket buffer, a busy receiver loses packets.
     pub initial_congestion_window: u64,
-    /// A link on which nothing was heard for this long is lost: the backstop of failure detection.
+    /// A link that hears nothing for this long is lost: the backstop of failure detection.
     pub idle_timeout: Duration,
-    /// An idle link says something this often; a fraction of `idle_timeout`.
+    /// An idle link sends something this often. A fraction of `idle_timeout`.
     pub keep_alive: Duration,
-    /// How often a peer is asked whether its process still lives, on links with a coordinator at
-    /// one end; less often where there are many, and at rest. A dead one is noticed within this and
-    /// 60 ms or six round trips, instead of `idle_timeout`. None: never.
+    /// How often an endpoint probes whether a peer's process lives, on links with a coordinator at
+    /// one end. Less often with many links, and at rest. It notices a dead process within this and
+    /// 60 ms or six round trips, instead of `idle_timeout`. `None`: never.
     pub probe: Option<Duration>,
-    /// Whether streams take turns packet by packet. Without, a stream's chunks arrive together and
-    /// earlier, in the order in which they were sent.
+    /// Whether streams take turns packet by packet. Without this, a stream's chunks arrive together
+    /// and earlier, in the order in which they were sent.
     pub send_fairness: bool,
-    /// Asked of the kernel for each direction of the socket, bytes; it grants up to its limit
-    /// (`net.core.rmem_max`, `net.core.wmem_max`).
+    /// Buffer size to request from the kernel for each direction of the socket, bytes. The kernel
+    /// grants up to its limit (`net.core.rmem_max`, `net.core.wmem_max`).
     pub socket_buffer: usize,
-    /// Handshakes in progress at once, from whomever; a bound on what strangers can cost. One
+    /// Handshakes in progress at once, from all sources: a bound on what strangers can cost. One
     /// source (an IPv4 address, an IPv6 network of 64 bits) may have half of it, and a quarter is
-    /// kept free for sources of nodes. Beyond half of either, addresses are validated first.
+    /// kept free for sources of nodes. Beyond half of either, the endpoint validates addresses
+    /// first.
     pub max_handshakes: usize,
     /// A handshake or an enrolment that takes longer has failed.
     pub handshake_timeout: Duration,
-    /// How often a node looks whether its certificate should be renewed, over its links to
-    /// coordinators; also how soon it asks again when it got no new one.
+    /// How often a node checks whether to renew its certificate, over its links to coordinators.
+    /// Also how soon it asks again after it got no new one.
     pub renewal_check: Duration,
-    /// Control messages that may wait for one peer, of 64 MiB together at most; one more, and
-    /// `send` fails.
+    /// Control messages that may wait for one peer, of 64 MiB together at most. `send` fails for
+    /// one more.
     pub control_queue: usize,
 }
 
-/// A setting that cannot be.
+/// A setting that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {problem}")]
 pub struct SettingsError {
-    /// The field's name.
+    /// The name of the field in [`Settings`].
     pub field: &'static str,
-    /// What is wrong with it.
+    /// What is wrong with its value.
     pub problem: &'static str,
 }
 
 impl Default for Settings {
-    /// For an ordinary network, whose MTU is discovered.
+    /// For an ordinary network, with an MTU that the link discovers.
     fn default() -> Self {
         Self {
             initial_mtu: 1452,
@@ -120,11 +121,11 @@ impl Default for Settings {
     }
 }
 
-/// What a key is for that is made of an endpoint's secret.
+/// The purpose of a key that is derived from an endpoint's secret.
 const CONNECTION_IDS: &str = "everstep: ids of QUIC connections";
 
 impl Settings {
-    /// For an endpoint that listens on `address`: loopback has no small packets to fear.
+    /// For an endpoint that listens on `address`. Loopback carries large packets.
     pub fn for_address(address: IpAddr) -> Self {
         if address.is_loopback() {
             return Self {
@@ -137,7 +138,7 @@ impl Settings {
         Self::default()
     }
 
-    /// Checks what the fields must satisfy together; the first that does not is named.
+    /// Checks what the fields must satisfy together. The error names the first that does not.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let refuse = |field, problem| Err(SettingsError { field, problem });
         if self.largest_mtu > MAX_MTU || self.largest_mtu < self.initial_mtu {
@@ -167,7 +168,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Bytes in flight on one bulk stream, where so many peers share the budget.
+    /// Bytes in flight on one bulk stream, if this many peers share the budget.
     fn stream_window(&self, peers: u32) -> u64 {
         let streams = u64::from(peers.max(1)) * u64::from(self.bulk_streams + CONTROL_STREAMS);
         (self.window_budget / streams).clamp(MIN_STREAM_WINDOW, MAX_STREAM_WINDOW)
@@ -199,13 +200,14 @@ impl Settings {
         Arc::new(transport)
     }
 
-    /// With a secret that outlives the process, the one that is started again where it was tells
-    /// the peers of its predecessor, by QUIC's stateless resets, that their links are lost: so they
-    /// need not wait for [`Settings::idle_timeout`].
+    /// With a secret that outlives the process, a restarted process can tell the peers of its
+    /// predecessor, by QUIC's stateless resets, that their links are lost. So the peers need not
+    /// wait for [`Settings::idle_timeout`].
     pub(super) fn endpoint(&self, secret: Option<[u8; 32]>) -> EndpointConfig {
         let mut endpoint = EndpointConfig::default();
         if let Some(secret) = secret {
-            // Of its own: whoever sees connection ids may find out the key of their checksums.
+            // A key of its own: an observer of connection ids may find out the key of their
+            // checksums.
             let [a, b, c, d, e, f, g, h, ..] = blake3::derive_key(CONNECTION_IDS, &secret);
             let own_ids = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
             let generator = move || Box::new(HashedConnectionIdGenerator::from_key(own_ids)) as _;

@@ -1,4 +1,4 @@
-//! What all links of an endpoint share, whoever called.
+//! What all links of an endpoint share, on either side.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex as Lock};
@@ -19,23 +19,23 @@ use super::slots::{LogLimit, Slots};
 use super::wire::Wire;
 use crate::identity::{Enrolment, Identity, Role, UnixTime};
 
-/// One for each endpoint.
+/// The shared state of one endpoint.
 pub(super) struct Site {
     pub(super) settings: Settings,
     pub(super) links: Arc<Links>,
     pub(super) roster: Roster,
     pub(super) presented: Arc<Presented>,
-    /// None where no certificates are issued.
+    /// `None` if this endpoint issues no certificates.
     pub(super) enrolment: Option<Enrolment>,
-    /// What certificates' lives are measured by.
+    /// The clock that measures the validity of certificates.
     pub(super) clock: Arc<dyn TimeProvider>,
-    /// Held by whoever asks for new credentials: with several coordinators, one is asked.
+    /// The task that asks for new credentials holds it: of several coordinators, only one is asked.
     pub(super) renewing: Mutex<()>,
-    /// Handshakes in progress that others have begun.
+    /// Handshakes in progress that other nodes have begun.
     pub(super) slots: Slots,
-    /// None: peers are not asked whether they live.
+    /// `None`: the endpoint does not probe its peers.
     pub(super) probes: Option<Probes>,
-    /// Which failures of handshakes are logged.
+    /// Limits how many failures of handshakes are logged.
     pub(super) failures: Lock<LogLimit>,
 }
 
@@ -44,7 +44,7 @@ impl Site {
         self.clock.current_time().unwrap_or_else(UnixTime::now)
     }
 
-    /// The link on a connection whose peer is known and has its control lane.
+    /// The link on a connection with a known peer and its control lane.
     pub(super) fn link(
         self: &Arc<Self>,
         connection: Connection,
@@ -53,7 +53,8 @@ impl Site {
     ) -> Link {
         self.slots.know(connection.remote_address().ip());
         let wire = Wire::new(connection, &met, self.links.clone());
-        // Asked again, now that the table has it: who is removed meanwhile is closed here or there.
+        // The roster is asked again, now that the table has the link. So a peer that the roster
+        // drops meanwhile is closed here or there.
         if !self.roster.admits(&met) {
             wire.expel();
         }
@@ -75,7 +76,7 @@ impl Site {
 
     pub(super) fn handshake_failed(&self, reason: &str) {
         self.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
-        // Anybody can fail as often as packets come: lines are counted, not written.
+        // Any host can fail as often as packets come, so most of these lines are only counted.
         let admitted = self.failures.lock().expect("counting does not panic").admit(Instant::now());
         if let Some(withheld) = admitted {
             tracing::warn!(reason, withheld, "a handshake failed");

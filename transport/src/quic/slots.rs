@@ -1,16 +1,16 @@
-//! The slots of handshakes in progress: a bound on what strangers can cost, shared out so that one
-//! host cannot take all of them.
+//! The slots of handshakes in progress: a bound on what strangers can cost. The slots are shared
+//! out so that one host cannot take all of them.
 //!
-//! In: the source address of each handshake that begins and ends, and the addresses from which
-//! nodes of the cluster have had links. Out: whether a handshake may begin. A *source* is an IPv4
-//! address or an IPv6 network of 64 bits: a host has as many IPv6 addresses as it likes.
+//! Input: the source address of each handshake that begins and ends, and the addresses from which
+//! nodes of the cluster have had links. Output: whether a handshake may begin. A *source* is an
+//! IPv4 address or an IPv6 network of 64 bits, since a host has as many IPv6 addresses as it likes.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How many sources of nodes are remembered.
+/// Most sources of nodes that the table remembers.
 const MAX_KNOWN: usize = 4096;
 /// The least time between two lines of the log about failed handshakes.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,11 +19,11 @@ const LINE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Slots {
     table: Arc<Mutex<Table>>,
-    /// How many there are.
+    /// Number of slots in all.
     count: usize,
 }
 
-/// A handshake's slot; dropped, it is free again.
+/// A handshake's slot. Its drop frees it.
 pub(super) struct Slot {
     slots: Slots,
     source: Source,
@@ -31,7 +31,8 @@ pub(super) struct Slot {
     pub(super) is_crowded: bool,
 }
 
-/// What shares a part of the slots: the first 64 bits of an address, IPv4 addresses mapped.
+/// A group of addresses that shares one part of the slots: the first 64 bits of an address. IPv4
+/// addresses are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Source(u128);
 
@@ -48,8 +49,8 @@ impl Slots {
         Self { table: Arc::default(), count }
     }
 
-    /// Takes a slot. None: too many handshakes are in progress, of all sources or of this one. The
-    /// last quarter of the slots is for sources of nodes.
+    /// Takes a slot. `None` if too many handshakes are in progress, of all sources or of this one.
+    /// The last quarter of the slots is for sources of nodes.
     pub(super) fn take(&self, from: IpAddr) -> Option<Slot> {
         let source = Source::of(from);
         let mut table = self.table.lock().expect(NO_PANIC);
@@ -69,7 +70,7 @@ impl Slots {
         (self.count / 2).max(1)
     }
 
-    /// A node of the cluster is at this address.
+    /// Remembers that a node of the cluster is at this address.
     pub(super) fn know(&self, node: IpAddr) {
         let mut table = self.table.lock().expect(NO_PANIC);
         let source = Source::of(node);
@@ -117,7 +118,7 @@ pub(super) struct LogLimit {
 }
 
 impl LogLimit {
-    /// How many lines were withheld since the last one that was logged; none: withhold this one.
+    /// How many lines were withheld since the last logged one. `None`: withhold this line.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < LINE_INTERVAL) {
             self.withheld += 1;
@@ -136,7 +137,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    /// As many slots as are given from this address.
+    /// Takes slots from this address until it gets no more.
     fn flood(slots: &Slots, from: &str) -> Vec<Slot> {
         std::iter::from_fn(|| slots.take(address(from))).collect()
     }

@@ -15,20 +15,20 @@ use socket2::{Domain, Protocol, Socket, Type};
 pub(super) use self::udp::{Udp, watch};
 use super::probe::Signs;
 
-/// A socket's buffers as the kernel reports them, bytes. Linux counts its own bookkeeping in, so
+/// A socket's buffers as the kernel reports them, bytes. Linux includes its own bookkeeping, so
 /// they hold about half as much payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketBuffers {
-    /// What has arrived and was not read.
+    /// Room for packets that have arrived and were not read.
     pub receive: usize,
-    /// What was sent and has not left.
+    /// Room for packets that were sent and have not left.
     pub send: usize,
 }
 
 impl SocketBuffers {
-    /// What to do where the kernel grants less than was `wanted`, in words for the user.
+    /// What to do if the kernel grants less than `wanted`, in words for the user.
     pub(super) fn shortage(self, wanted: usize) -> Option<String> {
-        // Linux reports twice of what it grants: its bookkeeping comes on top.
+        // Linux reports twice what it grants, to make room for its bookkeeping.
         let short = |granted: usize| granted < 2 * wanted;
         let names = [(self.receive, "net.core.rmem_max"), (self.send, "net.core.wmem_max")];
         let settings = names.iter().filter(|(granted, _)| short(*granted));
@@ -48,7 +48,7 @@ pub(super) fn open(listen: SocketAddr, wanted: usize) -> io::Result<(UdpSocket, 
             _ => Err(error),
         })?;
     }
-    // Granted up to the system's limit; what was granted is reported, and less is no error.
+    // The system grants up to its limit. The result reports what it granted, and less is no error.
     socket.set_recv_buffer_size(wanted)?;
     socket.set_send_buffer_size(wanted)?;
     socket.bind(&listen.into())?;
@@ -60,19 +60,19 @@ pub(super) fn open(listen: SocketAddr, wanted: usize) -> io::Result<(UdpSocket, 
 /// The largest UDP payload of IPv4, bytes.
 const LARGEST_BATCH: usize = 65_507;
 
-/// A socket whose batches the kernel takes: it refuses those over [`LARGEST_BATCH`], and quinn,
-/// which counts packets and not bytes, does not notice.
+/// A socket with batches that the kernel takes. The kernel refuses batches over [`LARGEST_BATCH`],
+/// and quinn does not notice, since it counts packets and not bytes.
 #[derive(Debug)]
 pub(super) struct Batches {
     socket: Arc<dyn AsyncUdpSocket>,
-    /// So many of the largest packets.
+    /// How many of the largest packets fit in a batch.
     fits: usize,
-    /// Probes that arrive are counted here.
+    /// The counters of arriving probes.
     signs: Arc<Signs>,
 }
 
 impl Batches {
-    /// Of packets of up to `mtu` bytes.
+    /// For packets of up to `mtu` bytes.
     pub(super) fn new(socket: Arc<dyn AsyncUdpSocket>, mtu: u16, signs: Arc<Signs>) -> Self {
         Self { socket, fits: LARGEST_BATCH / usize::from(mtu), signs }
     }
@@ -104,7 +104,7 @@ impl AsyncUdpSocket for Batches {
         self.socket.local_addr()
     }
 
-    /// The socket may find out only when it sends that there are no batches here.
+    /// The socket may find out only at its first send that it cannot batch here.
     fn max_transmit_segments(&self) -> usize {
         self.fits.min(self.socket.max_transmit_segments())
     }
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// One that finds out that there are no batches here.
+    /// A socket that finds out that it cannot batch here.
     #[derive(Debug)]
     struct Disillusioned(Arc<dyn AsyncUdpSocket>, AtomicUsize);
 

@@ -1,7 +1,7 @@
 //! Tokio as quinn's runtime, with timers that are moved instead of extended.
 //!
 //! A timer of tokio that is reset to a later time still wakes its thread at the earlier one. QUIC
-//! moves a link's timer to later whenever an acknowledgement arrives: at rest, that would be one
+//! moves a link's timer to later whenever an acknowledgement arrives. At rest, that would be one
 //! wake-up in three.
 
 use std::io;
@@ -16,11 +16,11 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::socket::Udp;
 
-/// A timer that moves less far is extended: on a busy link, which has much to do at the earlier
+/// A timer that moves less far is extended. On a busy link, which has much to do at the earlier
 /// time anyway, that costs less.
 const NEAR: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// Quinn's runtime with the timers that the module describes.
 #[derive(Debug)]
 pub(super) struct TokioTimers;
 

@@ -1,7 +1,7 @@
-//! TLS 1.3 for links: who is let in, and nothing remembered from one session to the next.
+//! TLS 1.3 for links: which nodes may connect. No session is remembered for the next one.
 //!
-//! The configurations are built by hand because quinn's own allow early data. Names are not checked
-//! here: a certificate states an identity, not a host, and the endpoint compares identities.
+//! The configurations are built by hand because quinn's own allow early data. This module does not
+//! check names: a certificate states an identity, not a host, and the endpoint compares identities.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use super::presented::Presented;
 use crate::identity::public_key_digest;
 use crate::protocol::ALPN;
 
-/// For links that others open. With `enrols`, also for nodes without a certificate: they are told
-/// apart by their ALPN, and the endpoint lets them do nothing but enrol.
+/// For links that other nodes open. With `enrols`, also for nodes without a certificate: their ALPN
+/// tells them apart, and the endpoint lets them do nothing but enrol.
 pub(super) fn server(
     presented: Arc<Presented>,
     clock: Arc<dyn TimeProvider>,
@@ -48,7 +48,7 @@ pub(super) fn server(
     Ok(config.try_into().expect("the provider has AES-128-GCM"))
 }
 
-/// For links to nodes of the same authority.
+/// For links to nodes with a certificate of the same authority.
 pub(super) fn client(
     presented: Arc<Presented>,
     clock: Arc<dyn TimeProvider>,
@@ -58,7 +58,7 @@ pub(super) fn client(
     Ok(finish(config, ALPN))
 }
 
-/// For enrolling with whoever the authority of this public key has certified.
+/// For enrolling at any node that the authority of this public key has certified.
 pub(super) fn enrolling(pin: [u8; 32]) -> Result<QuicClientConfig, Error> {
     let builder = client_builder(Trust::Pin(pin), Arc::new(DefaultTimeProvider))?;
     Ok(finish(builder.with_no_client_auth(), ENROL_ALPN))
@@ -83,7 +83,8 @@ fn finish(mut config: ClientConfig, alpn: &[u8]) -> QuicClientConfig {
     config.try_into().expect("the provider has AES-128-GCM")
 }
 
-/// AES-128-GCM first: the fastest by far with the instructions that every server CPU has.
+/// AES-128-GCM comes first: it is the fastest by far with the instructions that every server CPU
+/// has.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     let first = CipherSuite::TLS13_AES_128_GCM_SHA256;
@@ -108,12 +109,12 @@ fn roots(authority: &CertificateDer<'_>) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Whom a connecting node believes.
+/// Which nodes a connecting node believes.
 #[derive(Debug)]
 enum Trust {
-    /// Nodes of an authority whose certificate is at hand.
+    /// Nodes of an authority with a known certificate.
     Authority(RootCertStore),
-    /// Nodes of an authority of whose public key only the SHA-256 is known; the server presents the
+    /// Nodes of an authority with a known SHA-256 of its public key. The server presents the
     /// authority's certificate along with its own.
     Pin([u8; 32]),
 }

@@ -14,20 +14,20 @@ use crate::identity::Identity;
 #[derive(Clone)]
 pub(super) struct Wire {
     pub(super) connection: Connection,
-    /// Why this side closed, once it has.
+    /// Why this side closed, if it has.
     ended: Arc<OnceLock<LinkError>>,
     pub(super) links: Arc<Links>,
 }
 
 impl Wire {
-    /// For the connection of a link that has come up: it enters the endpoint's table here.
+    /// For the connection of a new link. This enters it in the endpoint's table.
     pub(super) fn new(connection: Connection, peer: &Identity, links: Arc<Links>) -> Self {
         let wire = Self { connection, ended: Arc::default(), links };
         wire.links.enter(&wire.connection, peer, &wire.ended);
         wire
     }
 
-    /// Closes because this side has no more use for it.
+    /// Closes because this side has no more use for the link.
     pub(super) fn close(&self, reason: &str) {
         self.end(CLOSED, reason, LinkError::Ended { reason: reason.into() });
     }
@@ -58,7 +58,7 @@ impl Wire {
         error
     }
 
-    /// Closes because the peer is not wanted here.
+    /// Closes because the roster does not admit the peer.
     pub(super) fn expel(&self) {
         expel(&self.connection, &self.ended);
     }
@@ -69,10 +69,10 @@ impl Wire {
         first
     }
 
-    /// Why nothing more can be said or heard.
+    /// Why nothing more can be sent or received.
     pub(super) fn failure(&self) -> LinkError {
         match self.connection.close_reason() {
-            // Of two who close at once, the peer's reason says more.
+            // If both sides close at once, the peer's reason says more.
             Some(reason) if reason != ConnectionError::LocallyClosed => reason.into(),
             _ => self.ended.get().cloned().unwrap_or(ConnectionError::LocallyClosed.into()),
         }
@@ -96,7 +96,7 @@ impl Wire {
     }
 }
 
-/// What [`Wire::expel`] does, for the table, which holds no wires: they hold the table.
+/// Does the work of [`Wire::expel`] for the table, which holds no wires, since they hold the table.
 pub(super) fn expel(connection: &Connection, ended: &OnceLock<LinkError>) {
     let _ = ended.set(LinkError::Ended { reason: NOT_LISTED.into() }); // or it has ended already
     connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());

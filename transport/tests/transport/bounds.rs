@@ -1,4 +1,4 @@
-//! Numbers at their limits: what is out of bounds is refused, and nothing overflows.
+//! Numbers at their limits: the code refuses what is out of bounds, and nothing overflows.
 
 use std::panic::catch_unwind;
 
@@ -12,7 +12,7 @@ use everstep_transport::protocol::{
 };
 use proptest::prelude::*;
 
-/// Any number; small ones and limits more often than chance would have them.
+/// Any number. Small ones and limits occur more often than chance would have them.
 fn extremes() -> impl Strategy<Value = u32> {
     let limits = [0, 1, 2, MAX_COUNT, MAX_ELEMENTS, MAX_MESSAGE_CHUNK, u32::MAX - 1, u32::MAX];
     let near = (prop::sample::select(limits.to_vec()), 0..=2_u32)
@@ -20,7 +20,7 @@ fn extremes() -> impl Strategy<Value = u32> {
     prop_oneof![near, 1..=1024_u32, any::<u32>()]
 }
 
-/// A record with these owners, each entry the first shard, the count and the owning ranks.
+/// A record with these owners. Each entry has the first shard, the count and the owning ranks.
 fn record(owners: Vec<(u32, u32, Vec<u32>)>) -> Record {
     let all = exemplars::all();
     let record = all.into_iter().find_map(|message| match message {
@@ -56,7 +56,7 @@ proptest! {
         let total: u64 = record.owners.iter().map(|known| u64::from(known.count)).sum();
         prop_assert_eq!(record.shards(), u32::try_from(total).unwrap_or(u32::MAX));
         let _ = record.validate(data_shards, shards);
-        // Whoever counts the shards right or as the record itself does.
+        // The caller may count the shards right, or as the record itself does.
         let claimed = record.shards();
         if record.validate(1, claimed).is_ok() {
             prop_assert_eq!(u64::from(claimed), total);
@@ -113,7 +113,7 @@ fn shards_that_add_up_to_more_than_can_be_are_refused() {
         assert!(error.contains("without end"), "{error}");
     }
     assert_eq!(record(vec![(0, u32::MAX, vec![0])]).validate(1, u32::MAX), Ok(()));
-    // And whoever asks before validating gets no more shards than there can be.
+    // A caller that asks before it validates gets no more shards than there can be.
     assert_eq!(record(vec![(u32::MAX, 3, vec![0])]).owned_by(Rank(0)), []);
 }
 

@@ -1,4 +1,4 @@
-//! The vocabulary's bytes: every message survives the way, and no bytes from outside panic.
+//! The vocabulary's bytes: every message survives the way, and no bytes from outside cause a panic.
 
 use everstep_transport::protocol::chunk::{
     ChunkError, HEADER_BYTES, MAX_ELEMENTS, MAX_MESSAGE_CHUNK,

@@ -12,7 +12,7 @@ use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enr
 
 use crate::support::{RawPeer, World, link, loopback, settings};
 
-/// A coordinator that admits workers that have the token.
+/// A coordinator that admits workers with this token.
 fn coordinator(world: &World, token: &JoinToken) -> Endpoint {
     coordinator_of(world, accepting(world.authority.clone(), token))
 }
@@ -85,7 +85,7 @@ async fn a_renewed_certificate_is_for_the_same_node_and_serves_both_ways() {
     assert_eq!(before.ended(), None);
 }
 
-/// Why a coordinator that knows one token does not admit a node with another.
+/// Why a coordinator that knows one token refuses a node with another token.
 async fn refusal(coordinator: &Endpoint, token: &JoinToken) -> EnrolError {
     enrol(coordinator.local_address(), token, Role::Worker).await.unwrap_err()
 }
@@ -133,7 +133,7 @@ async fn a_token_that_has_expired_or_is_used_up_is_refused_in_words() {
     }
 }
 
-/// Decides when others have agreed.
+/// A gatekeeper that decides only after a while, as if others had to agree.
 pub struct Slow {
     tokens: Mutex<Tokens>,
     takes: Duration,
@@ -266,7 +266,7 @@ async fn a_garbled_request_is_refused_and_a_good_one_still_served() {
         let _ = send.write_all(&bytes).await;
         let _ = send.finish();
         let answer = receive.read_to_end(4096).await;
-        // What is too long is not answered but closed.
+        // A request that is too long gets no answer: the coordinator closes the connection.
         let refused = answer.is_ok_and(|answer| !answer.is_empty());
         assert!(refused || connection.closed().await.to_string().contains("request"));
     }

@@ -1,4 +1,4 @@
-//! Strangers that begin handshakes and say no more: nodes are let in all the same.
+//! Strangers that begin handshakes and say no more. The endpoint still lets nodes in.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::support::{RawPeer, World, loopback, settings};
 const RATE: u32 = 600;
 const FLOOD: Duration = Duration::from_secs(4);
 
-/// Carries first packets of handshakes to a victim, from an address of its own, and nothing but
-/// requests to prove that address back: so each handshake gets as far as a stranger can.
+/// Carries first packets of handshakes to a victim, from an address of its own. Carries back only
+/// the requests to prove that address. So each handshake gets as far as a stranger can.
 async fn relay(front: Arc<UdpSocket>, back: UdpSocket, victim: SocketAddr) {
     let (mut client, mut out, mut back_in) = (None, [0; 2048], [0; 2048]);
     loop {
@@ -54,7 +54,7 @@ async fn flood(victim: SocketAddr) -> [JoinHandle<()>; 2] {
     let endpoint = stranger.endpoint(loopback());
     let begin = tokio::spawn(async move {
         let mut pace = tokio::time::interval(Duration::from_secs(1) / RATE);
-        let mut begun = Vec::new(); // dropped, they would say that they end
+        let mut begun = Vec::new(); // a dropped handshake would announce its end
         loop {
             pace.tick().await;
             begun.push(endpoint.connect(through, "everstep").unwrap());
@@ -86,7 +86,7 @@ async fn nodes_and_strangers_are_let_in_while_another_host_floods_with_handshake
     while began.elapsed() < FLOOD {
         for endpoint in [&node, &joiner] {
             let begins = Instant::now();
-            // An error, above all that the other end is busy, is what must not be.
+            // No error may come here, above all none that says that the other end is busy.
             endpoint.connect(victim.local_address(), &Expected::Anyone).await.unwrap();
             taken.push(begins.elapsed());
         }

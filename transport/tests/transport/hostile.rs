@@ -1,4 +1,4 @@
-//! Peers that misbehave: they lose their own connection, with a reason, and nothing else happens.
+//! Peers that misbehave. They lose their own connection, with a reason, and nothing else happens.
 
 use std::time::Duration;
 
@@ -36,7 +36,8 @@ impl Scene {
         self.rogue.connection.as_ref().unwrap()
     }
 
-    /// The victim has closed the rogue's link for what it sent, said so, and serves its friend.
+    /// Checks that the victim closed the rogue's link for what it sent, told it the reason, and
+    /// still serves its friend.
     async fn ends_by(self, what: &str) {
         assert!(matches!(self.link.closed().await, LinkError::Refused { .. }));
         let ConnectionError::ApplicationClosed(close) = self.connection().closed().await else {
@@ -172,7 +173,7 @@ async fn a_node_without_a_certificate_is_not_let_in() {
         let victim = Endpoint::bind(loopback(), &credentials, settings(), enrolment).unwrap();
         let stranger = RawPeer { credentials: None, protocol: ALPN.to_vec() };
         let stranger = stranger.connect(victim.local_address()).await;
-        // In TLS 1.3 the client is done first; the refusal follows.
+        // In TLS 1.3 the client is done first. The refusal follows.
         if let Ok(connection) = &stranger.connection {
             let error = connection.closed().await.to_string();
             assert!(error.contains("ertificate"), "{error}");
@@ -236,7 +237,7 @@ async fn another_version_is_refused_in_words() {
     assert!(raw.connection.is_err());
     assert_eq!(victim.stats().failed_handshakes, 1);
 
-    // And the other way round: this node meets one that speaks another version.
+    // The other way round: this node meets a node that speaks another version.
     let server = future_server(&world);
     let address = server.local_addr().unwrap();
     tokio::spawn(async move { server.accept().await.unwrap().await });

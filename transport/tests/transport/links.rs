@@ -1,4 +1,4 @@
-//! Links between honest nodes: what is sent arrives, and whoever is not expected is turned away.
+//! Links between honest nodes: messages arrive, and an endpoint turns unexpected nodes away.
 
 use std::time::Duration;
 
@@ -98,7 +98,8 @@ async fn a_queue_is_bounded_by_bytes_too_and_takes_more_when_they_are_gone() {
     let large = large_record(2 << 20);
     let fit = (64 << 20) / codec::encode(&large).len();
     assert!(fit < settings().control_queue);
-    // Once: this thread is both ends', and a link that hears nothing for seconds is lost.
+    // Encoded only once: this thread serves both ends, and a link that hears nothing for seconds is
+    // lost.
     let encoded = Encoded::new(&large);
     for _ in 0..fit {
         pair.here.send_encoded(&encoded).unwrap();
@@ -421,7 +422,7 @@ async fn settings_that_cannot_be_are_refused() {
     }
 }
 
-/// What the endpoint's links have counted: what must never fall.
+/// The endpoint's counters of its links, which must never fall.
 fn sums(stats: &EndpointStats) -> [u64; 5] {
     let EndpointStats {
         lost_packets, sent_packets, sent_bytes, received_bytes, black_holes, ..
@@ -448,7 +449,7 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     assert_eq!(stats.sent_bytes, each.iter().map(|link| link.sent_bytes).sum::<u64>());
     assert_eq!((one.stats().links, two.stats().links), (1, 1));
 
-    // One link is ended by this side, the other by the peer.
+    // This side ends one link, and the peer ends the other.
     outgoing.close("enough");
     assert_eq!(centre.stats().links, 1);
     drop(peer);
@@ -457,7 +458,7 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     assert_eq!((ended.links, ended.path_mtu, ended.rtt), (0, 0, Duration::ZERO));
     assert!(sums(&ended).iter().zip(sums(&stats)).all(|(after, before)| *after >= before));
 
-    // Also when nobody holds on to them any more and others follow, and once only.
+    // The numbers stay, and count once, after the last handles are dropped and other links follow.
     drop((outgoing, incoming));
     let (_again, _accepted) = link(&centre, &one).await;
     let later = centre.stats();
@@ -466,8 +467,8 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     assert!(sums(&later).iter().zip(sums(&ended)).all(|(after, before)| *after >= before));
 }
 
-/// How many bytes a worker gets rid of on one bulk stream that nobody reads, where so many peers
-/// share the receiver's budget.
+/// How many bytes a worker can send on one unread bulk stream, if this many peers share the
+/// receiver's budget.
 async fn unread(peers: u32) -> usize {
     let world = World::new();
     let (sender, receiver) = (world.worker("sender"), world.worker("receiver"));

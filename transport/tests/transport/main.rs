@@ -1,4 +1,4 @@
-//! What nodes say to each other, who may say it, and what becomes of those who may not.
+//! The messages between nodes, the right to send them, and the end of nodes without that right.
 
 mod bounds;
 mod codec;

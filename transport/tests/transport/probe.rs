@@ -1,4 +1,5 @@
-//! Whose process is dead is gone, at once; whoever only closes, pauses or is silent is not.
+//! An endpoint notices a dead process at once. A node that only closes, pauses or is silent is not
+//! dead.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +14,8 @@ use everstep_transport::quic::{Endpoint, Expected, Link, LinkError, Settings, en
 use crate::enrolment::Slow;
 use crate::support::{World, link, loopback, settings};
 
-/// The only way between two endpoints. To each it is the other's port; when it is dropped nobody
-/// listens there any more, as when a process is killed.
+/// The only way between two endpoints. To each endpoint it is the other's port. After its drop no
+/// process listens there any more, as after a kill.
 struct Relay {
     front: SocketAddr,
     there: Arc<Mutex<SocketAddr>>,
@@ -32,7 +33,7 @@ impl Relay {
         Self { front, there, over, thread: Some(thread) }
     }
 
-    /// From now on another endpoint is at the other end, where nobody heard of this.
+    /// Puts another endpoint at the other end, which has not heard of this link.
     fn turn_to(&self, there: SocketAddr) {
         *self.there.lock().unwrap() = there;
     }
@@ -48,7 +49,7 @@ impl Drop for Relay {
 /// No QUIC packet is as short.
 const LONGEST_PROBE: usize = 20;
 
-/// Carries QUIC both ways; probes end here, as at any living port.
+/// Carries QUIC both ways. Probes end here, as at any living port.
 fn carry(sockets: &[UdpSocket; 2], there: &Mutex<SocketAddr>, over: &AtomicBool) {
     let [front, back] = sockets;
     front.set_nonblocking(true).unwrap();
@@ -78,7 +79,7 @@ fn centre(world: &World) -> Endpoint {
     node(world, Role::Coordinator, "coordinator-1", settings())
 }
 
-/// What a worker and a coordinator hold of the link between them, by way of a relay.
+/// The ends of the link that a worker and a coordinator hold, through a relay.
 async fn relayed(worker: &Endpoint, centre: &Endpoint) -> (Link, Link, Relay) {
     let relay = Relay::to(centre.local_address());
     let connected = worker.connect(relay.front, &Expected::Anyone);
@@ -91,7 +92,7 @@ async fn both_ends_notice_that_nobody_listens_at_the_others_port() {
     notice(false).await;
 }
 
-/// Later, but long before the idle time-out.
+/// At rest the ends notice it later, but long before the idle time-out.
 #[tokio::test]
 async fn both_ends_notice_it_at_rest() {
     notice(true).await;
@@ -118,7 +119,7 @@ async fn notice(rests: bool) {
     println!("noticed by the worker after {here:?}, by the coordinator after {there:?}");
 }
 
-/// So quickly that no probe has found its port closed.
+/// This is so quick that no probe has found the port closed.
 #[tokio::test]
 async fn a_coordinator_that_is_started_again_tells_that_it_knows_the_link_no_more() {
     let world = World::new();
@@ -139,8 +140,8 @@ async fn a_coordinator_that_is_started_again_tells_that_it_knows_the_link_no_mor
     assert_eq!(error, LinkError::Lost { how: "the peer has forgotten the link" });
 }
 
-/// What one coordinator answers to a packet of another's link must not end that link: anybody can
-/// carry such an answer.
+/// A coordinator's answer to a packet of another coordinator's link must not end that link. Any
+/// host can carry such an answer.
 #[tokio::test]
 async fn another_coordinator_of_the_cluster_cannot_say_that_a_link_is_forgotten() {
     let world = World::new();

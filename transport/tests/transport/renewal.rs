@@ -1,4 +1,4 @@
-//! Certificates expire while nodes run: links go on, and nodes that have one get newer ones.
+//! Certificates expire while nodes run. Links go on, and nodes that have a link get newer ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use everstep_transport::quic::{
 
 use crate::support::{Clock, RawPeer, World, link, loopback, name, settings};
 
-/// A worker linked to a coordinator, by one clock.
+/// A worker with a link to a coordinator. Both use one clock.
 struct Scene {
     world: World,
     clock: Arc<Clock>,
@@ -25,7 +25,7 @@ struct Scene {
     link: (Link, Link),
 }
 
-/// Removes whoever asks to stay.
+/// Removes every node that asks to stay.
 struct Strict;
 
 impl Gatekeeper for Strict {
@@ -40,7 +40,7 @@ impl Gatekeeper for Strict {
 }
 
 impl Scene {
-    /// The worker looks after its certificate this often.
+    /// The worker checks its certificate this often.
     async fn set(renewal_check: Duration) -> Self {
         let world = World::new();
         let enrolment = Enrolment::new(world.authority.clone(), vec![]);
@@ -116,7 +116,7 @@ async fn a_running_node_renews_its_certificate_when_it_is_due_and_not_before() {
     tokio::time::sleep(OFTEN * 5).await;
     assert_eq!(scene.worker.credentials().chain(), first.chain());
 
-    // On to the third day: no certificate lasts so long, and no link is lost.
+    // This goes on to the third day: no certificate lasts so long, and no link is lost.
     for hours in [1, 18, 18] {
         let held = scene.worker.credentials();
         scene.clock.forward(hours);
@@ -190,7 +190,7 @@ async fn a_removed_node_gets_no_newer_certificate_and_is_told_so() {
     let error = scene.link.0.renew(&held).await.unwrap_err();
     assert!(is_refused(&error, Refusal::Removed), "{error}");
     assert!(error.to_string().contains("removed from the cluster"), "{error}");
-    // It asks by itself, too, again and again, and nothing comes of it.
+    // The worker also asks by itself, again and again, without success.
     scene.clock.forward(18);
     tokio::time::sleep(OFTEN * 5).await;
     scene.speaks().await;
@@ -228,7 +228,7 @@ async fn credentials_of_another_key_do_not_replace_those_that_work() {
     assert!(scene.connects().await.iter().all(Result::is_ok));
 }
 
-/// The length that announces a renewal on the lane.
+/// The length on the lane that announces a renewal.
 const RENEWAL: u32 = u32::MAX - 1;
 
 #[tokio::test]
@@ -241,10 +241,10 @@ async fn what_a_peer_says_on_the_stream_of_a_renewal_is_not_listened_to() {
     for _ in 0..20 {
         lane.write_all(&RENEWAL.to_le_bytes()).await.unwrap();
         let (mut junk, mut answer) = connection.open_bi().await.unwrap();
-        let _ = junk.write_all(&[0xa5; 1 << 14]).await; // it may be told to stop
+        let _ = junk.write_all(&[0xa5; 1 << 14]).await; // the peer may get a request to stop
         assert!(!answer.read_to_end(1 << 14).await.unwrap().is_empty());
     }
-    // One that is announced and never opened holds up nobody but its own lane.
+    // A stream that is announced and never opened holds up only its own lane.
     lane.write_all(&RENEWAL.to_le_bytes()).await.unwrap();
     scene.speaks().await;
     assert_eq!(link.ended(), None);

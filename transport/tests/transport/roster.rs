@@ -1,4 +1,4 @@
-//! A certificate alone lets nobody in: the roster is asked, and who is removed is out at once.
+//! A certificate alone lets no node in: the roster decides, and a removed node is out at once.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -56,7 +56,7 @@ async fn a_removed_node_loses_all_its_links_at_once_and_others_keep_theirs() {
 async fn who_is_removed_during_a_handshake_has_no_link_after_it() {
     let world = World::new();
     let (here, removed) = (world.worker("here"), world.worker("gone"));
-    // Asked when the handshake ends, and once more when removal would find the link.
+    // The roster is asked at the handshake's end, and again when a removal would find the link.
     let asked = AtomicU32::new(0);
     here.admit_only(move |_| asked.fetch_add(1, Ordering::Relaxed) == 0);
     match removed.connect(here.local_address(), &Expected::Anyone).await {
@@ -64,7 +64,7 @@ async fn who_is_removed_during_a_handshake_has_no_link_after_it() {
             let ended = tokio::time::timeout(Duration::from_secs(1), link.closed()).await;
             assert!(matches!(ended, Ok(LinkError::Closed { .. })), "{ended:?}");
         }
-        // The end may overtake the word that it was let in.
+        // The link's end may overtake the word that the peer was let in.
         Err(error) => assert!(matches!(error, ConnectError::NotAdmitted { .. }), "{error}"),
     }
     assert_eq!(here.stats().links, 0);

@@ -43,7 +43,7 @@ impl World {
         Endpoint::bind(loopback(), &credentials, settings(), None).unwrap()
     }
 
-    /// Two workers and the link between them: what the first holds, what the second holds.
+    /// Two workers, and the ends of the link between them: the first one's, then the second one's.
     pub async fn pair(&self) -> Pair {
         let endpoints = (self.worker("worker-1"), self.worker("worker-2"));
         let (here, there) = link(&endpoints.0, &endpoints.1).await;
@@ -51,7 +51,7 @@ impl World {
     }
 }
 
-/// Endpoints close their links when they are dropped, so they are kept here.
+/// Endpoints close their links when they are dropped, so this keeps them.
 pub struct Pair {
     pub here: Link,
     pub there: Link,
@@ -64,14 +64,14 @@ pub async fn link(from: &Endpoint, to: &Endpoint) -> (Link, Link) {
     (here.unwrap(), there.unwrap())
 }
 
-/// What a peer without our transport presents.
+/// The credentials and protocol of a peer that does not use this transport.
 pub struct RawPeer {
     pub credentials: Option<Credentials>,
     pub protocol: Vec<u8>,
 }
 
 impl RawPeer {
-    /// A node of the cluster that goes on to misbehave.
+    /// A node of the cluster that will misbehave.
     pub fn member(world: &World) -> Self {
         let credentials = Some(world.credentials(Role::Worker, "rogue"));
         Self { credentials, protocol: ALPN.to_vec() }
@@ -87,7 +87,7 @@ impl RawPeer {
         Raw { connection, _endpoint: endpoint }
     }
 
-    /// Where its connections begin.
+    /// A raw endpoint at this address.
     pub fn endpoint(self, own: SocketAddr) -> quinn::Endpoint {
         let mut endpoint = quinn::Endpoint::client(own).unwrap();
         endpoint.set_default_client_config(self.config());
@@ -110,13 +110,13 @@ impl RawPeer {
     }
 }
 
-/// A raw connection, and the endpoint that keeps it alive.
+/// A raw connection, with the endpoint that keeps it alive.
 pub struct Raw {
     pub connection: Result<quinn::Connection, quinn::ConnectionError>,
     _endpoint: quinn::Endpoint,
 }
 
-/// A server's certificate is checked by tests of the transport's own client, not of this one.
+/// Accepts any server: other tests check how the transport's own client judges certificates.
 #[derive(Debug)]
 struct Credulous;
 
@@ -156,12 +156,12 @@ impl ServerCertVerifier for Credulous {
     }
 }
 
-/// A clock that stands still until it is put forward: certificates' lives pass in no time.
+/// A clock that a test puts forward, so that a certificate's life passes in no time.
 #[derive(Debug)]
 pub struct Clock(AtomicU64);
 
 impl Clock {
-    /// It begins now, as the machine's does.
+    /// A clock that begins at the machine's time.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(UnixTime::now().as_secs().into()))
     }

@@ -1,7 +1,7 @@
 //! Causal attention, one head of one sequence at a time, a block of queries against all keys up to
 //! its end. Only one block of scores exists at a time.
 //!
-//! `q, k, v` queries, keys, values; `s` scores; `p` probabilities; `d_` the gradient of.
+//! `q, k, v`: queries, keys, values. `s`: scores. `p`: probabilities. `d_`: the gradient of.
 
 use super::gemm::{Gemm, Grid};
 use super::math::{exp, largest, ln, sums};
@@ -22,7 +22,7 @@ pub struct Heads {
     size: usize,
 }
 
-/// What the forward pass keeps for the backward pass.
+/// The values that the forward pass keeps for the backward pass.
 pub struct Kept<'a> {
     /// Queries, keys and values.
     pub qkv: &'a [f32],
@@ -32,7 +32,7 @@ pub struct Kept<'a> {
     pub statistics: &'a [f32],
 }
 
-/// What a pass needs besides.
+/// Further memory that a pass needs.
 pub struct Scratch<'a> {
     /// How products are computed.
     pub gemm: &'a mut Gemm,
@@ -73,7 +73,7 @@ pub fn backward(
     let Kept { qkv, y, statistics } = kept;
     let (p, ds) = scores.split_at_mut(scores.len() / 2);
     for head in heads.all() {
-        // The last block reaches all keys: its gradients are written, those of others added.
+        // The last block reaches all keys, so it writes its gradients. The other blocks add theirs.
         for queries in heads.blocks().rev() {
             let keys = 0..queries.end;
             let accumulate = queries.end < heads.sequence;
@@ -121,7 +121,7 @@ fn softmax(scores: &mut [f32], first: usize, scale: f32, statistics: &mut [f32])
     }
 }
 
-/// What a block of the backward pass knows of its rows.
+/// The rows of a block of the backward pass.
 struct Block<'a> {
     /// The position of the first query.
     first: usize,
@@ -186,7 +186,7 @@ impl Heads {
     }
 }
 
-/// One head of one sequence: where its numbers lie.
+/// One head of one sequence, with the place of its numbers.
 #[derive(Clone, Copy)]
 struct Head {
     of: Heads,
@@ -211,7 +211,8 @@ impl Head {
         self.grid(rows, 1, 0)
     }
 
-    /// Rows of this head in a matrix that holds `parts` times the width; `part` says which.
+    /// Rows of this head in a matrix that holds `parts` times the width. `part` selects one of
+    /// them.
     fn grid(self, rows: Range<usize>, parts: usize, part: usize) -> Grid {
         let Heads { sequence, heads, size, .. } = self.of;
         let row = self.sequence * sequence + rows.start;

@@ -1,6 +1,6 @@
-//! Matrix products over strided parts of slices: a checked door to [`avx512`], where the machine
-//! has that, else to `matrixmultiply`, whose bits are the same where it fuses, as all but very old
-//! machines do.
+//! Matrix products over strided parts of slices: a checked door to [`avx512`], if the machine has
+//! it, else to `matrixmultiply`. Both give the same bits on machines that fuse, and all but very
+//! old machines do.
 //!
 //! Its result is, for any vector width and any shape, the inner products added in order of the
 //! inner index, in blocks of fixed length. That holds because the product is never scaled here: a
@@ -9,7 +9,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-/// Which elements of a slice make a matrix.
+/// The elements of a slice that make a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
     /// The index of the first element.
@@ -55,7 +55,7 @@ impl Grid {
     }
 }
 
-/// Matrix products, and the memory that they take on the way.
+/// Matrix products, with the memory that they need on the way.
 pub struct Gemm {
     #[cfg(target_arch = "x86_64")]
     panels: Option<avx512::Panels>,
@@ -101,9 +101,8 @@ impl Gemm {
         b_grid.assert_inside(b.len());
         c_grid.assert_inside(c.len());
         let (a, b, c) = ((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (c.as_mut_ptr(), c_grid));
-        // SAFETY: all three grids were just checked to lie inside their slices, the slices do not
-        // overlap as `c` is borrowed exclusively, and distinct elements of `c` are distinct in
-        // memory.
+        // SAFETY: all three grids were just checked to lie inside their slices. The slices do not
+        // overlap, as `c` is borrowed exclusively. Distinct elements of `c` are distinct in memory.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if let Some(panels) = &mut self.panels
@@ -117,12 +116,12 @@ impl Gemm {
     }
 }
 
-/// The same by `matrixmultiply`, on machines of every kind.
+/// The same product by `matrixmultiply`, on machines of every kind.
 ///
 /// # Safety
 ///
-/// The shapes fit, each grid lies inside the memory that its pointer begins, and that of `c` is
-/// nobody else's.
+/// The shapes fit. Each grid lies inside the memory that its pointer begins. No other code uses the
+/// memory of `c`.
 unsafe fn reference(
     (a, a_grid): (*const f32, Grid),
     (b, b_grid): (*const f32, Grid),

@@ -5,7 +5,7 @@ use super::math::sums;
 use crate::backend::Norm;
 use multiversion::multiversion;
 
-/// What the forward pass keeps for the backward pass.
+/// The values that the forward pass keeps for the backward pass.
 pub struct Input<'a> {
     /// The input, `[rows, width]`.
     pub x: &'a [f32],

@@ -1,16 +1,16 @@
 //! Elementary functions and sums for f32 loops that the compiler vectorises.
 //!
-//! All are inlined into loops that are compiled for several instruction sets. They use additions,
-//! multiplications, divisions and integer operations only, each rounded once, so every instruction
-//! set gives the same bits.
+//! All functions are inlined into loops that are compiled for several instruction sets. They use
+//! additions, multiplications, divisions and integer operations only, each rounded once, so every
+//! instruction set gives the same bits.
 
-/// The number of partial sums. A whole AVX-512 register; narrower machines use several.
+/// The number of partial sums: a whole AVX-512 register. Narrower machines use several registers.
 pub const LANES: usize = 16;
 
 /// `e^x` for `x` in -87 to 88, and the bound's value beyond. Relative error below 2e-7 (measured
-/// against f64). Not a number stays one.
+/// against f64). A NaN stays one.
 ///
-/// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is a polynomial of degree 7 (Cephes, `expf`).
+/// `x = n ln 2 + r` with `|r| <= ln 2 / 2`. `e^r` is a polynomial of degree 7 (Cephes, `expf`).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
@@ -25,9 +25,10 @@ pub fn exp(x: f32) -> f32 {
 }
 
 /// The natural logarithm of a positive normal number. Error below 2e-7 relative, or absolute where
-/// the result is small. Infinity and not a number stay what they are.
+/// the result is small. Infinity and NaN stay what they are.
 ///
-/// `x = 2^e m` with `m` from `sqrt(1/2)` to `sqrt(2)`; a polynomial in `m - 1` (Cephes, `logf`).
+/// `x = 2^e m` with `m` from `sqrt(1/2)` to `sqrt(2)`, then a polynomial in `m - 1` (Cephes,
+/// `logf`).
 #[inline(always)]
 pub fn ln(x: f32) -> f32 {
     const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
@@ -43,7 +44,7 @@ pub fn ln(x: f32) -> f32 {
     f + tail + e * LN_2_HIGH
 }
 
-/// `ln 2` in two parts; products of the first with small integers are exact.
+/// `ln 2` in two parts. Products of the first with small integers are exact.
 const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
@@ -74,8 +75,8 @@ fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
     sum
 }
 
-/// `K` sums over equally long slices: `term` maps the elements of one index to what each sum adds.
-/// Index `i` goes to lane `i % LANES`; the lanes are added as a balanced tree.
+/// `K` sums over equally long slices: `term` maps the elements of one index to the terms of the
+/// sums. Index `i` goes to lane `i % LANES`. The lanes are added as a balanced tree.
 #[inline(always)]
 pub fn sums<const N: usize, const K: usize>(
     slices: [&[f32]; N],
@@ -102,7 +103,7 @@ pub fn sums<const N: usize, const K: usize>(
     lanes.map(|lanes| fold(lanes, |a, b| a + b))
 }
 
-/// The largest element; not-a-numbers are passed over.
+/// The largest element. It ignores NaNs.
 #[inline(always)]
 pub fn largest(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };

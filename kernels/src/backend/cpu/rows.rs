@@ -11,7 +11,7 @@ pub fn add(x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// Row `i` of `y` becomes row `tokens[i]` of `table`; rows are `width` long.
+/// Writes row `tokens[i]` of `table` into row `i` of `y`. Rows are `width` long.
 pub fn gather(tokens: &[u32], width: usize, table: &[f32], y: &mut [f32]) {
     assert_eq!(tokens.len() * width, y.len(), "one row for each token");
     for (token, y) in tokens.iter().zip(y.chunks_exact_mut(width)) {

@@ -1,13 +1,13 @@
-//! The one allocation of the backend: where in it each arena lies, and each view.
+//! The one allocation of the backend: the place of each arena in it, and of each view.
 //!
-//! Plain arithmetic; it does not know a device.
+//! Plain arithmetic, which does not know a device.
 
 use std::ops::Range;
 
 use super::driver::{Address, Precision};
 use crate::backend::{Arena, Indices, Sizes, View};
 
-/// Where each part begins, bytes: what kernels, libraries and copies like best.
+/// The alignment of each part, bytes: the best one for kernels, libraries and copies.
 const ALIGNMENT: usize = 256;
 /// The most f32 that are on their way to or from another precision at once.
 const STAGING: usize = 1 << 20;
@@ -62,7 +62,7 @@ impl Arenas {
         }
     }
 
-    /// The same in an allocation that begins at `base`.
+    /// The same parts in an allocation that begins at `base`.
     pub fn at(self, base: Address) -> Self {
         Self { base, ..self }
     }
@@ -72,7 +72,7 @@ impl Arenas {
         self.scratch.end
     }
 
-    /// Its parts, with their names.
+    /// The sizes of its parts, bytes, with their names.
     pub fn parts(&self) -> [(&'static str, usize); 6] {
         let [parameters, gradients, activations, statistics] = &self.arenas;
         let starts = [parameters, gradients, activations, statistics, &self.indices, &self.staging];
@@ -115,7 +115,7 @@ impl Arenas {
         (self.base.plus(self.staging.start), self.staging.len() / 4)
     }
 
-    /// Memory for f32 parameters that arrive, and how many it holds: none where they are f32.
+    /// Memory for arriving f32 parameters, and how many it holds: none if the parameters are f32.
     pub fn arrivals(&self) -> (Address, usize) {
         (self.base.plus(self.arrivals.start), self.arrivals.len() / 4)
     }

@@ -1,5 +1,4 @@
-//! The launches of attention: by the fastest kernels that take heads of this width, and that were
-//! asked for.
+//! The launches of attention: by the fastest of the chosen kernels that take heads of this width.
 
 use super::driver::{Argument, Driver, Kernel, Launch, Precision};
 use super::{Cuda, kernels, launch, long};
@@ -8,7 +7,7 @@ use crate::backend::{Attention, View};
 /// Threads of the plain kernels' blocks (`attention.cu`).
 const PLAIN_THREADS: usize = 128;
 
-/// The kernels of attention, each able to do what those before it cannot.
+/// The kernels of attention. Each can do what those before it cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AttentionKernels {
     /// In tiles on tensor cores (`tensor_attention.cu`): 16 bits, heads of a width up to 128 that
@@ -16,11 +15,11 @@ pub enum AttentionKernels {
     Tensor,
     /// In tiles in f32 (`flash_attention.cu`): heads up to 128 wide.
     Flash,
-    /// A block a query (`attention.cu`): any heads. The others are checked against it.
+    /// A block a query (`attention.cu`): any heads. Tests check the others against it.
     Plain,
 }
 
-/// Kernels for heads up to some width, and the shape that they are launched in.
+/// Kernels for heads up to some width, and the shape of their launches.
 struct Plan {
     forward: &'static Kernel,
     /// One pass for the queries, one for keys and values.
@@ -37,7 +36,8 @@ pub fn forward<D: Driver + 'static>(cuda: &mut Cuda<D>, attention: Attention) {
     cuda.launch(plan.forward, plan.launch, &arguments);
 }
 
-/// Writes `d_qkv`, and into `scratch` what both of its passes need of each row and head.
+/// Writes `d_qkv`. Writes into `scratch` the values that both of its passes need of each row and
+/// head.
 pub fn backward<D: Driver + 'static>(
     cuda: &mut Cuda<D>,
     attention: Attention,
@@ -62,8 +62,8 @@ pub fn backward<D: Driver + 'static>(
     }
 }
 
-/// The first, from the wanted ones on, that can do this attention; `views` are those whose rows are
-/// read or written in pieces of 16 bytes and less.
+/// The first kernels, from the wanted ones on, that can do this attention. They read or write the
+/// rows of `views` in pieces of 16 bytes and less.
 fn kernels_for<D: Driver + 'static>(
     cuda: &Cuda<D>,
     attention: Attention,

@@ -1,36 +1,37 @@
-//! Which parameters are on their way to the device, and which may still be read by what was
-//! enqueued before: who has to wait for whom.
+//! Parameters on their way to the device, and parameters that earlier work may still read. From
+//! these follows which work has to wait for which.
 //!
-//! Parameters come on a stream of their own, so nothing but these waits keeps a product from the
-//! old ones, or a copy from those that a product still reads. Plain bookkeeping of ranges of the
-//! flat parameter vector; it does not know a device. A large model has thousands of shards, and
-//! each comes by itself: what is done for one takes the time of a search, not of a pass over all.
+//! Parameters come on a stream of their own. Only these waits keep a product from reading old
+//! parameters, and a copy from overwriting parameters that a product still reads. This is plain
+//! bookkeeping of ranges of the flat parameter vector. It does not know a device. A large model has
+//! thousands of shards, and each comes by itself. So the work for one takes the time of a search,
+//! not of a pass over all.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::driver::Delivered;
 
-/// The deliveries that nothing computed has waited for, and the parameters in use.
+/// The deliveries without a wait of the computation, and the parameters in use.
 #[derive(Debug)]
 pub struct Deliveries {
-    /// The last delivery of each range, where it may be that nobody has waited for it.
+    /// The last delivery of each range, unless some work has certainly waited for it.
     coming: Ranges<Delivered>,
-    /// The last delivery that was waited for, and so were all before it.
+    /// The last delivery that some work has waited for, and so for all before it.
     waited: Option<Delivered>,
-    /// What is read or written by work of which nobody knows that it is done.
+    /// Ranges that enqueued work reads or writes. That work is not known to be done.
     in_use: Ranges<()>,
 }
 
 impl Deliveries {
-    /// Of so many parameters, which are about to be zeroed.
+    /// For this many parameters, which are about to be zeroed.
     pub fn new(parameters: usize) -> Self {
         let mut in_use = Ranges::default();
         in_use.set(0..parameters, ());
         Self { coming: Ranges::default(), waited: None, in_use }
     }
 
-    /// Something that reads or writes `range` is about to be enqueued: the delivery that it has to
+    /// Takes note that the next work reads or writes `range`. Returns the delivery that it has to
     /// wait for. Deliveries come in their order, so that is the last of those that concern it.
     pub fn use_of(&mut self, range: Range<usize>) -> Option<Delivered> {
         let last = self.coming.take(&range).max().filter(|last| Some(*last) > self.waited);
@@ -39,8 +40,8 @@ impl Deliveries {
         last
     }
 
-    /// Something is about to be delivered to `range`: whether it has to wait for all that was
-    /// enqueued. Every pass ends with a read, so that in a run it has not.
+    /// Whether the next delivery to `range` has to wait for all enqueued work. Every pass ends with
+    /// a read, so in a run it has not.
     pub fn must_wait(&mut self, range: &Range<usize>) -> bool {
         let waits = self.in_use.overlapping(range).next().is_some();
         if waits {
@@ -49,18 +50,18 @@ impl Deliveries {
         waits
     }
 
-    /// Something is on its way to `range`, instead of what was on its way there before.
+    /// Takes note that a delivery is on its way to `range`, instead of the previous one there.
     pub fn on_its_way(&mut self, range: Range<usize>, delivered: Delivered) {
         self.coming.set(range, delivered);
     }
 
-    /// All that was enqueued is done.
+    /// Takes note that all enqueued work is done.
     pub fn all_is_done(&mut self) {
         self.in_use = Ranges::default();
     }
 }
 
-/// Ranges without overlaps, none of them empty, by their starts: their ends, and what is known.
+/// Ranges without overlaps, none of them empty. Each start has an end and a value.
 #[derive(Debug)]
 struct Ranges<T>(BTreeMap<usize, (usize, T)>);
 
@@ -71,7 +72,7 @@ impl<T> Default for Ranges<T> {
 }
 
 impl<T: Copy> Ranges<T> {
-    /// The parts that have something in common with `range`, from the last to the first.
+    /// The parts that overlap `range`, from the last to the first.
     fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = (Range<usize>, T)> {
         let (start, before) = (range.start, if range.is_empty() { 0 } else { range.end });
         let parts =
@@ -79,7 +80,7 @@ impl<T: Copy> Ranges<T> {
         parts.take_while(move |(part, _)| part.end > start)
     }
 
-    /// Removes those parts, whole: what is known of them.
+    /// Removes whole those parts that overlap `range`, and returns their values.
     fn take(&mut self, range: &Range<usize>) -> impl Iterator<Item = T> {
         let parts: Vec<_> = self.overlapping(range).collect();
         for (part, _) in &parts {
@@ -88,7 +89,7 @@ impl<T: Copy> Ranges<T> {
         parts.into_iter().map(|(_, known)| known)
     }
 
-    /// This is known of `range` from now on, and of what is beside it the same as before.
+    /// Sets the value of `range`. The parts beside it keep theirs.
     fn set(&mut self, range: Range<usize>, known: T) {
         let parts: Vec<_> = self.overlapping(&range).collect();
         for (part, before) in parts {
@@ -99,7 +100,7 @@ impl<T: Copy> Ranges<T> {
         self.insert(range, known);
     }
 
-    /// Of what nothing is known of so far.
+    /// Sets the value of a range that has none so far.
     fn insert(&mut self, range: Range<usize>, known: T) {
         if !range.is_empty() {
             self.0.insert(range.start, (range.end, known));

@@ -1,13 +1,13 @@
 //! The seam between the backend and a GPU: memory at addresses, and launches of kernels.
 //!
-//! Everything above it is plain code about addresses and shapes; everything below knows contexts,
-//! streams and compilers, and nothing of models. There are two drivers: that of a GPU, and in the
-//! tests one that runs the same kernels on the CPU.
+//! Everything above it is plain code about addresses and shapes. Everything below knows contexts,
+//! streams and compilers, and no models. There are two drivers: that of a GPU, and in the tests one
+//! that runs the same kernels on the CPU.
 //!
-//! Work is *enqueued*, in order; only [`Driver::read`] waits, and [`Driver::fetched`] where it is
-//! told to. Beside that order stand copies to the host and deliveries of parameters. Work that
-//! fails after it was enqueued cannot be undone, and on a GPU it ends everything that would come
-//! after it: so a failure stays, and these two report it from then on.
+//! Work is *enqueued*, in order. Only [`Driver::read`] waits, and [`Driver::fetched`] if the caller
+//! asks for it. Copies to the host and deliveries of parameters run beside that order. Enqueued
+//! work that fails cannot be undone, and on a GPU its failure ends all work after it. So a failure
+//! stays, and these two report it from then on.
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address(pub u64);
 
-/// How numbers are stored on the device that parameters and activations are made of. Gradients and
-/// statistics are f32 always, and so is every sum.
+/// How the device stores the numbers of parameters and activations. Gradients, statistics and all
+/// sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// 32 bits.
+    /// 32 bits, IEEE single precision.
     F32,
     /// The upper half of an f32.
     Bf16,
@@ -30,18 +30,18 @@ pub enum Precision {
 /// A file of kernels, as it is embedded in the program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Its name, for messages and caches: `add.cu`.
+    /// The file's name, for messages and caches: `add.cu`.
     pub name: &'static str,
-    /// Its text, without the preamble.
+    /// The file's text, without the preamble.
     pub text: &'static str,
-    /// What `real` may be in it.
+    /// The precisions that `real` may have in the file.
     pub precisions: &'static [Precision],
 }
 
 /// A kernel: a function of a file, `extern "C"`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The file.
+    /// The file that defines it.
     pub source: &'static Source,
     /// The name of the function.
     pub name: &'static str,
@@ -72,10 +72,10 @@ pub struct Launch {
 /// A matrix of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
-    /// Where it begins. Aligned to its elements, and to no more than that: parameters lie one after
-    /// the other without gaps.
+    /// Where it begins. Aligned to its elements, and to no more than that, since parameters lie one
+    /// after the other without gaps.
     pub address: Address,
-    /// What its elements are.
+    /// The precision of its elements.
     pub element: Precision,
     /// Rows of the product's operand, after transposition.
     pub rows: usize,
@@ -85,24 +85,24 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// `c = a b`, or `c += a b`, added up in f32; or what an epilogue makes of `a b`.
+/// `c = a b`, or `c += a b`, added up in f32. An epilogue may change `a b` before it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The left operand, of the driver's precision.
     pub a: Matrix,
     /// The right operand, of the driver's precision.
     pub b: Matrix,
-    /// The result, of the driver's precision or f32; never transposed.
+    /// The result, of the driver's precision or f32. Never transposed.
     pub c: Matrix,
     /// Whether the old `c` stays in the sum.
     pub accumulate: bool,
-    /// What the sums become before they are written; none where they are added, or written to
-    /// gradients or statistics.
+    /// What the sums become before they are written. [`Epilogue::None`] if they are added, or
+    /// written to gradients or statistics.
     pub epilogue: Epilogue,
 }
 
-/// What the sums of a product become. Numbers are of the driver's precision: those of a bias one
-/// for each column of `c`, those of GELU's input as many as `c` has, and in its order.
+/// What the sums of a product become. Numbers are of the driver's precision. A bias has one for
+/// each column of `c`. GELU's input has as many as `c`, in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epilogue {
     /// `c` is the sums.
@@ -116,7 +116,7 @@ pub enum Epilogue {
     Gelu {
         /// Where the bias begins.
         bias: Address,
-        /// Where GELU's input is written.
+        /// Where the product writes GELU's input.
         input: Address,
     },
     /// `c` is the sums, multiplied by the derivative of GELU at `input`.
@@ -126,26 +126,27 @@ pub enum Epilogue {
     },
 }
 
-/// Parameters that go to the device beside what is computed, after every delivery before.
+/// Parameters that go to the device beside its computation, after every earlier delivery.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery<'a> {
-    /// Where they are copied to.
+    /// The address to copy the parameters to.
     pub to: Address,
     /// The parameters. They may change as soon as the call returns.
     pub values: &'a [f32],
-    /// What is launched after the copy, with it: the cast to where they belong.
+    /// The launch after the copy, as part of the delivery: the cast to the place of the parameters.
     pub cast: Option<(&'static Kernel, Launch, &'a [Argument])>,
-    /// Whether all that was enqueued is waited for: it may still use what is overwritten.
+    /// Whether the delivery waits for all enqueued work, which may still use the overwritten
+    /// memory.
     pub waits: bool,
 }
 
-/// The number of a delivery; later ones are greater.
+/// The number of a delivery. Later deliveries have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Delivered(pub u64);
 
 /// A device that runs kernels.
 pub trait Driver: Send {
-    /// What `real` is in the kernels that this driver compiles. It never changes.
+    /// The type of `real` in the kernels that this driver compiles. It never changes.
     fn precision(&self) -> Precision;
 
     /// Allocates zeroed memory that lives as long as the driver, at a multiple of 256.
@@ -154,25 +155,25 @@ pub trait Driver: Send {
     /// Copies `bytes` to the device. They may change as soon as the call returns.
     fn write(&mut self, to: Address, bytes: &[u8]);
 
-    /// Enqueues a delivery, which nothing waits for that is not told to.
+    /// Enqueues a delivery. Only later work with [`Driver::wait_for`] waits for it.
     fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered;
 
-    /// Has all that is enqueued from now on wait for this delivery, and so for those before it.
+    /// Makes all later work wait for this delivery, and so for those before it.
     fn wait_for(&mut self, delivered: Delivered);
 
-    /// Waits for all that was enqueued, and copies from the device. Where this or anything enqueued
-    /// before has failed, `into` is of no use, now and in every later call. Whatever was asked for
-    /// has been fetched.
+    /// Waits for all enqueued work, and copies from the device. If this or earlier work has failed,
+    /// `into` is of no use, now and in every later call. All requested copies have then been
+    /// fetched.
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError>;
 
-    /// Asks for a copy of `count` f32, at least one, as they are after all that was enqueued
-    /// before. The copy is made beside what is enqueued after it. Until all of it was fetched,
-    /// nobody changes what is copied.
+    /// Requests a copy of `count` f32, at least one, as they are after all work enqueued before.
+    /// The copy runs beside later work. Until the caller has fetched all of it, no work may change
+    /// the copied memory.
     fn fetch(&mut self, from: Address, count: usize);
 
-    /// Lends the next part of what was asked for: copies in their order, a part never of two.
-    /// `None` where it has not come yet; with `wait`, only where nothing is left to come. Where
-    /// this or anything enqueued before has failed, nothing comes any more.
+    /// Lends the next part of the requested copies, in their order. A part never spans two copies.
+    /// `None` if it has not come yet. With `wait`, `None` only if nothing is left to come. If this
+    /// or earlier work has failed, nothing comes any more.
     fn fetched(&mut self, wait: bool) -> Result<Option<&[f32]>, DriverError>;
 
     /// Writes zeros.
@@ -181,12 +182,13 @@ pub trait Driver: Send {
     /// Launches `kernel`. The arguments are those of its signature, in order.
     fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]);
 
-    /// Computes a product by the device's library. False where it has no way to compute such a one,
-    /// which is so every time: the backend then does it in smaller steps, or by its own kernels.
+    /// Computes a product by the device's library. `false` if the library has no way to compute
+    /// this product, which is then so every time. The backend does it in smaller steps, or by its
+    /// own kernels.
     fn matmul(&mut self, product: &Product) -> bool;
 }
 
-/// What a device could not do. None of it can be tried again.
+/// What a device could not do. A new attempt is useless.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     /// The model does not fit.
@@ -195,11 +197,11 @@ pub enum DriverError {
          are free; lower batch.micro_batch (a GPT also takes less with model.recompute = true)"
     )]
     OutOfMemory {
-        /// What was asked for.
+        /// The size of the failed allocation.
         asked_bytes: usize,
-        /// What was free.
+        /// The free memory at that time.
         free_bytes: usize,
-        /// What the device has.
+        /// All memory of the device.
         total_bytes: usize,
     },
     /// Something else, in the device's own words.
@@ -208,7 +210,7 @@ pub enum DriverError {
 }
 
 impl Source {
-    /// What is compiled, for any precision: the preamble, then the file, its lines counted from 1.
+    /// The text to compile, for any precision: the preamble, then the file. Its lines count from 1.
     pub fn compiled(&self) -> String {
         let preamble = include_str!("kernels/real.cuh");
         format!("#line 1 \"real.cuh\"\n{preamble}\n#line 1 \"{}\"\n{}", self.name, self.text)
@@ -224,13 +226,13 @@ impl Precision {
         }
     }
 
-    /// What a compiler for GPUs is told, beside the architecture, which is sm_80 or later: nothing
-    /// is contracted into a fused operation, so that owners' bits are the CPU's.
+    /// A GPU compiler's options beside the architecture, which is sm_80 or later. The compiler
+    /// contracts nothing into a fused operation, so that owners' bits are the CPU's.
     pub fn options(self) -> [&'static str; 3] {
         ["--std=c++17", "-fmad=false", self.definition()]
     }
 
-    /// The compiler's option that makes `real` this.
+    /// The compiler's option that makes `real` this precision.
     pub fn definition(self) -> &'static str {
         match self {
             Self::F32 => "-DREAL=0",
@@ -251,7 +253,7 @@ impl fmt::Display for Precision {
 }
 
 impl Epilogue {
-    /// Where the bias and GELU's input begin, of those that there are.
+    /// Where the bias and GELU's input begin, if the epilogue has them.
     pub fn addresses(self) -> [Option<Address>; 2] {
         match self {
             Self::None => [None; 2],
@@ -263,14 +265,14 @@ impl Epilogue {
 }
 
 impl Address {
-    /// So many bytes further on.
+    /// The address this many bytes further on.
     pub fn plus(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
     }
 }
 
 impl Launch {
-    /// The threads of a block.
+    /// The number of threads of a block.
     pub fn threads(self) -> u32 {
         self.block.iter().product()
     }

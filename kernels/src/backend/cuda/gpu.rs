@@ -1,6 +1,6 @@
 //! A real GPU as a [`Driver`]: one context, kernels compiled as they are first needed.
 //!
-//! All work is enqueued on one stream, so it is done in its order; beside it, on streams of their
+//! All work is enqueued on one stream, so the GPU does it in order. Beside it, on streams of their
 //! own, parameters come (`gpu/arrivals.rs`) and gradients go (`gpu/fetches.rs`). Bytes to and from
 //! the host go by way of pinned memory (`gpu/staging.rs`), which the GPU copies by itself while the
 //! host goes on.
@@ -39,7 +39,7 @@ use devices::failed;
 use fetches::Fetches;
 use staging::Staging;
 
-/// What every allocation begins at a multiple of.
+/// The alignment of every allocation, bytes.
 const ALIGNMENT: u64 = 256;
 
 /// A GPU that this process computes on.
@@ -53,10 +53,10 @@ pub struct Gpu {
     functions: HashMap<(&'static str, &'static str), CudaFunction>,
     modules: HashMap<&'static str, Arc<CudaModule>>,
     allocated: Vec<CUdeviceptr>,
-    /// The first thing that failed; nothing is enqueued after it.
+    /// The first failure. Nothing is enqueued after it.
     failure: Option<DriverError>,
     stream: Arc<CudaStream>,
-    /// The last to be dropped: what is above lives in it.
+    /// The last to be dropped: the fields above live in it.
     context: Arc<CudaContext>,
 }
 
@@ -76,10 +76,10 @@ impl Gpu {
             CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => CudaError::Taken { index },
             _ => failed("cuDevicePrimaryCtxRetain", error),
         })?;
-        // SAFETY: what it would track are buffers of cudarc's own, of which there are none here.
-        // What goes over two streams has events that are recorded and waited for by name.
+        // SAFETY: it would track cudarc's own buffers, and there are none here. Work that involves
+        // two streams has explicit events, which are recorded and waited for by name.
         unsafe { context.disable_event_tracking() };
-        // Who waits does not spin: the network thread needs the core.
+        // A waiting thread does not spin: the network thread needs the core.
         let blocking = context.set_blocking_synchronize();
         blocking.map_err(|error| failed("cuCtxSetFlags", error))?;
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
@@ -108,7 +108,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// What it is.
+    /// The GPU as the driver describes it.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -142,12 +142,12 @@ impl Gpu {
         let mut pointers: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
         let (grid, block) = (launch.grid.into(), launch.block.into());
         let (function, stream) = (function.cu_function(), stream.cu_stream());
-        // SAFETY: the function's module lives in `modules`; the arguments are those of the
-        // kernel's signature, and the driver copies them before it returns.
+        // SAFETY: the function's module lives in `modules`. The arguments are those of the kernel's
+        // signature, and the driver copies them before it returns.
         unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut pointers) }
     }
 
-    /// Enqueues something, unless something has failed before.
+    /// Enqueues work, unless earlier work has failed.
     fn enqueue(&mut self, call: &'static str, work: impl FnOnce(&mut Self) -> Result<(), Failure>) {
         if self.failure.is_none() {
             let outcome = self.context.bind_to_thread().and_then(|()| work(self));
@@ -228,7 +228,7 @@ impl Driver for Gpu {
 
     fn zero(&mut self, to: Address, bytes: usize) {
         self.enqueue("cuMemsetD8Async", |gpu| {
-            // SAFETY: who calls names memory that was allocated here and lives as long as the GPU.
+            // SAFETY: the caller names memory that was allocated here and lives as long as the GPU.
             unsafe { result::memset_d8_async(to.0, 0, bytes, gpu.stream.cu_stream()) }
         });
     }
@@ -241,10 +241,10 @@ impl Driver for Gpu {
     fn matmul(&mut self, product: &Product) -> bool {
         let Some(products) = &mut self.products else { return false };
         if self.failure.is_some() {
-            return true; // nothing is enqueued any more, by the backend's own kernel neither
+            return true; // no more work is enqueued, not even the backend's own kernel
         }
         let bound = self.context.bind_to_thread().map_err(|error| failed("cuCtxSetCurrent", error));
-        // What fails here must not be computed in another way: that would give other bits.
+        // After a failure here, another way of computing would give other bits, so there is none.
         bound.and_then(|()| products.compute(product, &self.stream)).unwrap_or_else(|error| {
             self.failure = Some(error.into());
             true
@@ -252,7 +252,7 @@ impl Driver for Gpu {
     }
 }
 
-/// Where an argument's value lies: what CUDA copies as many bytes from as the signature says.
+/// The address of an argument's value. CUDA copies as many bytes from there as the signature says.
 fn pointer(argument: &Argument) -> *mut c_void {
     match argument {
         Argument::Address(address) => ptr::from_ref(&address.0).cast_mut().cast(),
@@ -264,7 +264,7 @@ fn pointer(argument: &Argument) -> *mut c_void {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What fails now is of no use to anybody: the process ends, or builds a new one.
+        // A failure now is of no use to any caller: the process ends, or builds a new one.
         let _ = self.stream.synchronize();
         let _ = self.fetches.finish();
         let _ = self.arrivals.stream().synchronize();

@@ -3,7 +3,7 @@
 use super::driver::{Kernel, Precision, Source};
 
 const ANY: &[Precision] = &[Precision::F32, Precision::Bf16, Precision::Fp16];
-/// What tensor cores multiply.
+/// The precisions that tensor cores multiply.
 const HALVES: &[Precision] = &[Precision::Bf16, Precision::Fp16];
 
 macro_rules! kernels {
@@ -17,7 +17,7 @@ macro_rules! kernels {
             $(pub(super) static $kernel: Kernel = Kernel { source: &$source, name: $name };)+
         )+
 
-        /// Every file, for who compiles them ahead of time, each for its precisions.
+        /// Every file, for builds ahead of time, each with its precisions.
         pub static SOURCES: &[&Source] = &[$(&$source),+];
 
         /// Every kernel of every file.
@@ -69,7 +69,7 @@ kernels! {
         TENSOR_BACKWARD_KEY_128 = "tensor_backward_key_128";
 }
 
-/// The files that a model computes with. The others are what owners do, who compute on the CPU.
+/// The files that a model computes with. The others are for owners, which compute on the CPU.
 pub static OPERATIONS: &[&Source] = &[
     &ADD_SOURCE,
     &ATTENTION_SOURCE,

@@ -5,11 +5,11 @@
 
 use super::driver::Launch;
 
-/// Threads of a block whose threads take an element each.
+/// Threads of a block, if each thread takes an element.
 const THREADS: usize = 256;
-/// Enough blocks to fill any device several times; a thread takes more elements beyond.
+/// Enough blocks to fill any device several times. Beyond, a thread takes more elements.
 const MOST_BLOCKS: usize = 1 << 14;
-/// Warps of a block whose warps take a row each (`expected.cu`, `layer_norm.cu`).
+/// Warps of a block, if each warp takes a row (`expected.cu`, `layer_norm.cu`).
 const WARPS: usize = 4;
 /// Columns and lanes of a block that sums rows (`bias.cu`, `layer_norm.cu`).
 const COLUMNS: usize = 32;
@@ -22,7 +22,7 @@ const TILE: usize = 64;
 pub const SQUARES: usize = 64 << 10;
 const GROUPS: usize = 8;
 
-/// One thread an element or a chunk of them, each as many as it takes.
+/// One thread an element or a chunk of them. Beyond `MOST_BLOCKS` a thread takes several.
 pub fn elements(count: usize) -> Launch {
     line(count.div_ceil(THREADS).min(MOST_BLOCKS), THREADS)
 }
@@ -32,7 +32,7 @@ pub fn warps(rows: usize) -> Launch {
     Launch { grid: [blocks(rows.div_ceil(WARPS)), 1, 1], block: [32, WARPS as u32, 1] }
 }
 
-/// One block a row, each as many as it takes.
+/// One block a row. Beyond `MOST_BLOCKS` a block takes several.
 pub fn rows(count: usize, threads: usize) -> Launch {
     line(count.min(MOST_BLOCKS), threads)
 }
@@ -68,7 +68,7 @@ pub fn tiles(rows: usize, columns: usize) -> Launch {
     line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256)
 }
 
-/// One block a tile of `rows` rows of each of so many sequences of this length, some threads a row.
+/// One block for a tile of `rows` rows of each of these sequences, with some threads a row.
 pub fn sequence_tiles(sequences: usize, length: usize, rows: usize, threads: usize) -> Launch {
     line(sequences * length.div_ceil(rows), rows * threads)
 }
@@ -82,15 +82,15 @@ pub fn squares(count: usize) -> Launch {
 /// A sum over rows in two passes: first over `length` rows at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
-    /// How many chunks there are; one is added to the result without a second pass.
+    /// The number of chunks. A single one is added to the result without a second pass.
     pub count: usize,
-    /// The rows of each, but for the last.
+    /// The rows of each chunk except the last.
     pub length: usize,
 }
 
 impl Chunks {
-    /// As many as are worth it and as `scratch` numbers can hold, `columns` for each. Depends on
-    /// nothing but these sizes, and so do the bits of the sum.
+    /// As many chunks as pay, and as `scratch` numbers can hold, `columns` for each. Their number
+    /// depends only on these sizes, and so do the bits of the sum.
     pub fn new(rows: usize, columns: usize, scratch: usize) -> Self {
         let most = (scratch / columns.max(1)).clamp(1, 1024);
         let length = rows.div_ceil(most).max(CHUNK);

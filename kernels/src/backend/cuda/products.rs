@@ -1,6 +1,6 @@
-//! Products, and what is done to their sums on the way: by the device's library where it has a way,
-//! else by kernels of our own. Which of them it is depends on shapes and alignment alone, on one
-//! kind of GPU with one version of the library.
+//! Products, and the further work on their sums: by the device's library if it has a way, else by
+//! kernels of our own. The choice depends on shapes and alignment alone, on one kind of GPU with
+//! one version of the library.
 
 use super::driver::{Address, Argument, Driver, Epilogue, Matrix, Product};
 use super::{Cuda, choice, kernels, launch, long};
@@ -67,20 +67,20 @@ fn input_of<D: Driver>(cuda: &mut Cuda<D>, input: View, output: View) -> Address
     place(cuda, input)
 }
 
-/// Where a view of parameters or activations begins; what is enqueued next uses it.
+/// Where a view of parameters or activations begins. The next enqueued work uses it.
 fn place<D: Driver>(cuda: &mut Cuda<D>, view: View) -> Address {
     cuda.real(view);
     cuda.arenas.address(view)
 }
 
-/// False where the library does not do this: nothing is computed then.
+/// `false` if the library cannot do this. Nothing is computed then.
 fn with_epilogue<D: Driver>(cuda: &mut Cuda<D>, views: [View; 3], epilogue: Epilogue) -> bool {
     operands(cuda, views);
     cuda.real(views[2]); // sums that are kept in f32 have no epilogue
     by_library(cuda, views, false, epilogue)
 }
 
-/// The operands of what is enqueued next.
+/// The operands of the next enqueued work.
 fn operands<D: Driver>(cuda: &mut Cuda<D>, [a, b, c]: [View; 3]) -> [Argument; 3] {
     assert_eq!((a.rows(), b.columns()), (c.rows(), c.columns()), "shape of the product");
     assert_eq!(a.columns(), b.rows(), "inner size of the product");

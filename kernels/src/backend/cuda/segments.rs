@@ -1,6 +1,6 @@
-//! The order in which an embedding's gradient is added up: the places of each token, in order.
+//! The order of additions in an embedding's gradient: the places of each token, in order.
 //!
-//! The host knows the tokens, so it sorts; the device then gives every token that occurs to one
+//! The host knows the tokens, so it sorts them. The device then gives every occurring token to one
 //! block, which adds its rows one after the other.
 
 /// The places of `n` tokens, sorted by token, and where each token begins among them.
@@ -8,7 +8,7 @@
 pub struct Segments {
     /// Places, those of one token together and ascending.
     pub order: Vec<u32>,
-    /// Where in `order` the first place of each token that occurs lies, and at last its length.
+    /// Where in `order` the first place of each occurring token lies. At last its length.
     pub starts: Vec<u32>,
 }
 
@@ -30,7 +30,7 @@ impl Segments {
         self.starts.push(self.order.len() as u32);
     }
 
-    /// How many different tokens there are.
+    /// The number of different tokens.
     pub fn count(&self) -> usize {
         self.starts.len() - 1
     }

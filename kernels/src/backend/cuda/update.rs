@@ -1,7 +1,7 @@
-//! What an owner does to a parameter shard in a device's memory: the same bits as
-//! [`Optimizer::update`], [`reduce`] and their rounding make of it on the CPU.
+//! The work of an owner on a parameter shard in a device's memory. It gives the same bits as
+//! [`Optimizer::update`], [`reduce`] and their rounding on the CPU.
 //!
-//! Input: addresses of f32. It knows no arenas, and nothing of models.
+//! Input: addresses of f32. This module knows no arenas and no models.
 
 use super::driver::{Address, Argument, Driver, DriverError};
 use super::{kernels, launch, long};
@@ -14,7 +14,7 @@ use crate::reduce;
 pub struct DeviceShard {
     /// The master weights.
     pub weights: Address,
-    /// The moments of the rule; those that it has not are not read.
+    /// The moments of the rule. Moments that the rule does not have are not read.
     pub moments: [Address; 2],
     /// The reduced gradient, not yet clipped.
     pub gradient: Address,

@@ -1,4 +1,4 @@
-//! What an issuer grants and refuses, and that no bytes upset either side.
+//! What an issuer grants and refuses. Malformed bytes upset neither side.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn at(unix_s: u64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(unix_s))
 }
 
-/// Decisions here are made at once.
+/// Decisions in these tests come at once.
 fn now<T>(decision: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(decision)
@@ -39,7 +39,7 @@ impl Scene {
         Enrolment::new(self.authority.clone(), vec![self.token.accepted(terms)])
     }
 
-    /// Another token with this one's id: its holder has copied the secret wrongly.
+    /// Another token with this one's id, as if its holder had copied the secret wrongly.
     fn forged(&self) -> JoinToken {
         let (token, other) = (self.token.to_string(), JoinToken::create(&self.authority));
         let other = other.to_string();
@@ -176,7 +176,8 @@ fn every_refusal_says_what_to_do_and_no_date_upsets_it() {
     }
 }
 
-/// Credentials whose certificate began at the start, and the answer that renews them an hour later.
+/// Credentials with a certificate that began at the start, and the answer that renews them an hour
+/// later.
 fn renewal(scene: &Scene) -> (Credentials, Vec<u8>) {
     let name = crate::protocol::NodeName::parse("operator").unwrap();
     let identity = Identity { role: Role::Operator, name };

@@ -1,11 +1,11 @@
-//! How an event is told to people and programs: as a line of JSON.
+//! How people and programs see an event: as a line of JSON.
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::{Event, EventKind, Shard};
 
-/// Beside what it has, an event tells its time as people read it, and names its parameter shards.
+/// Adds the time in words for people to an event's own fields, and names its parameter shards.
 impl serde::Serialize for Event {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(serde::Serialize)]
@@ -39,7 +39,7 @@ impl serde::Serialize for Event {
     }
 }
 
-/// A wall clock in UTC, as RFC 3339 has it; none for a year that this cannot have.
+/// A wall clock in UTC, as RFC 3339 writes it. `None` for a year outside the range of RFC 3339.
 fn utc(unix_ms: u64) -> Option<String> {
     let nanoseconds = i128::from(unix_ms) * 1_000_000;
     OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).ok()?.format(&Rfc3339).ok()

@@ -1,9 +1,9 @@
 //! How large a built-in model may be as a whole, whatever its single values are.
 //!
-//! In: a specification whose single values are valid. Out: a refusal in words. The numbers are
-//! rough, since they only tell a model that somebody may train from a slip of the keyboard: what a
-//! worker's memory holds, that worker finds out. A model that the user's program registered is not
-//! judged here.
+//! Input: a specification with single values that are valid. Output: a refusal in words. The
+//! numbers are rough, since they only tell a model that a user may train from a slip of the
+//! keyboard. Each worker finds out by itself what its memory holds. This module does not judge a
+//! model that the user's program registered.
 
 use super::{RunSpec, SpecError, refuse};
 
@@ -47,7 +47,7 @@ impl RunSpec {
         Ok(())
     }
 
-    /// None for a model that is not built in.
+    /// The model's size. `None` for a model that is not built in.
     fn size(&self) -> Option<Size> {
         let model = &self.model;
         let (layers, width) = (u128::from(model.layers), u128::from(model.width));

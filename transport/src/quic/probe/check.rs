@@ -1,16 +1,16 @@
-//! What a refusal of a peer's port comes to: a check of the link. Pure.
+//! The check of a link that follows a refusal of its peer's port. Pure.
 //!
-//! A refusal is no proof. A firewall sends refusals for a living process, and anybody can forge
-//! one. So a refusal only begins a check. During the check the watcher says something on the link
-//! that a living peer must acknowledge. Whatever arrives on the link ends the check well. The link
-//! ends when refusals go on and nothing arrives for the check's length.
+//! A refusal is no proof. A firewall sends refusals for a living process, and any host can forge
+//! one. So a refusal only begins a check. During the check the watcher sends a datagram on the link
+//! that a living peer must acknowledge. Any packet that arrives on the link ends the check well.
+//! The link ends when refusals go on and nothing arrives for the check's length.
 //!
-//! In: refusals, and how many datagrams the link has received. Out: when to probe again, and the
-//! link's end.
+//! Input: refusals, and how many datagrams the link has received. Output: when to probe again, and
+//! the link's end.
 
 use std::time::Duration;
 
-/// How often a check probes, and says something that a living peer acknowledges. A peer
+/// How often a check probes, and sends a datagram that a living peer acknowledges. A peer
 /// acknowledges every second packet at once, so the delay of acknowledgements does not count.
 const ROUND: Duration = Duration::from_millis(15);
 /// The least length of a check. A living process may be held up for as long.
@@ -20,7 +20,7 @@ const ROUND_TRIPS: u32 = 6;
 /// Probes that must be refused during a check: a single refusal may be a stray. Kernels send only
 /// some six refusals in a row to one host and then one a second, so more cannot be asked for.
 const REFUSALS: u32 = 2;
-/// A check without enough refusals ends after this.
+/// A check without enough refusals ends after this time.
 const LAPSE: Duration = Duration::from_millis(1500);
 /// A host that refuses all probes of living links is probed up to 2 to this power times less often.
 const MAX_BACKOFF: u32 = 6;
@@ -28,9 +28,9 @@ const MAX_BACKOFF: u32 = 6;
 /// The checks of one link.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
-    /// The check under way.
+    /// The check under way, if there is one.
     check: Option<Check>,
-    /// Checks in a row that ended well.
+    /// How many checks in a row ended well.
     passed: u32,
 }
 
@@ -40,14 +40,14 @@ struct Check {
     received: u64,
     /// How long the check lasts.
     lasts: Duration,
-    /// Probes that were refused.
+    /// How many probes the peer's host refused.
     refusals: u32,
-    /// The newest probe was refused.
+    /// Whether the newest probe was refused.
     is_refused: bool,
 }
 
 impl Checks {
-    /// A probe was refused. Returns whether this begins a check.
+    /// Takes note of a refused probe. Returns whether this begins a check.
     pub(super) fn refused(&mut self, received: u64) -> bool {
         match &mut self.check {
             Some(check) => {
@@ -62,7 +62,8 @@ impl Checks {
         }
     }
 
-    /// `elapsed` has passed since the newest probe. Returns whether the link has to end.
+    /// Judges the check after `elapsed` since the newest probe. Returns whether the link has to
+    /// end.
     pub(super) fn judge(&mut self, elapsed: Duration, received: u64, rtt: Duration) -> bool {
         let Some(check) = &mut self.check else {
             self.passed = 0; // this probe was not refused
@@ -86,16 +87,17 @@ impl Checks {
         false
     }
 
-    /// Whether a check is under way: the peer is to be given something to acknowledge.
+    /// Whether a check is under way. The watcher then sends the peer something to acknowledge.
     pub(super) fn is_open(&self) -> bool {
         self.check.is_some()
     }
 
-    /// How long to wait until the next probe; `interval` where nothing is refused.
+    /// How long to wait until the next probe: `interval` if the peer refuses none.
     pub(super) fn pause(&self, interval: Duration) -> Duration {
         match self.check {
             Some(_) => ROUND.min(interval),
-            // Data of a killed process may still be in the socket's buffer: once is no sign yet.
+            // The socket's buffer may still hold data of a killed process, so one check is no sign
+            // yet.
             None => interval * (1 << self.passed.saturating_sub(1).min(MAX_BACKOFF)),
         }
     }
@@ -108,8 +110,8 @@ mod tests {
     const INTERVAL: Duration = Duration::from_millis(25);
     const RTT: Duration = Duration::from_millis(1);
 
-    /// Refuses every probe while the link receives so many datagrams a round; returns after how
-    /// long the link ended, if it did within two seconds.
+    /// Refuses every probe while the link receives `datagrams` a round. Returns how long the link
+    /// took to end, if it ended within two seconds.
     fn refuse_all(checks: &mut Checks, datagrams: u64, rtt: Duration) -> Option<Duration> {
         let (mut time, mut received) = (Duration::ZERO, 7);
         while time < Duration::from_secs(2) {

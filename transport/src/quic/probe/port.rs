@@ -1,12 +1,12 @@
-//! The port from which an endpoint probes all its peers, and what their hosts answer.
+//! The port from which an endpoint probes all its peers, and the answers of their hosts.
 //!
 //! Linux reports ICMP errors to a connected socket, or to any socket that asks for its error queue
 //! (`IP_RECVERR`, ip(7)): each entry says to which address the refused datagram was sent. So one
 //! unconnected socket serves all links. Other systems have no such queue, and no probes.
 //!
-//! In: probes to send. Out: a notice to each watcher of an address that has refused one. What
-//! anybody else sends to the port is read and dropped: it would fill the buffer that the refusals
-//! need.
+//! Input: probes to send. Output: a notice to each watcher of an address that has refused one. The
+//! port reads and drops what strangers send to it. Otherwise that would fill the buffer that the
+//! refusals need.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,18 +24,18 @@ use super::queue;
 use super::signs::{Signs, Tag};
 use crate::quic::socket;
 
-/// Asked of the kernel for what waits to be read: some hundred refusals.
+/// Buffer to request from the kernel for what waits to be read: some hundred refusals.
 const BUFFER: usize = 256 << 10;
-/// Entries and datagrams that are read before others have their turn.
+/// How many entries and datagrams a read takes before other tasks have their turn.
 const BATCH: usize = 64;
-/// A socket reports errors of earlier probes, to any peer, instead of sending. So often a probe is
-/// tried.
+/// A socket reports errors of earlier probes, to any peer, instead of sending. So a probe is tried
+/// this often.
 const TRIES: usize = 4;
 
-/// What the port waits for.
+/// What the port waits for: errors and datagrams.
 const ARRIVALS: Interest = Interest::ERROR.add(Interest::READABLE);
 
-/// An endpoint's port for probes. Dropped, it closes.
+/// An endpoint's port for probes. Its drop closes the port.
 pub(in crate::quic) struct Probes {
     port: Arc<ProbePort>,
     signs: Arc<Signs>,
@@ -43,7 +43,7 @@ pub(in crate::quic) struct Probes {
 }
 
 struct ProbePort {
-    /// Nobody waits until it can be written: each datagram that went out would wake the process.
+    /// No task waits until it can be written: each datagram that leaves would wake the process.
     socket: AsyncFd<UdpSocket>,
     watchers: Mutex<HashMap<Peer, Vec<Arc<Notify>>>>,
 }
@@ -51,21 +51,21 @@ struct ProbePort {
 /// A peer's address and port. IPv4 addresses are not mapped here.
 type Peer = (IpAddr, u16);
 
-/// One link's share of the port. Dropped, it is told nothing more.
+/// One link's share of the port. Its drop ends the notices.
 pub(in crate::quic) struct Watcher {
     port: Arc<ProbePort>,
     signs: Arc<Signs>,
     peer: SocketAddr,
-    /// What it sends, and the peer.
+    /// The tag that both ends of this link send.
     tag: Tag,
     refused: Arc<Notify>,
-    /// Probes of the peer.
+    /// Probes that have arrived from the peer.
     arrived: Arc<AtomicU64>,
 }
 
 impl Probes {
-    /// Opens the port for an endpoint that listens on `own`, where `signs` are counted. None: the
-    /// system reports no refusals.
+    /// Opens the port for an endpoint that listens on `own` and counts `signs`. `None`: the system
+    /// reports no refusals.
     pub(in crate::quic) fn open(own: IpAddr, signs: Arc<Signs>) -> io::Result<Option<Self>> {
         let (socket, _) = socket::open((own, 0).into(), BUFFER)?;
         if !queue::enable(&socket, own)? {
@@ -108,12 +108,12 @@ impl Watcher {
         }
     }
 
-    /// How many probes of the peer have arrived.
+    /// How many probes have arrived from the peer.
     pub(super) fn signs(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }
 
-    /// Returns when a probe was refused since the last call. Cancel-safe.
+    /// Returns when the peer's host has refused a probe since the last call. Cancel-safe.
     pub(super) async fn refused(&self) {
         self.refused.notified().await;
     }
@@ -138,7 +138,7 @@ fn key(peer: SocketAddr) -> Peer {
     (peer.ip().to_canonical(), peer.port())
 }
 
-/// Tells the watchers what comes, until the runtime ends.
+/// Tells the watchers about refusals, until the runtime ends.
 async fn listen(port: Arc<ProbePort>) {
     while let Ok(mut arrivals) = port.socket.ready(ARRIVALS).await {
         let socket = port.socket.get_ref();
@@ -155,7 +155,7 @@ async fn listen(port: Arc<ProbePort>) {
     }
 }
 
-/// Reads one thing after the other, at most a batch; returns whether nothing is left.
+/// Reads one thing after the other, at most a batch. Returns whether nothing is left.
 fn read(mut next: impl FnMut() -> io::Result<()>) -> bool {
     let ended = (0..BATCH).find_map(|_| next().err());
     ended.is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -185,7 +185,7 @@ mod tests {
         Tag::new([7; 12])
     }
 
-    /// Probes until the watcher is told of a refusal, at most for this long.
+    /// Probes until the watcher hears of a refusal, at most for this long.
     async fn is_refused(watcher: &Watcher, longest: Duration) -> bool {
         let probing = async {
             loop {
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// A buffer that is full of what strangers send would take no refusals.
+    /// A buffer full of strangers' datagrams would take no refusals.
     #[tokio::test]
     async fn what_strangers_send_to_the_port_keeps_no_refusal_out() {
         let own: IpAddr = [127, 0, 0, 1].into();

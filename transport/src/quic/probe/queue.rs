@@ -17,23 +17,23 @@ mod linux {
         ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt,
     };
 
-    /// Room for an error and the address of the host that reports it, bytes; ample.
+    /// Room for an error and the address of the host that reports it, bytes. It is ample.
     type Control = [u8; 128];
 
-    /// Turns the queue on. False: the system has none.
+    /// Turns the queue on. `false` if the system has none.
     pub(in super::super) fn enable(socket: &UdpSocket, own: IpAddr) -> io::Result<bool> {
         match own {
             IpAddr::V4(_) => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
             IpAddr::V6(_) => {
                 setsockopt(socket, sockopt::Ipv6RecvErr, &true)?;
-                // Of a port for both families; where it is for one, nothing is missed.
+                // For a port of both families. A port of one family misses nothing without it.
                 let _ = setsockopt(socket, sockopt::Ipv4RecvErr, &true);
             }
         }
         Ok(true)
     }
 
-    /// Takes the oldest error: where the datagram was to go, if nobody listens there.
+    /// Takes the oldest error. If no process listened there, returns where the datagram was to go.
     pub(in super::super) fn next_refusal(socket: &impl AsRawFd) -> io::Result<Option<SocketAddr>> {
         let mut quoted = [0];
         let mut parts = [IoSliceMut::new(&mut quoted)];
@@ -49,7 +49,8 @@ mod linux {
         Ok(error.address.filter(|_| is_refusal).as_ref().and_then(address))
     }
 
-    /// Unreachable hosts and networks, and what this host itself reports, are no refusals.
+    /// Whether the error says so. Unreachable hosts and networks, and this host's own reports, are
+    /// no refusals.
     fn says_refused(error: &sock_extended_err) -> bool {
         let is_icmp = [SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6].contains(&error.ee_origin);
         is_icmp && error.ee_errno == Errno::ECONNREFUSED as u32
@@ -66,12 +67,12 @@ mod other {
     use std::io;
     use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-    /// Turns the queue on. False: the system has none.
+    /// Turns the queue on. `false`: the system has none.
     pub(in super::super) fn enable(_: &UdpSocket, _: IpAddr) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Takes the oldest error: where the datagram was to go, if nobody listens there.
+    /// Never finds an error, since the system has no queue.
     pub(in super::super) fn next_refusal<S>(_: &S) -> io::Result<Option<SocketAddr>> {
         Err(io::ErrorKind::WouldBlock.into())
     }

@@ -1,12 +1,13 @@
 //! Signs of life: the probes that arrive, by link.
 //!
-//! A probe asks the peer's host and at the same time tells the peer that its sender lives. So a
-//! link whose packets are refused in one direction only is not taken for dead, though its peer has
-//! nothing else to say for a moment. Each link's probes carry a tag that only its two ends can
-//! make, from the keys of the link's TLS session. The tag is sent as it is: a host on the path may
-//! repeat it, which delays the notice of a death until the idle time-out, and does nothing else.
+//! A probe asks the peer's host, and at the same time tells the peer that its sender lives. So a
+//! link with packets that are refused in one direction only is not taken for dead, though its peer
+//! has nothing else to say for a moment. Each link's probes carry a tag that only its two ends can
+//! make, from the keys of the link's TLS session. The tag travels unencrypted. A host on the path
+//! may repeat it. That delays the notice of a death until the idle time-out, and does nothing else.
 //!
-//! In: each datagram of an endpoint's socket that has a probe's length. Out: a count for each link.
+//! Input: each datagram of an endpoint's socket that has a probe's length. Output: a count for each
+//! link.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,18 +15,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 use quinn::Connection;
 
-/// A probe's length, bytes. No QUIC packet is as short, and nothing answers a probe: a stateless
-/// reset would have to be shorter than what it answers.
+/// A probe's length, bytes. No QUIC packet is as short. No endpoint answers a probe, since a
+/// stateless reset would have to be shorter than the packet that it answers.
 const LENGTH: usize = 13;
-/// A short header whose fixed bit is not set.
+/// The first byte of a short header with the fixed bit not set.
 const FIRST: u8 = 0;
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-everstep-probe";
 
-/// What a link's probes look like, in both directions.
+/// The bytes of a link's probes, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tag([u8; LENGTH]);
 
-/// How many probes of each link have arrived at an endpoint.
+/// Counts the probes of each link that have arrived at an endpoint.
 #[derive(Debug, Default)]
 pub(in crate::quic) struct Signs {
     by_tag: DashMap<Tag, Arc<AtomicU64>>,
@@ -62,7 +63,7 @@ impl Signs {
         self.by_tag.remove(&tag);
     }
 
-    /// Datagrams of `stride` bytes each have arrived.
+    /// Takes note of datagrams of `stride` bytes each that have arrived.
     pub(in crate::quic) fn arrived(&self, datagrams: &[u8], stride: usize) {
         if stride != LENGTH {
             return;

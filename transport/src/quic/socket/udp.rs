@@ -1,8 +1,8 @@
 //! A UDP socket that wakes its process when packets arrive, and not when they have left.
 //!
 //! A socket that is also watched for room to write reports room each time that the kernel lets a
-//! sent packet go: one wake-up for each batch that was sent, and a full buffer is rare. So this one
-//! is watched for room only after a packet has found its buffer full.
+//! sent packet go. That is one wake-up for each sent batch, and a full buffer is rare. So this
+//! socket is watched for room only after a packet has found its buffer full.
 
 use std::fmt;
 use std::future::Future;
@@ -18,12 +18,13 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// See the module.
+/// The socket that the module describes.
 #[derive(Debug)]
 pub(in crate::quic) struct Udp {
     socket: AsyncFd<UdpSocket>,
     state: UdpSocketState,
-    /// The last packet has found the kernel's buffer full, and no room was reported since.
+    /// The last packet has found the kernel's buffer full, and the kernel has reported no room
+    /// since.
     is_full: AtomicBool,
 }
 
@@ -113,14 +114,14 @@ impl fmt::Debug for Room {
     }
 }
 
-/// Returns when the socket can be written: at once, if it can be now.
+/// Returns when the socket has room to write: at once, if it has room now.
 async fn room(socket: Arc<Udp>) -> io::Result<()> {
     // A second descriptor of the same socket, so that it is watched for room only while this waits.
     let second = watch(socket.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
     second.writable().await.map(|_| ())
 }
 
-/// Makes the socket one that never blocks, and that wakes its process for `interest` alone.
+/// Makes the socket non-blocking. It wakes its process only for `interest`.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -129,7 +130,7 @@ pub(in crate::quic) fn watch(
     interest: Interest,
 ) -> io::Result<AsyncFd<UdpSocket>> {
     socket.set_nonblocking(true)?;
-    // Deprecated for types whose descriptor may change: that of a std socket never does.
+    // Deprecated for types with a descriptor that may change: that of a std socket never does.
     #[allow(deprecated)]
     AsyncFd::with_interest(socket, interest)
 }
@@ -152,7 +153,7 @@ mod tests {
     async fn a_full_socket_is_waited_for_until_it_has_room() {
         let socket = socket();
         let mut room = socket.clone().create_io_poller();
-        // The second time it was full.
+        // In the second round the socket was full.
         for was_full in [false, true] {
             socket.is_full.store(was_full, Ordering::Relaxed);
             let writable = poll_fn(|context| room.as_mut().poll_writable(context));

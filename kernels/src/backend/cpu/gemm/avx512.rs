@@ -1,22 +1,22 @@
 //! Matrix products with AVX-512: 14 rows and 32 columns at a time, in 28 registers.
 //!
-//! The plan is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix
-//! Multiplication"): both factors are copied into panels, in the order in which the innermost loop
-//! reads them; a panel of `b` stays in the first cache while all of a part of `a` passes by from
-//! the second. What is added in which order is that of `matrixmultiply`, to the bit: inner products
-//! in order of the inner index, fused, in blocks of [`BLOCK`], and the blocks' sums one after the
-//! other. Two blocks are packed at once, so that the second finds the sums of the first near.
+//! The plan is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication"):
+//! both factors are copied into panels, in the order in which the innermost loop reads them. A
+//! panel of `b` stays in the first cache while all of a part of `a` passes by from the second. The
+//! order of additions is that of `matrixmultiply`, to the bit: inner products in order of the inner
+//! index, fused, in blocks of [`BLOCK`], and the blocks' sums one after the other. Two blocks are
+//! packed at once, so that the second finds the sums of the first near.
 //!
-//! *Lanes* are the rows of `a` and the columns of `b`: what a panel holds side by side.
+//! *Lanes* are the rows of `a` and the columns of `b`: a panel holds them side by side.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Grid;
 
-/// The inner index is cut into blocks of this length; the bits depend on it.
+/// The inner index is cut into blocks of this length. The bits depend on it.
 const BLOCK: usize = 256;
-/// Rows of a tile: with 32 columns, as many sums as there are registers to hold them.
+/// Rows of a tile. With 32 columns, they give as many sums as there are registers to hold them.
 const TALL: usize = 14;
 /// Columns of a tile.
 const WIDE: usize = 32;
@@ -33,16 +33,16 @@ const LINE: usize = 16;
 #[repr(align(64))]
 struct Line([f32; LINE]);
 
-/// Memory for the panels.
+/// Memory for the panels of both factors.
 pub struct Panels {
-    /// Of `a`, 14 lanes in each line of 16.
+    /// Panels of `a`, 14 lanes in each line of 16.
     left: Vec<Line>,
-    /// Of `b`, 32 lanes in two lines.
+    /// Panels of `b`, 32 lanes in two lines.
     right: Vec<Line>,
 }
 
 impl Panels {
-    /// Allocates them, if this machine has AVX-512.
+    /// Allocates them. `None` if this machine has no AVX-512.
     pub fn new() -> Option<Self> {
         let zeroed = |lines| vec![Line([0.0; LINE]); lines];
         is_x86_feature_detected!("avx512f").then(|| Self {
@@ -51,7 +51,7 @@ impl Panels {
         })
     }
 
-    /// The bytes allocated.
+    /// The bytes of both allocated panels.
     pub fn bytes(&self) -> usize {
         size_of_val(&self.left[..]) + size_of_val(&self.right[..])
     }
@@ -60,9 +60,9 @@ impl Panels {
     ///
     /// # Safety
     ///
-    /// The shapes fit, each grid lies inside the memory that its pointer begins, that of `c` is
-    /// nobody else's and its rows do not overlap; of either factor one stride is 1, and that of the
-    /// columns of `c`.
+    /// The shapes fit. Each grid lies inside the memory that its pointer begins. No other code uses
+    /// the memory of `c`, and the rows of `c` do not overlap. One stride of either factor is 1, and
+    /// so is the stride of the columns of `c`.
     pub unsafe fn multiply(
         &mut self,
         (a, a_grid): (*const f32, Grid),
@@ -70,7 +70,8 @@ impl Panels {
         (c, c_grid): (*mut f32, Grid),
         accumulate: bool,
     ) {
-        // SAFETY: `Panels` exist only where the machine has AVX-512; the rest is the caller's.
+        // SAFETY: `Panels` exist only where the machine has AVX-512. The caller vouches for the
+        // rest.
         unsafe {
             let rows = Lanes::new(a.add(a_grid.offset), a_grid.row_stride, a_grid.column_stride);
             let columns = Lanes::new(b.add(b_grid.offset), b_grid.column_stride, b_grid.row_stride);
@@ -82,7 +83,7 @@ impl Panels {
 
     /// # Safety
     ///
-    /// As of [`Self::multiply`], and AVX-512.
+    /// As for [`Self::multiply`], and the machine has AVX-512.
     #[target_feature(enable = "avx512f")]
     unsafe fn parts(
         &mut self,
@@ -108,11 +109,11 @@ impl Panels {
         }
     }
 
-    /// Multiplies the panels.
+    /// Multiplies the panels of the two factors.
     ///
     /// # Safety
     ///
-    /// AVX-512; the panels are packed; `c` has as many rows and columns.
+    /// AVX-512. The panels are packed. `c` has as many rows and columns.
     #[target_feature(enable = "avx512f")]
     unsafe fn tiles(&self, [rows, depth, columns]: [usize; 3], c: Sums, accumulate: bool) {
         for (panel, columns) in pieces(columns, WIDE).enumerate() {
@@ -142,7 +143,7 @@ impl Panels {
     }
 }
 
-/// Where the results go.
+/// Where the results go in memory.
 #[derive(Clone, Copy)]
 struct Sums {
     start: *mut f32,
@@ -152,7 +153,7 @@ struct Sums {
 impl Sums {
     /// # Safety
     ///
-    /// There is such an element.
+    /// The matrix has such an element.
     unsafe fn part(self, row: usize, column: usize) -> Self {
         // SAFETY: as the caller says.
         Self { start: unsafe { self.start.add(row * self.row_stride + column) }, ..self }
@@ -173,15 +174,15 @@ impl Tile<'_> {
     ///
     /// # Safety
     ///
-    /// AVX-512; `c` has `R` rows and `columns` columns, 32 at most.
+    /// AVX-512. `c` has `R` rows and `columns` columns, 32 at most.
     #[target_feature(enable = "avx512f")]
     unsafe fn add<const R: usize>(&self) {
         let mut sums = [[_mm512_setzero_ps(); 2]; R];
         let mut next = 0;
         let (right, _) = self.right.as_chunks::<{ WIDE / LINE }>();
         for (left, right) in self.left.chunks(LINE).zip(right.chunks(LINE)) {
-            // The results are far away in memory. Asked for all at once they would hold up what is
-            // near; one row every few hundred cycles does not.
+            // The results are far away in memory. Asking for all at once would hold up nearer data.
+            // One row every few hundred cycles does not.
             if next < R {
                 self.fetch(next);
                 next += 1;
@@ -200,7 +201,7 @@ impl Tile<'_> {
         let masks = [mask(self.columns), mask(self.columns.saturating_sub(LINE))];
         for (row, sums) in sums.into_iter().enumerate() {
             for (half, (sum, mask)) in sums.into_iter().zip(masks).enumerate() {
-                // SAFETY: as the caller says; what lies beyond the last column is masked.
+                // SAFETY: as the caller says. Everything beyond the last column is masked.
                 unsafe {
                     let to = self.c.start.add(row * self.c.row_stride).wrapping_add(half * LINE);
                     let sum = if self.accumulate {
@@ -214,12 +215,12 @@ impl Tile<'_> {
         }
     }
 
-    /// Asks for a row of the results.
+    /// Prefetches a row of the results.
     #[inline(always)]
     fn fetch(&self, row: usize) {
         let line = self.c.start.wrapping_add(row * self.c.row_stride);
         for half in [0, LINE] {
-            // SAFETY: to ask for memory changes nothing, wherever it is.
+            // SAFETY: a prefetch changes nothing, wherever it points.
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.wrapping_add(half).cast()) };
         }
     }
@@ -241,8 +242,8 @@ impl Lanes {
         Self { start, lane_stride, inner_stride }
     }
 
-    /// Copies a block into panels of so many lanes, inner index by inner index. What
-    /// a panel has room for beyond its lanes may be anything: no result is taken from it.
+    /// Copies a block into panels of so many lanes, inner index by inner index. The room of a panel
+    /// beyond its lanes may hold anything: no result is taken from it.
     ///
     /// # Safety
     ///
@@ -278,8 +279,8 @@ impl Lanes {
                 for (line, to) in to[inner * lines..][..lines].iter_mut().enumerate() {
                     let from = row.wrapping_add(part.start + line * LINE);
                     let inside = mask(part.len().saturating_sub(line * LINE));
-                    // SAFETY: as the caller says; what lies beyond the last lane is masked, and to
-                    // ask for memory changes nothing, wherever it is.
+                    // SAFETY: as the caller says. Everything beyond the last lane is masked, and a
+                    // prefetch changes nothing, wherever it points.
                     unsafe {
                         _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(self.inner_stride).cast());
                         _mm512_store_ps(to.0.as_mut_ptr(), _mm512_maskz_loadu_ps(inside, from));
@@ -289,7 +290,7 @@ impl Lanes {
         }
     }
 
-    /// Packs lanes each of which is whole in memory: squares of 16 lanes and inner indices.
+    /// Packs lanes that are each contiguous in memory: squares of 16 lanes and inner indices.
     ///
     /// # Safety
     ///
@@ -316,7 +317,7 @@ impl Lanes {
         }
     }
 
-    /// The transpose of a square of memory, or of as much of it as there is.
+    /// The transpose of a square of memory, or of as much of it as exists.
     ///
     /// # Safety
     ///
@@ -328,8 +329,8 @@ impl Lanes {
         let inside = mask(depth);
         for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
             let from = corner.wrapping_add(lane * self.lane_stride);
-            // SAFETY: as the caller says; what lies beyond the last inner index is masked, and to
-            // ask for memory changes nothing, wherever it is: these lanes come next.
+            // SAFETY: as the caller says. Everything beyond the last inner index is masked, and a
+            // prefetch changes nothing, wherever it points. The prefetched lanes come next.
             unsafe {
                 *row = _mm512_maskz_loadu_ps(inside, from);
                 _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(LINE * self.lane_stride).cast());
@@ -339,12 +340,12 @@ impl Lanes {
     }
 }
 
-/// The first so many lanes of a register.
+/// The mask of the first `lanes` lanes of a register.
 fn mask(lanes: usize) -> __mmask16 {
     if lanes >= LINE { !0 } else { (1 << lanes) - 1 }
 }
 
-/// Ranges of a length, the last one maybe shorter, that make up `0..count`.
+/// Ranges of this length, the last one maybe shorter, that make up `0..count`.
 fn pieces(count: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(length).map(move |start| start..count.min(start + length))
 }

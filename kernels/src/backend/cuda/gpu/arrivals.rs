@@ -1,7 +1,7 @@
 //! Parameters on their way to the GPU, while it goes on computing.
 //!
-//! Deliveries have a stream of their own, and each ends with an event. Whoever computes with what
-//! was delivered has the computing stream wait for that event, and for nothing that comes later.
+//! Deliveries have a stream of their own, and each ends with an event. Work that uses delivered
+//! parameters makes the computing stream wait for that event, and for no later one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::super::driver::Delivered;
 use super::devices::failed;
 use super::error::CudaError;
 
-/// The stream, and the events of what is under way on it.
+/// The stream, and the events of the deliveries under way on it.
 pub struct Arrivals {
     stream: Arc<CudaStream>,
     last: u64,
-    /// Oldest first. One that is missing is over, or was waited for.
+    /// Oldest first. A missing delivery is over, or the computation has waited for it.
     under_way: VecDeque<(Delivered, CudaEvent)>,
 }
 
@@ -31,19 +31,19 @@ impl Arrivals {
         Ok(Self { stream, last: 0, under_way: VecDeque::new() })
     }
 
-    /// Where deliveries are enqueued.
+    /// The stream on which deliveries are enqueued.
     pub fn stream(&self) -> Arc<CudaStream> {
         self.stream.clone()
     }
 
-    /// The last delivery.
+    /// The number of the last delivery.
     pub fn last(&self) -> Delivered {
         Delivered(self.last)
     }
 
     /// Ends a delivery, which is the last one from now on.
     pub fn record(&mut self) -> Result<(), Failure> {
-        // Nobody need wait for what is over. The ring of pinned memory bounds what is left.
+        // No work need wait for finished deliveries. The ring of pinned memory bounds the rest.
         while let Some((_, event)) = self.under_way.front()
             && event.try_is_complete()?
         {
@@ -54,10 +54,10 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Has what is enqueued on `computing` from now on wait for this delivery.
+    /// Makes all later work on `computing` wait for this delivery.
     pub fn wait_for(&mut self, delivery: Delivered, computing: &CudaStream) -> Result<(), Failure> {
         let concerned = self.under_way.partition_point(|(other, _)| *other <= delivery);
-        // Those before it come before it.
+        // The stream keeps the order, so the last of these events covers the earlier ones.
         let event = self.under_way.drain(..concerned).next_back();
         event.map_or(Ok(()), |(_, event)| computing.wait(&event))
     }

@@ -1,8 +1,8 @@
 //! Compiled kernels on disk, so that only a first start compiles.
 //!
-//! A file is named by all that its machine code depends on, and begins with a digest of what
-//! follows: one that is damaged is as good as none. Whoever may write there could as well replace
-//! the program, so the folder is the user's own.
+//! A file's name depends on everything that its machine code depends on. The file begins with a
+//! digest of the code, so a damaged file counts as none. An attacker that may write there could as
+//! well replace the program, so the folder is the user's own.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
@@ -18,39 +18,39 @@ pub struct Cache {
     folder: PathBuf,
 }
 
-/// What there is for a key.
+/// What the cache has for a key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// What was kept.
+    /// The code that was kept.
     Kept(Vec<u8>),
-    /// Nothing.
+    /// The cache has no readable file for it.
     Nothing,
-    /// A file that is not what was written.
+    /// A file that differs from what was written.
     Damaged,
 }
 
 impl Cache {
-    /// The user's: in `$XDG_CACHE_HOME` or `~/.cache`; `None` where neither is known.
+    /// The user's cache: in `$XDG_CACHE_HOME` or `~/.cache`. `None` if neither is known.
     pub fn of_user() -> Option<Self> {
         let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
         let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
         Some(Self::at(base.join("everstep").join("kernels")))
     }
 
-    /// The one in this folder.
+    /// The cache in this folder.
     pub fn at(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Where the code of a key is, or would be.
+    /// The path of a key's code, present or not.
     pub fn path(&self, key: &[&str]) -> PathBuf {
-        // A length before each part: no two keys are the same bytes.
+        // A length stands before each part, so no two keys are the same bytes.
         let bytes: Vec<u8> = key.iter().flat_map(|part| frame(part)).collect();
         let digest = |seed| XxHash3_64::oneshot_with_seed(seed, &bytes);
         self.folder.join(format!("{:016x}{:016x}.cubin", digest(0), digest(1)))
     }
 
-    /// What was kept for a key.
+    /// The cache's code for a key.
     pub fn find(&self, key: &[&str]) -> Found {
         let Ok(file) = fs::read(self.path(key)) else { return Found::Nothing };
         match file.split_first_chunk() {
@@ -62,7 +62,7 @@ impl Cache {
     /// Keeps code for a key, whole or not at all.
     ///
     /// # Errors
-    /// The folder cannot be made or written to.
+    /// The folder cannot be made, or a file cannot be written in it.
     pub fn keep(&self, key: &[&str], code: &[u8]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let mut file = NamedTempFile::new_in(&self.folder)?;
@@ -72,7 +72,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The folder.
+    /// The folder of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

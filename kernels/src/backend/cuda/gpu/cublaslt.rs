@@ -1,12 +1,13 @@
-//! Products by cuBLASLt: a plan for each shape, made once.
+//! Products by cuBLASLt. Each shape has a plan, made once.
 //!
 //! A plan fixes the algorithm, so equal shapes give equal bits in every call and every process on
 //! one kind of GPU and one version of the library. Algorithms that split the inner dimension among
-//! blocks are left out: each sum is added up by one of them, in one order.
+//! blocks are left out: one block adds up each sum, in one order.
 //!
 //! The library stores matrices column by column. A matrix that lies row by row is its transpose
-//! there, so it is asked for `c' = b' a'`. A bias, one number for each of our columns, is then one
-//! for each of its rows, as it wants it; and GELU's input, which it calls auxiliary, is `c'` alike.
+//! there, so it computes `c' = b' a'`. A bias, with one number for each of our columns, then has
+//! one for each of the library's rows, as the library wants it. GELU's input, which it calls
+//! auxiliary, is also `c'`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,13 +29,13 @@ use super::super::memory::WORKSPACE_BYTES;
 use super::devices;
 use super::error::CudaError;
 
-/// The oldest version whose calls are those that we know, as the library counts.
+/// The oldest version with the calls that this code knows, in the library's count.
 const OLDEST: usize = 130_000;
 /// No algorithm asks for a stricter alignment.
 const WIDEST: u64 = 256;
-/// What the vectors of an epilogue are aligned to, bytes, and what the rows of GELU's input are a
-/// multiple of, elements. The documentation asks for the latter; the former is what a thread reads
-/// at once. With less, the product is the library's, and the rest is ours.
+/// The alignment of an epilogue's vectors, bytes. The rows of GELU's input must be a multiple of
+/// the second constant, elements. The documentation asks for the second. The first is what a thread
+/// reads at once. With less, the library does only the product, and our kernels do the rest.
 const EPILOGUE_BYTES: u32 = 16;
 const INPUT_COLUMNS: usize = 8;
 
@@ -45,10 +46,10 @@ pub struct Products {
     plans: HashMap<Shape, Option<Plan>>,
 }
 
-// SAFETY: a handle may be used by any thread, by one at a time.
+// SAFETY: any thread may use a handle, one thread at a time.
 unsafe impl Send for Products {}
 
-/// What a plan depends on.
+/// The properties of a product that decide the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     left: Operand,
@@ -56,7 +57,7 @@ struct Shape {
     result: Operand,
     accumulate: bool,
     epilogue: cublasLtEpilogue_t,
-    /// The alignment of the bias and of GELU's input, of those that there are.
+    /// The alignment of the bias and of GELU's input, if the epilogue has them.
     vectors: [Option<u32>; 2],
 }
 
@@ -66,11 +67,11 @@ struct Operand {
     rows: usize,
     columns: usize,
     transposed: bool,
-    /// The largest power of two, up to [`WIDEST`], that its address is a multiple of.
+    /// The largest power of two, up to [`WIDEST`], that divides its address.
     alignment: u32,
 }
 
-/// All that the library wants to know of a product, but where it lies.
+/// Everything that the library wants to know of a product, except the addresses.
 struct Plan {
     product: cublasLtMatmulDesc_t,
     /// Of the first, the second and the resulting matrix, as the library counts them.
@@ -79,9 +80,9 @@ struct Plan {
 }
 
 impl Products {
-    /// Opens the library, and allocates what its algorithms may use: now, so that nobody takes it
-    /// away in the midst of a run. `None`, with a warning, where the library is not to be had: all
-    /// products take a kernel of our own then. A context is bound.
+    /// Opens the library, and allocates what its algorithms may use. It does so now, so that no
+    /// other process takes that memory away in the midst of a run. `None`, with a warning, if the
+    /// library is not available: all products then take a kernel of our own. A context is bound.
     ///
     /// # Errors
     /// [`CudaError::Full`], [`CudaError::Failed`].
@@ -98,7 +99,7 @@ impl Products {
             return Ok(None);
         }
         let handle = result::create_handle().map_err(|error| failed("cublasLtCreate", error))?;
-        // SAFETY: a context is bound; it is freed once, with this.
+        // SAFETY: a context is bound. The memory is freed once, with this.
         let workspace = unsafe { driver::malloc_sync(WORKSPACE_BYTES) };
         let workspace = workspace.map_err(|error| {
             // SAFETY: it was just created, and nothing uses it.
@@ -108,7 +109,7 @@ impl Products {
         Ok(Some(Self { handle, workspace: workspace?, plans: HashMap::new() }))
     }
 
-    /// Enqueues a product. False where the library has no way to compute one of its shape, which is
+    /// Enqueues a product. `false` if the library has no way to compute one of its shape, which is
     /// so in every call and every process.
     pub fn compute(&mut self, product: &Product, stream: &CudaStream) -> Result<bool, CudaError> {
         let shape = Shape::of(product);
@@ -157,14 +158,15 @@ impl Plan {
             let columns = shape.result.columns as i64;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &columns)?;
         }
-        // Of these addresses an algorithm depends on the alignment alone, and so has no other.
+        // An algorithm depends only on the alignment of these addresses. So the plan takes
+        // addresses with just this alignment.
         plan.set_vectors(shape.vectors.map(|alignment| alignment.map(u64::from)))?;
         for (layout, operand) in plan.layouts.iter_mut().zip(operands) {
             *layout = operand.layout()?;
         }
         let invalid = CublasError(cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
         plan.algorithm = plan.choose(handle, operands).map_err(|error| {
-            // What types it takes with an epilogue is said nowhere in full.
+            // No documentation lists in full which types it takes with an epilogue.
             let may_be_invalid = shape.epilogue != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
             if may_be_invalid && error == invalid {
                 return CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
@@ -176,18 +178,18 @@ impl Plan {
 
     fn set<T>(&self, attribute: Attribute, value: &T) -> Result<(), CublasError> {
         let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the value is of the attribute's type, and copied.
+        // SAFETY: the value is of the attribute's type, and the call copies it.
         unsafe { result::set_matmul_desc_attribute(self.product, attribute, value, size) }
     }
 
-    /// Where the bias and GELU's input are.
+    /// Sets the addresses of the bias and of GELU's input.
     fn set_vectors(&self, [bias, input]: [Option<u64>; 2]) -> Result<(), CublasError> {
         let bias = bias.map(|at| (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, at));
         let input = input.map(|at| (Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at));
         bias.into_iter().chain(input).try_for_each(|(attribute, at)| self.set(attribute, &at))
     }
 
-    /// The algorithm that the library thinks the fastest of those with one order of addition.
+    /// The fastest algorithm in the library's opinion, among those with one order of addition.
     fn choose(
         &self,
         handle: cublasLtHandle_t,
@@ -204,7 +206,7 @@ impl Plan {
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &third)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &third)?;
         let [a, b, c] = self.layouts;
-        // SAFETY: all descriptors live; the result is written as large as it is.
+        // SAFETY: all descriptors live. The result has the size that the call writes.
         let best = unsafe {
             result::get_matmul_algo_heuristic(handle, self.product, a, b, c, c, preference.0)?
         };
@@ -222,8 +224,8 @@ impl Plan {
         let at = |matrix: &Matrix| matrix.address.0 as *mut c_void;
         let (one, old) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let [a, b, c] = self.layouts;
-        // SAFETY: the matrices lie where the backend says, as large as their layouts; the workspace
-        // is used by this stream alone, and the library copies the scalars.
+        // SAFETY: the matrices lie where the backend says, as large as their layouts. Only this
+        // stream uses the workspace, and the library copies the scalars.
         unsafe {
             result::matmul(
                 handle,
@@ -247,7 +249,7 @@ impl Plan {
     }
 }
 
-/// What is asked of an algorithm.
+/// The wishes of a plan for its algorithm.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -257,7 +259,7 @@ impl Preference {
         value: &T,
     ) -> Result<(), CublasError> {
         let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the value is of the attribute's type, and copied.
+        // SAFETY: the value is of the attribute's type, and the call copies it.
         unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, size) }
     }
 }
@@ -276,7 +278,7 @@ impl Shape {
         Self { left, right, result, accumulate, epilogue, vectors }
     }
 
-    /// Whether the library is asked for an algorithm at all.
+    /// Whether to ask the library for an algorithm at all.
     fn is_taken(&self) -> bool {
         let [_, input] = self.vectors;
         let aligned = self.vectors.iter().flatten().all(|bytes| *bytes >= EPILOGUE_BYTES);
@@ -284,7 +286,7 @@ impl Shape {
     }
 }
 
-/// The largest power of two, up to [`WIDEST`], that an address is a multiple of.
+/// The largest power of two, up to [`WIDEST`], that divides an address.
 fn alignment(Address(address): Address) -> u32 {
     1 << (address | WIDEST).trailing_zeros()
 }
@@ -295,7 +297,8 @@ impl Operand {
         Self { element, rows, columns, transposed, alignment: alignment(address) }
     }
 
-    /// The matrix as it lies in memory, read column by column: as many rows as a row is long.
+    /// The matrix as it lies in memory, read column by column. It has as many rows as a row is
+    /// long.
     fn layout(self) -> Result<cublasLtMatrixLayout_t, CublasError> {
         let (long, many) = self.stored();
         let element = match self.element {
@@ -306,7 +309,7 @@ impl Operand {
         result::create_matrix_layout(element, long as u64, many as u64, long as i64)
     }
 
-    /// How long a row of the memory is, and how many there are.
+    /// The length of a row of the memory, and the number of rows.
     fn stored(self) -> (usize, usize) {
         match self.transposed {
             false => (self.columns, self.rows),
@@ -315,7 +318,8 @@ impl Operand {
     }
 }
 
-// What is freed here was created, and nothing uses it any more: enqueued work has its own copies.
+// The values freed here were created, and nothing uses them any more: enqueued work has its own
+// copies.
 
 impl Drop for Plan {
     fn drop(&mut self) {
@@ -338,7 +342,7 @@ impl Drop for Preference {
 impl Drop for Products {
     fn drop(&mut self) {
         self.plans.clear();
-        // SAFETY: freeing waits for the work that uses it.
+        // SAFETY: freeing waits for the work that uses the memory.
         let _ = unsafe { driver::free_sync(self.workspace) };
         // SAFETY: as said above.
         let _ = unsafe { result::destroy_handle(self.handle) };

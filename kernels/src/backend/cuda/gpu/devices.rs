@@ -1,4 +1,4 @@
-//! Which GPUs there are, and which of them Everstep can use.
+//! The GPUs of this machine, and which of them Everstep can use.
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
@@ -14,22 +14,22 @@ const OLDEST: Architecture = Architecture { major: 8, minor: 0 };
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its number, from 0, among those that this process may see.
+    /// The GPU's number, from 0, among those that this process may see.
     pub index: usize,
-    /// Its maker's name for it.
+    /// The name that its maker gave it.
     pub name: String,
-    /// Its compute capability.
+    /// Its compute capability, for the compiler.
     pub architecture: Architecture,
-    /// What it has alone of all GPUs, and keeps.
+    /// The UUID, which no other GPU has and which never changes.
     pub uuid: [u8; 16],
-    /// Its memory, bytes.
+    /// The GPU's memory, bytes.
     pub memory_bytes: usize,
     /// How many multiprocessors it has.
     pub multiprocessors: u32,
 }
 
-/// All GPUs in the order of their numbers, the usable ones and the others; of one that cannot even
-/// be described, why.
+/// All GPUs in the order of their numbers, usable or not. For a GPU that the driver cannot
+/// describe, the error.
 ///
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`], [`CudaError::NoDevice`].
@@ -53,13 +53,13 @@ impl Device {
 /// The GPU of this number, if it can be used.
 ///
 /// # Errors
-/// As [`all`]; [`CudaError::NoSuchDevice`], [`CudaError::DeviceTooOld`].
+/// As [`all`]. Also [`CudaError::NoSuchDevice`] and [`CudaError::DeviceTooOld`].
 pub fn one(index: usize) -> Result<Device, CudaError> {
     let count = count()?;
     if index >= count {
         return Err(CudaError::NoSuchDevice { index, count });
     }
-    let device = describe(index)?; // what the others are does not matter
+    let device = describe(index)?; // the state of the others does not matter
     let Architecture { major, minor } = device.architecture;
     if !device.is_usable() {
         let found = (major as i32, minor as i32);
@@ -78,7 +78,7 @@ fn start() -> Result<(), CudaError> {
     // SAFETY: the number outlives the call. Every driver has this one.
     let status = unsafe { sys::cuDriverGetVersion(&raw mut found) };
     status.result().map_err(|error| failed("cuDriverGetVersion", error))?;
-    // A library of an older driver lacks calls, and to look for those would panic.
+    // A library of an older driver lacks calls, and the search for those would panic.
     if found < DRIVER {
         return Err(CudaError::DriverTooOld { found, needed: DRIVER });
     }
@@ -116,7 +116,7 @@ fn attribute(device: CUdevice, attribute: CUdevice_attribute) -> Result<u32, Cud
     value.map(|value| value as u32).map_err(|error| failed("cuDeviceGetAttribute", error))
 }
 
-/// In the driver's own words where it has some.
+/// The error in the driver's own words, if it has some.
 pub(super) fn failed(call: &'static str, error: DriverError) -> CudaError {
     if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
         return CudaError::Full { call };

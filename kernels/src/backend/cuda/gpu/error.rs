@@ -1,6 +1,6 @@
-//! What can be wrong with a GPU, in words for the user.
+//! Errors of GPUs, in words for the user.
 
-/// A GPU cannot be used, or has failed.
+/// Why a GPU cannot be used, or how it has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
     /// This machine has no NVIDIA driver.
@@ -8,7 +8,7 @@ pub enum CudaError {
         "there is no NVIDIA driver on this machine (no libcuda.so.1): install it, or use the CPU"
     )]
     NoDriver,
-    /// The driver is older than the oldest that Everstep's calls exist in.
+    /// The driver is older than the oldest that has all of Everstep's calls.
     #[error(
         "the NVIDIA driver is too old: it offers CUDA {}, and CUDA {} is needed; install a newer \
          driver, or use the CPU", version(*found), version(*needed)
@@ -16,18 +16,18 @@ pub enum CudaError {
     DriverTooOld {
         /// What the driver offers: 1000 times the major version, and 10 times the minor one.
         found: i32,
-        /// What is needed.
+        /// The version that Everstep needs, in the same form.
         needed: i32,
     },
-    /// A library of CUDA is not there.
+    /// A library of CUDA is missing.
     #[error(
         "{library} is not found: install CUDA's libraries (or {package} from PyPI), and put their \
          folder on LD_LIBRARY_PATH, or use the CPU"
     )]
     NoLibrary {
-        /// Its file.
+        /// The library's file name.
         library: &'static str,
-        /// Who ships it.
+        /// The package that contains it.
         package: &'static str,
     },
     /// The driver is there, but no GPU.
@@ -36,9 +36,9 @@ pub enum CudaError {
     /// There are GPUs, but not this one.
     #[error("there is no GPU {index}: this machine has {count}, counted from 0 (everstep devices)")]
     NoSuchDevice {
-        /// The one asked for.
+        /// The number that the user asked for.
         index: usize,
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
     },
     /// The GPU is older than the oldest that the kernels are written for.
@@ -47,29 +47,29 @@ pub enum CudaError {
          another one, or the CPU", found.0, found.1
     )]
     DeviceTooOld {
-        /// Which.
+        /// The number of the GPU that is too old.
         index: usize,
-        /// Its name.
+        /// The name that its maker gave it.
         name: String,
-        /// Its compute capability.
+        /// The GPU's compute capability.
         found: (i32, i32),
     },
-    /// Somebody else has the GPU for himself.
+    /// Another process has the GPU for itself.
     #[error(
         "GPU {index} is in exclusive mode, and another process has it: wait for that, choose \
          another GPU, or let more processes share it (nvidia-smi -c DEFAULT)"
     )]
     Taken {
-        /// Which.
+        /// The number of the GPU in exclusive mode.
         index: usize,
     },
-    /// Nothing is free on the GPU.
+    /// The GPU has no free memory.
     #[error(
         "the GPU has no memory left for {call}: end what else uses it, or lower batch.micro_batch \
          (a GPT also takes less with model.recompute = true)"
     )]
     Full {
-        /// What was called.
+        /// The name of the failed call.
         call: &'static str,
     },
     /// The host has no memory left that the GPU may copy from and to.
@@ -79,7 +79,7 @@ pub enum CudaError {
          machine", bytes >> 20
     )]
     HostFull {
-        /// What a worker pins in all.
+        /// All memory that a worker pins.
         bytes: usize,
     },
     /// A library of CUDA is older than those that Everstep knows.
@@ -88,32 +88,32 @@ pub enum CudaError {
          and put its folder first on LD_LIBRARY_PATH"
     )]
     LibraryTooOld {
-        /// Its file.
+        /// The library's file name.
         library: &'static str,
-        /// Its version.
+        /// The version that was found.
         found: String,
     },
     /// A kernel was not compiled: a flaw of Everstep or of the compiler.
     #[error("the kernel {file} cannot be compiled for {architecture}: {log}")]
     Compile {
-        /// Its source.
+        /// The kernel's source file.
         file: String,
-        /// For which kind of GPU.
+        /// The kind of GPU that it was compiled for.
         architecture: String,
-        /// What the compiler said.
+        /// What the compiler reported.
         log: String,
     },
     /// The GPU or its driver failed.
     #[error("{call} failed on the GPU: {why}")]
     Failed {
-        /// What was called.
+        /// The name of the failed call.
         call: &'static str,
-        /// What CUDA said.
+        /// CUDA's own words for the error.
         why: String,
     },
 }
 
-/// A version as CUDA counts them.
+/// A version in the form that CUDA counts in.
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }

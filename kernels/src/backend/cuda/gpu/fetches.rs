@@ -1,12 +1,12 @@
-//! Gradients on their way to the host, while the GPU goes on computing; and whatever else is read.
+//! Gradients on their way to the host, while the GPU goes on computing. Also all other reads.
 //!
-//! Copies have a stream of their own. Before each copy it waits for an event that the computing
-//! stream passes after all that was enqueued before the copy was asked for; nothing on the
-//! computing stream ever waits for a copy.
+//! Copies have a stream of their own. Before each copy it waits for an event. The computing stream
+//! passes that event after all work enqueued before the request. Nothing on the computing stream
+//! ever waits for a copy.
 //!
-//! Copies go to a ring of pinned slots, a long one in parts of a slot each. What finds no free slot
-//! waits in a queue of addresses, so the pinned memory is that of the ring, however large the
-//! model: nobody changes what is to be copied, so it does not matter when that is done.
+//! Copies go to a ring of pinned slots, a long copy in parts of a slot each. A copy without a free
+//! slot waits in a queue of addresses. So the pinned memory is that of the ring, however large the
+//! model is. No work changes the requested memory, so the time of the copy does not matter.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,35 +19,36 @@ use super::devices::failed;
 use super::error::CudaError;
 use super::staging::{self, SLOT_BYTES, Slot};
 
-/// One is lent while the others are copied to: 16 MiB in all.
+/// One slot is lent while copies go to the others: 16 MiB in all.
 const SLOTS: usize = 4;
 const _: () = assert!((SLOTS + staging::SLOTS) * SLOT_BYTES == PINNED_BYTES);
 
 /// The stream, the ring and the queue.
 ///
-/// A slot is *free*, then *under way*, then lent, which for the ring is free again: what is lent is
-/// borrowed from here, so nothing is copied to it before the borrow has ended.
+/// A slot is *free*, then *under way*, then lent. For the ring a lent slot is free again: the lent
+/// values borrow from here, so no copy goes to the slot before the borrow has ended.
 pub struct Fetches {
     slots: Vec<Slot>,
-    /// The slot of the oldest part under way; those of the others follow it around the ring.
+    /// The slot of the oldest part under way. Those of the others follow it around the ring.
     oldest: usize,
     /// The bytes of each part under way, oldest first.
     under_way: VecDeque<usize>,
-    /// What no slot was free for, oldest first.
+    /// Copies without a free slot, oldest first.
     asked: VecDeque<Asked>,
     /// Dropped after the slots, which wait for their copies.
     stream: Arc<CudaStream>,
 }
 
-/// A copy, without the parts that are under way.
+/// A requested copy, without the parts that are under way.
 struct Asked {
     from: u64,
     bytes: usize,
-    /// When there is something to copy. Taken by the first part: the others come after it.
+    /// The event after which there is something to copy. The first part takes it: the others come
+    /// later.
     computed: Option<CudaEvent>,
 }
 
-/// A part that has come: its slot, and its bytes.
+/// A part that has come: its slot, and its number of bytes.
 #[derive(Clone, Copy)]
 pub struct Part(usize, usize);
 
@@ -64,15 +65,15 @@ impl Fetches {
         Ok(Self { slots: slots?, oldest: 0, under_way, asked, stream })
     }
 
-    /// Asks for a copy of what is there after all that was enqueued on `computing`.
+    /// Requests a copy of the memory as it is after all work enqueued on `computing`.
     pub fn ask(&mut self, computing: &CudaStream, from: u64, bytes: usize) -> Result<(), Failure> {
         let computed = Some(computing.record_event(None)?);
         self.asked.push_back(Asked { from, bytes, computed });
         self.fill()
     }
 
-    /// Copies what is there after all that was enqueued on `computing`, and returns when it has
-    /// come. Nothing that was asked for is left to come.
+    /// Copies the memory as it is after all work enqueued on `computing`, and returns when the copy
+    /// has come. No earlier request is then left to come.
     pub fn read(
         &mut self,
         computing: &CudaStream,
@@ -91,7 +92,7 @@ impl Fetches {
         Ok(())
     }
 
-    /// The oldest part that was not yet lent, if it has come; with `wait`, as soon as it has.
+    /// The oldest part that was not yet lent, if it has come. With `wait`, as soon as it has come.
     pub fn next(&mut self, wait: bool) -> Result<Option<Part>, Failure> {
         self.fill()?;
         let Some(bytes) = self.under_way.front().copied() else { return Ok(None) };
@@ -113,7 +114,7 @@ impl Fetches {
         bytemuck::cast_slice(self.slots[slot].bytes(bytes))
     }
 
-    /// Waits for all copies under way: nothing reads the device's memory after it.
+    /// Waits for all copies under way. Nothing reads the device's memory after it.
     pub fn finish(&self) -> Result<(), Failure> {
         self.stream.synchronize()
     }
@@ -123,15 +124,15 @@ impl Fetches {
         while self.under_way.len() < SLOTS {
             let Some(asked) = self.asked.front_mut() else { break };
             if let Some(computed) = asked.computed.take() {
-                // The stream keeps what it waits for: the event itself may go.
+                // The stream keeps what it waits for, so the event itself may go.
                 self.stream.wait(&computed)?;
             }
             let slot = &mut self.slots[(self.oldest + self.under_way.len()) % SLOTS];
             let bytes = asked.bytes.min(SLOT_BYTES);
             let to = slot.bytes(bytes);
-            // SAFETY: who asked has named memory of the device. The slot is free: its last copy was
-            // waited for before it was lent, and the borrow of what was lent has ended, as this
-            // borrows all of the ring. It is not touched again before `done`.
+            // SAFETY: the asker has named memory of the device. The slot is free: its last copy had
+            // ended before it was lent, and the borrow of the lent values has ended, as this
+            // borrows all of the ring. The slot is not touched again before `done`.
             unsafe { result::memcpy_dtoh_async(to, asked.from, self.stream.cu_stream())? };
             slot.done.record(&self.stream)?;
             self.under_way.push_back(bytes);

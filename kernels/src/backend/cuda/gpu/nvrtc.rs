@@ -20,7 +20,7 @@ pub struct Architecture {
     pub minor: u32,
 }
 
-/// With the letter, a kernel may use what only this very kind has (from Hopper on).
+/// With the letter, a kernel may use features that only this very kind has (from Hopper on).
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = if self.major >= 9 { "a" } else { "" };
@@ -28,21 +28,21 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// What was made of a source.
+/// The result of compiling a source.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// The machine code: a CUBIN.
     pub code: Vec<u8>,
-    /// What the compiler said: registers and spills of each kernel, and warnings.
+    /// The compiler's output: registers and spills of each kernel, and warnings.
     pub log: String,
 }
 
 /// The oldest major version that knows every architecture and option named here.
 const OLDEST: i32 = 13;
-/// Registers and spills go to the log.
+/// These options write registers and spills to the log.
 const OPTIONS: [&str; 1] = ["--ptxas-options=-v"];
 
-/// The version of the compiler that is installed, major and minor.
+/// The version of the installed compiler, major and minor.
 ///
 /// # Errors
 /// [`CudaError::NoLibrary`], [`CudaError::LibraryTooOld`].
@@ -68,7 +68,7 @@ pub fn version() -> Result<(i32, i32), CudaError> {
 /// Compiles a file of kernels for one precision and one kind of GPU.
 ///
 /// # Errors
-/// [`CudaError::Compile`] with the compiler's words; [`CudaError::NoLibrary`].
+/// [`CudaError::Compile`] with the compiler's words, or [`CudaError::NoLibrary`].
 pub fn compile(
     source: &Source,
     precision: Precision,
@@ -92,8 +92,8 @@ pub fn compile(
     }
 }
 
-/// The machine code of a file of kernels: from the cache, or compiled and kept there. What is wrong
-/// with the cache costs time and nothing else.
+/// The machine code of a file of kernels: from the cache, or compiled and kept there. An error of
+/// the cache costs time and nothing else.
 ///
 /// # Errors
 /// As [`compile`].
@@ -133,7 +133,7 @@ fn options(precision: Precision, architecture: Architecture) -> Vec<String> {
     fixed.chain([target]).collect()
 }
 
-/// A program while it is compiled.
+/// A program while NVRTC compiles it.
 struct Program(nvrtcProgram);
 
 impl Program {
@@ -153,11 +153,11 @@ impl Program {
 
     fn code(&self) -> Result<Vec<u8>, CudaError> {
         let mut size = 0;
-        // SAFETY: the program lives and is compiled; the size outlives the call.
+        // SAFETY: the program lives and is compiled. The size outlives the call.
         let status = unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut size) };
         status.result().map_err(|error| failed("nvrtcGetCUBINSize", error))?;
         let mut code = vec![0u8; size];
-        // SAFETY: as many bytes as it said are there to be written.
+        // SAFETY: the vector has as many bytes as the compiler said.
         let status = unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) };
         status.result().map_err(|error| failed("nvrtcGetCUBIN", error))?;
         Ok(code)

@@ -1,8 +1,8 @@
 //! Pinned memory of the host, by way of which bytes reach a GPU. (They come back by way of
 //! `fetches.rs`, in slots like these.)
 //!
-//! The GPU copies pinned memory by itself, at full speed, while the host does something else. It is
-//! a ring of slots: whoever needs one waits until the copy that used it last is done.
+//! The GPU copies pinned memory by itself, at full speed, while the host does other work. It is a
+//! ring of slots. A user of a slot waits until the slot's last copy is done.
 
 use std::ptr::NonNull;
 use std::slice;
@@ -18,10 +18,10 @@ use super::error::CudaError;
 
 /// Bytes of a slot: large enough for full speed, small enough that copies overlap.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
-/// One is filled while another is copied.
+/// One slot is filled while the others are copied.
 pub(super) const SLOTS: usize = 4;
 
-/// The ring.
+/// The ring of pinned slots.
 pub struct Staging {
     slots: Vec<Slot>,
     next: usize,
@@ -30,7 +30,7 @@ pub struct Staging {
 /// Pinned memory for one copy at a time.
 pub(super) struct Slot {
     memory: NonNull<u8>,
-    /// When the copy from or to it is done.
+    /// The event after which the copy from or to the slot is done.
     pub(super) done: CudaEvent,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Slot {
 unsafe impl Send for Slot {}
 
 impl Staging {
-    /// Allocates it.
+    /// Allocates the ring.
     ///
     /// # Errors
     /// [`CudaError::HostFull`]: the system lets no more memory be pinned. [`CudaError::Full`],
@@ -54,7 +54,7 @@ impl Staging {
             let slot = self.take()?;
             slot.bytes(part.len()).copy_from_slice(part);
             let to = to + (index * SLOT_BYTES) as u64;
-            // SAFETY: who calls names memory of the device; the slot is not touched before its
+            // SAFETY: the caller names memory of the device. The slot is not touched before its
             // event.
             unsafe { result::memcpy_htod_async(to, slot.bytes(part.len()), stream.cu_stream())? };
             slot.done.record(stream)?;
@@ -62,7 +62,7 @@ impl Staging {
         Ok(())
     }
 
-    /// The slot that was used longest ago, as soon as it is free.
+    /// The slot with the oldest use, as soon as it is free.
     fn take(&mut self) -> Result<&mut Slot, Failure> {
         let slot = &mut self.slots[self.next];
         self.next = (self.next + 1) % SLOTS;
@@ -73,26 +73,26 @@ impl Staging {
 
 impl Slot {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
-        // Who waits for it does not spin.
+        // A thread that waits for it does not spin.
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         let done = context.new_event(flags).map_err(|error| failed("cuEventCreate", error))?;
-        // SAFETY: a context is bound, by what was just created; the memory is freed once.
+        // SAFETY: a context is bound, by the event above. The memory is freed once.
         let memory = unsafe { result::malloc_host(SLOT_BYTES, 0) };
         let memory = memory.map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::HostFull { bytes: PINNED_BYTES },
             _ => failed("cuMemHostAlloc", error),
         })?;
         let memory = NonNull::new(memory.cast()).expect("what was allocated is somewhere");
-        // SAFETY: there are as many bytes. Whatever they are, from now on they are zeros.
+        // SAFETY: there are as many bytes. From now on they are zeros.
         unsafe { memory.write_bytes(0, SLOT_BYTES) };
         Ok(Self { memory, done })
     }
 
-    /// The first `len` bytes. Whoever asks for them has waited for `done`.
+    /// The first `len` bytes. The caller has waited for `done`.
     pub(super) fn bytes(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= SLOT_BYTES, "a part fits a slot");
-        // SAFETY: the memory is initialised, as long as that, and borrowed with the slot; the GPU
-        // has done with it, as its event was waited for.
+        // SAFETY: the memory is initialised, at least as long, and borrowed with the slot. The GPU
+        // has done with it, as the caller has waited for its event.
         unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), len) }
     }
 }
@@ -100,7 +100,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let _ = self.done.synchronize();
-        // SAFETY: it was allocated by this call's counterpart, and no copy uses it any more.
+        // SAFETY: the counterpart of this call allocated it, and no copy uses it any more.
         let _ = unsafe { result::free_host(self.memory.as_ptr().cast()) };
     }
 }
