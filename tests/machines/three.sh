@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A cluster on three machines, each of them a network namespace of this one: the commands of the README's section of
-# that name, and then what may happen to machines: the coordinator that leads is killed, two machines lose sight of each
-# other, one is cut off. The run ends with the hash of one worker alone to which nothing happened.
+# A cluster on three machines, each of them a network namespace of this one: the commands of docs/operations.md, and then
+# what may happen to machines. The coordinator that leads is killed, two machines lose sight of each other, and one is cut
+# off. The run ends with the hash of one worker alone to which nothing happened.
 # Needs Linux, root (for the namespaces) and iproute2; leaves nothing behind.
 # usage: three.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
