@@ -22,7 +22,7 @@ pub struct LineSums {
 }
 
 impl LineSums {
-    /// The sums up to the next line, before which training stood still for so long.
+    /// The sums up to the next line. `stall_ms` is how long training stood still before that line.
     pub fn with(self, line: &MetricsLine, stall_ms: Option<f64>) -> Self {
         Self {
             tokens: self.tokens.saturating_add(line.tokens),

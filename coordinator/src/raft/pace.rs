@@ -190,14 +190,15 @@ impl Replica {
         }
     }
 
-    /// Whether the next tick makes a follower give its leader up, or a leader itself.
+    /// Whether the next tick makes a follower give its leader up, or a leader its lead.
     pub(super) fn times_out_next(&self) -> bool {
         let raft = &self.node.raft;
         let patience = if self.is_elected() { LEASE } else { raft.randomized_election_timeout() };
         raft.election_elapsed + 1 >= patience
     }
 
-    /// After every step: Raft draws a time-out from the system's generator whenever it begins anew.
+    /// Due after every step: Raft draws a time-out from the system's generator whenever it begins
+    /// anew.
     pub(super) fn set_patience(&mut self) {
         let ticks = settings::election_ticks(self.seed, self.id, self.node.raft.term);
         self.node.raft.set_randomized_election_timeout(ticks);
