@@ -79,7 +79,7 @@ pub struct Options {
 /// The state that a coordinator starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// What is in its directory.
+    /// The files in its directory.
     Again,
     /// Nothing: it founds a cluster.
     Bootstrap {

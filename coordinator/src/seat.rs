@@ -119,7 +119,7 @@ pub enum Input {
     LinesDurable {
         /// The history that the file belongs to.
         lineage: Lineage,
-        /// The last step whose line is durable.
+        /// The last step with a durable line.
         reach: Step,
     },
     /// The process is about to end. If this coordinator leads, another one should lead instead.

@@ -27,7 +27,7 @@ pub(crate) struct Known<'a> {
     pub(crate) history: &'a History,
     /// The metrics lines of the run.
     pub(crate) lines: &'a LineFiles,
-    /// The peers that have a link.
+    /// The roles of the peers that have a link.
     pub(crate) peers: Vec<Role>,
     /// The coordinators, by id.
     pub(crate) coordinators: Vec<CoordinatorStanding>,

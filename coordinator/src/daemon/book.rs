@@ -180,7 +180,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// The newest list's revision.
+    /// The revision of the newest list.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }

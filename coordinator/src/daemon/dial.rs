@@ -19,7 +19,7 @@ use super::Desk;
 
 /// How long the coordinator with the higher id waits for the other to dial.
 const COURTESY: Duration = Duration::from_millis(200);
-/// Between two calls of one coordinator, at first and at most.
+/// The pause between two calls of one coordinator, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long one call may take, at first and at most: QUIC asks a silent port ever less often.
 const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));

@@ -2,9 +2,9 @@
 //!
 //! `authority/` is the certificate authority. `join.token` and `coordinator.token` (mode 0600)
 //! admit workers and coordinators. `operator/` holds the credentials of the program that submits
-//! runs and watches them. Every start makes these credentials anew, and also the coordinator's own,
-//! which never touch the disk. `coordinators` names this coordinator and all others. This module
-//! makes `log.redb` and `history.log`, and other modules read and write them.
+//! runs and watches them. A start renews them if they are due. It always makes the coordinator's
+//! own credentials, which never touch the disk. `coordinators` names this coordinator and all
+//! others. This module makes `log.redb` and `history.log`, and other modules read and write them.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};

@@ -106,7 +106,7 @@ impl World {
         world
     }
 
-    /// Three coordinators; returns their ids.
+    /// Three coordinators. Returns their ids.
     fn of_three() -> (Self, [u64; 3]) {
         let mut world = Self::founded();
         let ids = [1, world.join(2), world.join(3)];
@@ -146,7 +146,7 @@ impl World {
         self.drain(id);
     }
 
-    /// Another coordinator joins; returns its id.
+    /// Another coordinator joins. Returns its id.
     fn join(&mut self, number: u64) -> u64 {
         let id = self.apply_for(number);
         self.start(id, own(number));
@@ -154,7 +154,7 @@ impl World {
         id
     }
 
-    /// Another coordinator applies to join; returns the id that the leader gave it.
+    /// Another coordinator applies to join. Returns the id that the leader gave it.
     fn apply_for(&mut self, number: u64) -> u64 {
         let own = own(number);
         let leader = self.leader().expect("somebody leads");
@@ -380,7 +380,7 @@ impl World {
         leaders.next_back().map(|(id, _)| *id)
     }
 
-    /// An operator asks the leader for a wish; returns the answer.
+    /// An operator asks the leader for a wish. Returns the answer.
     fn wish(&mut self, number: u64, wish: Wish) -> Option<Option<String>> {
         let leader = self.leader().expect("somebody leads");
         let link = self.operator(leader);
@@ -624,7 +624,7 @@ impl World {
 
 // Requests to the leader, and its knowledge of the others.
 impl World {
-    /// An operator sends a message to a coordinator; returns the answers that come within this
+    /// An operator sends a message to a coordinator. Returns the answers that come within this
     /// time.
     fn ask(&mut self, id: u64, message: Message, ms: u64) -> Vec<Message> {
         let link = self.operator(id);

@@ -115,7 +115,7 @@ impl Seat {
         }
     }
 
-    /// A new leader is known. An operator who waits for a transfer gets the result.
+    /// A new leader is known. An operator that waits for a transfer gets the result.
     pub(super) fn transferred(&mut self, leader: Option<ReplicaId>) {
         let Some(leader) = leader else { return };
         if let Some(Transfer { asked_by, id, to, .. }) = self.transfer.take() {
