@@ -57,11 +57,11 @@ pub enum LogError {
 pub struct Beside {
     /// The path of the file.
     pub path: PathBuf,
-    /// The open file.
+    /// The file, open for writing.
     pub file: File,
 }
 
-/// An open log.
+/// An open log, before its thread begins to write.
 pub struct Log {
     path: PathBuf,
     store: ReplicaStore,

@@ -99,7 +99,7 @@ pub struct Agreed {
 pub enum Effect {
     /// Send a message to a replica. Messages to one replica stay in order, except snapshots.
     Send {
-        /// The receiver.
+        /// The replica that receives the message.
         to: ReplicaId,
         /// The message to send.
         message: Message,

@@ -208,7 +208,7 @@ pub enum Effect {
     Removed,
 }
 
-/// One coordinator.
+/// One coordinator: its core, its replica of the log, and its links to the others.
 pub struct Seat {
     own: Coordinator,
     founds: Option<bool>,

@@ -91,7 +91,7 @@ struct LinesKept(Result<(Lineage, Step), CoordinatorError>);
 /// The admissions that the log still has to agree on, with the tasks that wait for each.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
-/// The actor.
+/// The actor around one seat, with its files, its links and its waiting clients.
 pub(crate) struct Coordinator {
     seat: Seat,
     endpoint: Arc<Endpoint>,

@@ -1,5 +1,5 @@
 //! Reads of the HTTP API that wait until this coordinator is known to lead, and to know all that is
-//! agreed. One confirmation answers all reads that came before it was asked for.
+//! agreed. One confirmation answers all reads that came before the confirmation began.
 //!
 //! If another coordinator leads, a read fails at once with that coordinator's address. If none
 //! leads, there may be a leader in a moment. The reader decides how long to wait for it.

@@ -18,7 +18,7 @@ impl Histogram {
         Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    /// Counts a time.
+    /// Counts a time, given in seconds.
     pub fn observe(&mut self, seconds: f64) {
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);
         self.counts[bucket] += 1;

@@ -20,7 +20,7 @@ pub struct Protection {
 pub struct Lapse {
     /// The first of the shards.
     pub first: Shard,
-    /// How many shards.
+    /// How many shards, from the first on.
     pub count: u32,
     /// When the lapse began: wall clock of the coordinator, milliseconds of Unix time.
     #[serde(rename = "since_unix_ms")]

@@ -12,7 +12,7 @@ use everstep_transport::protocol::{Device, GpuId, Telemetry};
 use super::Overview;
 use crate::history::Histogram;
 
-/// All figures.
+/// All figures, in the exposition format.
 pub(super) fn text(overview: &Overview) -> String {
     let mut page = Page::default();
     coordinator(&mut page, overview);

@@ -17,7 +17,7 @@ use crate::raft::ReplicaId;
 /// A replica that the leader has not heard for this long is silent. Many heartbeats fit into it.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// When each replica was heard last.
+/// When this coordinator last heard each replica.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     /// When this coordinator began to listen. No silence began earlier.

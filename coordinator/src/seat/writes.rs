@@ -14,7 +14,7 @@ use super::Seat;
 /// A disk that takes this long for one batch stands still. A busy disk takes a hundredth of it.
 const STANDSTILL: Duration = Duration::from_millis(250);
 
-/// The batches that were given to the disk and are not durable yet, in order.
+/// The batches that the disk has taken and not made durable yet, in order.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     waiting: VecDeque<(u64, Time)>,

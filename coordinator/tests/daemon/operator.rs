@@ -17,7 +17,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// An operator with one link at a time.
 pub struct Operator {
     credentials: Credentials,
-    /// The newest request.
+    /// The number of the newest request.
     number: u64,
     /// The link of the last answer.
     node: Option<Node>,

@@ -27,7 +27,7 @@ use crate::client::look;
 const DIR: &str = "EVERSTEP_TEST_DIR";
 const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
 const BOOTSTRAP: &str = "EVERSTEP_TEST_BOOTSTRAP";
-/// The argument for a cluster that exists for one run.
+/// The value of [`BOOTSTRAP`] for a cluster that exists for one run.
 const EPHEMERAL: &str = "ephemeral";
 const LASTING: &str = "lasting";
 const JOIN: &str = "EVERSTEP_TEST_JOIN";
@@ -69,7 +69,7 @@ pub fn be_a_coordinator() {
     }
 }
 
-/// A coordinator's process.
+/// A coordinator's process, with its output. Dropping it kills the process.
 struct Process {
     child: Child,
     /// The rest of its output.

@@ -8,7 +8,7 @@ use everstep_transport::protocol::Term;
 
 use super::machine::{Machine, value};
 
-/// A promise.
+/// A promise that the judge checks at every event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// No term has two leaders.

@@ -12,7 +12,7 @@ use super::machine::Machine;
 
 pub struct Node {
     pub id: ReplicaId,
-    /// The durable content.
+    /// The content that survives a crash.
     pub disk: Kept,
     /// None while it is down.
     pub process: Option<Process>,
