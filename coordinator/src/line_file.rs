@@ -79,6 +79,9 @@ impl LineFiles {
 
     /// Opens the file of a run, or makes it. After this the file has only lines of this history.
     /// The file that was open before is closed.
+    ///
+    /// # Errors
+    /// [`LineFileError`] if the disk fails.
     pub fn open(&mut self, history: &LineHistory) -> Result<LinesFound, LineFileError> {
         self.open = None;
         let path = self.path(history.lineage.run);

@@ -67,7 +67,7 @@ pub const POINTS: &[&str] = &[
     "watch.receive",
     "update.send",
     "exited.receive",
-    // An entry is on its way to the disk: a crash here loses it.
+    // An entry is on its way to the disk, which has kept nothing of it yet.
     "propose.lead",
     "propose.request",
     "propose.register",
