@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p everstep-coordinator --bench replicas [DIRECTORY]` prints entries a second with
 //! many proposals under way, and the latency of single entries, from proposal to application at the
-//! leader. Messages cost nothing here, so what is seen is fsync: of the leader, and of the faster
-//! follower. Each store has a thread of its own, as in a coordinator.
+//! leader. Messages cost nothing here, so the figures show fsync: that of the leader, and that of
+//! the faster follower. Each store has a thread of its own, as in a coordinator.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -15,14 +15,14 @@ use everstep_coordinator::raft::{Batch, Effect, Kept, Message, Options, Replica,
 use everstep_transport::time::Time;
 use redb::backends::FileBackend;
 
-/// Bytes of an entry.
+/// The size of an entry, in bytes.
 const ENTRY: usize = 256;
 const SINGLE: usize = 500;
 const MANY: usize = 20_000;
-/// Proposals under way when many are.
+/// The number of proposals under way when there are many.
 const WINDOW: usize = 512;
 
-/// What comes back to the thread that drives the replicas.
+/// News for the thread that drives the replicas.
 enum Arrival {
     Message { from: ReplicaId, to: ReplicaId, message: Box<Message> },
     Persisted { at: ReplicaId, number: u64 },

@@ -1,14 +1,14 @@
 //! The coordinator's process: gives a seat among the coordinators a clock, links, a log and files.
 //!
 //! Input: a directory and an address. Output: a cluster that workers can join with a token, until
-//! SIGTERM or SIGINT. It decides nothing: every message, loss and tick goes into
-//! [`crate::seat::Seat`], and what comes out is done.
+//! SIGTERM or SIGINT. The process decides nothing. Every message, loss and tick goes into
+//! [`crate::seat::Seat`], and the process carries out the seat's effects.
 //!
-//! A cluster is founded by one coordinator; others join it. What they agree on is in the
-//! [log](crate::log), and what has happened in a journal of its own. Started again in its
-//! directory, after whatever end, a coordinator goes on where it was; one that is alone leads at
-//! once, in a new term. A file that cannot be read or written ends it: what it cannot keep, it must
-//! not promise.
+//! One coordinator founds a cluster, and others join it. The [log](crate::log) holds what they
+//! agree on, and a journal of its own holds the events. A coordinator that starts again in its
+//! directory, after whatever end, goes on where it was. A lone coordinator leads at once, in a new
+//! term. A file that the process cannot read or write ends it, because it must not promise what it
+//! cannot keep.
 
 mod actor;
 mod asked;
@@ -56,81 +56,82 @@ use crate::http::{self, Api, Door};
 use crate::seat::TICK;
 use crate::state;
 
-/// How often the actor is asked whether it has stopped.
+/// How often the process asks the actor whether it has stopped.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a coordinator that stops waits for another one to lead.
+/// How long a stopping coordinator waits for another one to lead.
 const HANDING_OVER: Duration = Duration::from_secs(1);
 
-/// How to run a coordinator.
+/// The options of a coordinator's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where its files are: `authority/`, `operator/`, `join.token`, `coordinator.token`,
+    /// The folder with its files: `authority/`, `operator/`, `join.token`, `coordinator.token`,
     /// `api.token`, `coordinators`, `log.redb`, `history.log`.
     pub dir: PathBuf,
-    /// Where to listen; port 0 for any free port. A coordinator that is started again is found by
-    /// its workers where it was.
+    /// The address to listen on. Port 0 stands for any free port. Workers find a restarted
+    /// coordinator where it was.
     pub listen: SocketAddr,
-    /// What it begins with.
+    /// The state that it starts from.
     pub start: Start,
-    /// Where its HTTP API is, if it has one.
+    /// The options of its HTTP API. None: no API.
     pub http: Option<http::Options>,
 }
 
-/// What a coordinator begins with.
+/// The state that a coordinator starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// What is in its directory.
+    /// The files in its directory.
     Again,
     /// Nothing: it founds a cluster.
     Bootstrap {
-        /// It is there for one run, and dismisses its workers afterwards.
+        /// The cluster exists for one run, and dismisses its workers afterwards.
         ephemeral: bool,
     },
-    /// Nothing: it becomes one of a cluster's coordinators.
+    /// Nothing: it joins a cluster as a further coordinator.
     Join {
-        /// Admits coordinators.
+        /// A token that admits coordinators.
         token: String,
-        /// Where some of them listen.
+        /// The places where some coordinators of the cluster listen.
         coordinators: Vec<HostPort>,
     },
 }
 
-/// Where a coordinator listens.
+/// The addresses at which a coordinator listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// For workers and operators.
+    /// The address for workers, operators and other coordinators.
     pub links: SocketAddr,
-    /// For HTTP.
+    /// The address for HTTP. None: no API.
     pub api: Option<SocketAddr>,
 }
 
-/// How a coordinator has ended in good order.
+/// Why a coordinator has ended in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// SIGTERM told it to stop.
     Stopped,
-    /// SIGINT did.
+    /// SIGINT told it to stop.
     Interrupted,
-    /// The others go on without it.
+    /// The other coordinators go on without it.
     Removed,
 }
 
-/// Where the coordinators were when the one of this directory last heard of them.
+/// The addresses of the coordinators when the one of this directory last heard of them.
 ///
 /// # Errors
-/// [`BookError`]: it keeps no book, or a damaged one.
+/// [`BookError`]: the directory has no book, or a damaged one.
 pub fn addresses(dir: &Path) -> Result<Vec<SocketAddr>, BookError> {
     let book = Book::load(&dir.join(BOOK_FILE))?;
     Ok(book.content().members.iter().map(|view| view.address).collect())
 }
 
-/// The file of the log in a coordinator's directory. What the coordinator has agreed to is there.
+/// The file of the log in a coordinator's directory. It holds everything that the coordinator
+/// agreed to.
 pub fn log_file(dir: &Path) -> PathBuf {
     dir.join(LOG_FILE)
 }
 
-/// Runs a coordinator until SIGTERM or SIGINT, until it is removed, or until its disk fails;
-/// blocks. `ready` is told where it listens once workers can join.
+/// Runs a coordinator until SIGTERM or SIGINT, until the cluster removes it, or until its disk
+/// fails. Blocks. Calls `ready` with the addresses once workers can join.
 ///
 /// # Errors
 /// [`CoordinatorError`], in words for the user.
@@ -165,7 +166,8 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
         if cluster.id().is_none() && doors.is_empty() {
             return Err(CoordinatorError::NotJoined(cluster.dir));
         }
-        // First of all: of two coordinators in one directory, the second comes no further.
+        // This comes first, so that the second of two coordinators in one directory comes no
+        // further.
         let past = cluster.id().map(|id| cluster.past(id)).transpose()?;
         let settings = Settings::for_address(listen.ip());
         let credentials = cluster.renew_credentials()?;
@@ -201,8 +203,8 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
     })
 }
 
-/// The addresses of links and of HTTP are taken before anything is spent: nobody else takes them
-/// meanwhile, and whatever can be wrong with them is found first.
+/// The addresses of links and of HTTP. The process takes them before it spends anything: no other
+/// process takes them meanwhile, and every problem with them shows first.
 type Taken = (Port, Option<Door>);
 
 fn take_addresses(
@@ -213,7 +215,7 @@ fn take_addresses(
     Ok((port, http.map(Door::open).transpose()?))
 }
 
-/// The endpoint, and the channel of the nodes that ask it for a certificate.
+/// Opens the endpoint, and the channel of the nodes that ask it for a certificate.
 fn open(
     port: Port,
     cluster: &Cluster,
@@ -227,10 +229,10 @@ fn open(
     Ok((endpoint, applicants))
 }
 
-/// This coordinator, as the others are to know it.
+/// The name and the addresses by which the other coordinators know this one.
 fn own(cluster: &Cluster, Addresses { links, api }: Addresses) -> state::Coordinator {
     let content = cluster.book.content();
-    // Whoever listens everywhere is found where its links are.
+    // An API that listens on all addresses is at the address of the links.
     let named = |api: SocketAddr| match api.ip().is_unspecified() {
         true => (links.ip(), api.port()).into(),
         false => api,
@@ -243,7 +245,7 @@ fn own(cluster: &Cluster, Addresses { links, api }: Addresses) -> state::Coordin
     }
 }
 
-/// Serves until it is over.
+/// Serves until the coordinator ends.
 async fn attend(
     endpoint: Arc<Endpoint>,
     api: Option<Api>,
@@ -311,7 +313,7 @@ async fn serve(
     }
 }
 
-/// What ends the process in good order.
+/// The signals that end the process in good order.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

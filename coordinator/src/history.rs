@@ -1,8 +1,9 @@
-//! What a run's events and lines come to: how often what happened, how long training stood still.
+//! Sums up a run's events and lines: how often each event came, how long training stood still.
 //!
-//! In: every event and every recorded line, in order, each once; and when entries were proposed and
-//! applied. Out: figures that whoever watches a coordinator is shown. Pure, and cheap: what is kept
-//! grows by one report a generation. It does not know who asks, nor what any of it leads to.
+//! In: every event and every recorded line, in order, each once, and the times at which entries
+//! were proposed and applied. Out: figures for the watchers of a coordinator. The code is pure and
+//! cheap: its memory grows by one report a generation. It knows neither its readers nor the
+//! consequences.
 
 mod generations;
 mod histogram;
@@ -20,13 +21,13 @@ pub use self::histogram::Histogram;
 pub use self::protection::{Lapse, Protection};
 pub use self::tally::Tally;
 
-/// A run's history, summed up.
+/// The sums of a run's history.
 #[derive(Debug, Default)]
 pub struct History {
     tally: Tally,
     generations: Generations,
     protection: Protection,
-    /// The newest line: repeats are known by it.
+    /// The newest line. A line that is not newer is a repeat.
     newest: Option<(Generation, Step)>,
     /// When each entry was proposed that is not applied yet: at most as many as may wait for the
     /// disk.
@@ -50,7 +51,7 @@ impl History {
         }
     }
 
-    /// Takes lines of settled steps. Those that came before are known.
+    /// Takes lines of settled steps, and skips those that it has taken before.
     pub fn lines(&mut self, lines: &[MetricsLine]) {
         for line in lines {
             let place = Some((line.generation, line.step));
@@ -62,30 +63,30 @@ impl History {
         }
     }
 
-    /// Takes lines that were written just now.
+    /// Takes lines that this process has just written.
     pub fn recorded(&mut self, lines: &[MetricsLine]) {
         self.tally.written += lines.len() as u64;
         self.lines(lines);
     }
 
-    /// The last steps before generations whose stalls are not known: at most `most`, the newest.
+    /// The last steps before generations without a known stall: the newest ones, at most `most`.
     pub fn unmeasured(&self, most: usize) -> Vec<Step> {
         self.generations.unmeasured(most)
     }
 
-    /// Takes lines of before this process, for the stalls of generations alone: the newest
-    /// [`WINDOW`], at most, up to the first of a generation.
+    /// Takes lines of before this process, only for the stalls of generations. The caller gives at
+    /// most the newest [`WINDOW`] lines up to the first of a generation.
     pub fn recall(&mut self, lines: &[MetricsLine]) {
         self.generations.recall(lines);
     }
 
-    /// An entry is on its way into the log.
+    /// This coordinator has proposed an entry.
     pub fn proposed(&mut self, now: Time) {
         self.tally.proposed += 1;
         self.proposed.push_back(now);
     }
 
-    /// The oldest of these entries is in the log, and holds.
+    /// The oldest of the proposed entries is in the log, and holds.
     pub fn applied(&mut self, now: Time) {
         self.tally.applied += 1;
         if let Some(since) = self.proposed.pop_front() {
@@ -93,7 +94,7 @@ impl History {
         }
     }
 
-    /// How often what happened.
+    /// The counts of events and steps.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
@@ -103,7 +104,7 @@ impl History {
         self.generations.reports()
     }
 
-    /// The parameter shards that lack owners now.
+    /// The parameter shards that have too few owners now.
     pub fn under_protected(&self) -> Vec<Lapse> {
         self.protection.open()
     }

@@ -1,14 +1,14 @@
-//! The HTTP API of a coordinator: probes, figures for Prometheus, and what operators ask for.
+//! The HTTP API of a coordinator: probes, figures for Prometheus, and the requests of operators.
 //!
-//! In: an address, a token, and the coordinator's actor to ask. Out: answers, until it is told to
-//! stop. It decides nothing: what it tells is rendered from a plain `Overview`, and what it is
-//! asked to change, it says to the core as any operator would: once, if the client names its
-//! request and says it again (`key.rs`).
+//! In: an address, a token, and the coordinator's actor to ask. Out: answers, until the process
+//! stops it. The API decides nothing. It renders a plain `Overview`, and passes changes on to the
+//! core as any operator would. A client that names its request and repeats it gets it done once
+//! (`key.rs`).
 //!
-//! Clients may be many, slow or hostile, and training must not notice: there is one thread for all
-//! of them, connections and bodies are bounded (`front.rs`), everything has a time-out, and the
-//! actor is asked a bounded number of times a second. On loopback all users of this machine read;
-//! to change something takes the token (`guard.rs`). It is not encrypted.
+//! Clients may be many, slow or hostile, and training must not notice. One thread serves all of
+//! them. `front.rs` bounds connections and bodies, everything has a time-out, and the actor gets a
+//! bounded number of questions a second. On loopback all users of this machine may read, and a
+//! change takes the token (`guard.rs`). The API does not encrypt.
 
 mod answers;
 mod changes;
@@ -51,30 +51,29 @@ use crate::history::{Lapse, Tally};
 const MAX_BODY: usize = 32 * 1024;
 /// How long a request's head may take to come.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// How long its body may take.
+/// How long a request's body may take to come.
 const BODY_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The API's address where none is stated: this port of loopback, if it is free.
+/// The API's address if the options state none: this port of loopback, if it is free.
 pub const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7080);
 
-/// Where the API is.
+/// The API's address and tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to listen; port 0 for any free port. None: at [`DEFAULT`], or at any free port of
-    /// loopback if another process has that.
+    /// The address to listen on. Port 0 stands for any free port. None: [`DEFAULT`], or any free
+    /// port of loopback if another process has that one.
     pub listen: Option<SocketAddr>,
-    /// A file with a token that is needed for everything. Without one, only what changes something
-    /// needs a token: `api.token` in the coordinator's directory.
+    /// A file with a token that every request needs. Without one, only a change needs a token:
+    /// `api.token` in the coordinator's directory.
     pub token: Option<PathBuf>,
-    /// A file with a token that is enough to read, and for nothing else. With one, reading needs a
-    /// token.
+    /// A file with a token that allows reading, and nothing else. With one, reading needs a token.
     pub read_token: Option<PathBuf>,
 }
 
 /// Why there is no API.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Everyone who reaches the address could read everything.
+    /// Every client that reaches the address could read everything.
     #[error("{0} can be reached from other machines, and reading needs no token")]
     Exposed(SocketAddr),
     /// The file holds no token.
@@ -83,23 +82,23 @@ pub enum HttpError {
     /// Every user of this machine can read or replace the token.
     #[error("{}: users other than its owner and group may read or write the token", .0.display())]
     Public(PathBuf),
-    /// A reader could change everything.
+    /// A client with the token for reading could change everything.
     #[error("the token for reading is the one for changes as well")]
     Same,
-    /// A file could not be read or written.
+    /// The process could not read or write a file.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The address cannot be listened on.
+    /// The process cannot listen on the address.
     #[error("the HTTP API cannot listen on {address}: {source}")]
     Bind {
-        /// The address.
+        /// The address of the options.
         address: SocketAddr,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -109,7 +108,7 @@ impl Options {
         self.listen.unwrap_or(DEFAULT)
     }
 
-    /// Refuses what nobody can have meant, before anything is made.
+    /// Refuses options that no operator can have meant, before the process makes anything.
     ///
     /// # Errors
     /// [`HttpError::Exposed`].
@@ -133,38 +132,38 @@ impl Options {
     }
 }
 
-/// What all answers are made from, at one moment.
+/// The data of all answers, at one moment.
 #[derive(Clone, Debug)]
 struct Overview {
     cluster: ClusterView,
     tally: Tally,
     under_protected: Vec<Lapse>,
-    /// How many links there are to peers of each role.
+    /// The number of links to peers of each role.
     links: Vec<(&'static str, u64)>,
-    /// The runs, the one under way last.
+    /// The runs. The one under way comes last.
     runs: Vec<RunView>,
     /// The tokens, by id.
     tokens: Vec<TokenView>,
     /// The coordinators, by id.
     coordinators: Vec<CoordinatorStanding>,
-    /// The newest entry of the log that is applied here.
+    /// The newest entry of the log that this coordinator has applied.
     applied: u64,
-    /// A coordinator is known to lead.
+    /// Whether some coordinator is known to lead.
     is_led: bool,
 }
 
-/// Whose tokens are made here.
+/// The authority that makes tokens here.
 struct Issuer(Arc<Authority>);
 
-/// Where a coordinator is.
+/// The addresses of a coordinator.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// For its peers.
+    /// The address for its peers.
     links: SocketAddr,
 }
 
-/// An address that is listened on, and the tokens that were named: all that can be wrong with an
-/// API, before a coordinator has files.
+/// An address on which the process listens, and the tokens of the options. Opening it shows every
+/// problem of an API before a coordinator has files.
 pub(crate) struct Door {
     listener: TcpListener,
     address: SocketAddr,
@@ -209,12 +208,12 @@ impl Door {
 }
 
 impl Api {
-    /// Where it listens.
+    /// The address on which it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers, on a thread of its own, until it is stopped. To be called on an actix system.
+    /// Answers, on a thread of its own, until it is stopped. The caller runs on an actix system.
     pub(crate) fn serve(
         self,
         coordinator: Addr<Coordinator>,
@@ -239,7 +238,7 @@ impl Api {
     }
 }
 
-/// Lets in whoever may come.
+/// Lets in the requests that the guard permits.
 async fn admit(
     guard: Data<Guard>,
     request: ServiceRequest,
@@ -251,7 +250,7 @@ async fn admit(
     }
 }
 
-/// Answers are of their moment, and are what they say they are.
+/// No client may store an answer, or guess another content type.
 fn headers() -> DefaultHeaders {
     DefaultHeaders::new()
         .add(("cache-control", "no-store"))

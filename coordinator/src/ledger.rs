@@ -1,13 +1,13 @@
-//! What a coordinator's file of the history holds, and what it lacks: which records are to be
-//! written, and how far the history goes by those that are.
+//! Which records a coordinator's file of the history holds and lacks, and which to write.
 //!
-//! What happened follows from the log, so the file need only have what is no longer in the log, up
-//! to the log's newest snapshot: a *seal* says up to which entry all is here. A coordinator that
-//! was sent a snapshot lacks what came before: a *gap* says so, until another one has told. What
-//! happens meanwhile is written as ever: perhaps nobody else will have it.
+//! Events follow from the log. So the file only needs what the log has dropped, up to the log's
+//! newest snapshot. A *seal* says up to which entry the file is complete. A coordinator that was
+//! sent a snapshot lacks the history before it. A *gap* says so, until another coordinator has sent
+//! that part. Meanwhile the coordinator writes new events as ever: perhaps no other coordinator
+//! will have them.
 //!
-//! It knows no file: whoever keeps one writes each record that it is given at the end, and then
-//! notes it ([`Ledger::note`]); a new process notes all that it finds.
+//! This module knows no file. The keeper of a file appends each record that it gets, and then notes
+//! it ([`Ledger::note`]). A new process notes all records that it finds.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -16,15 +16,16 @@ use std::collections::VecDeque;
 use everstep_transport::protocol::Frame;
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// What a record says. One of an entry behind all others is of what happened; one of an entry
-/// before that is of what another coordinator told, and nothing is missing up to there any more.
+/// A record of the file. A record of an entry behind all others tells what happened here. A record
+/// of an earlier entry comes from another coordinator, and then nothing up to that entry is missing
+/// any more.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Record {
-    /// What an entry brought.
+    /// The events of an entry.
     Frame(Frame),
-    /// No entry brought anything between the record before and this one.
+    /// No entry between the record before and this one had events.
     Seal(u64),
-    /// What entries brought between the record before and this one is missing.
+    /// The events of the entries between the record before and this one are missing.
     Gap(u64),
 }
 
@@ -36,68 +37,69 @@ impl Record {
     }
 }
 
-/// How far the history goes.
+/// How far the history goes, and which parts of it are missing.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    /// Up to this entry all is here, or is known to be missing.
+    /// Up to this entry the file has all events, or knows them to be missing.
     reach: u64,
-    /// What is missing, in order: each from the entry after the first number up to the second.
+    /// The missing parts, in order: each from the entry after the first number up to the second.
     gaps: VecDeque<(u64, u64)>,
 }
 
 impl Ledger {
-    /// All is here up to this entry.
+    /// The file has all events up to this entry.
     pub fn whole(&self) -> u64 {
         self.gaps.front().map_or(self.reach, |(before, _)| *before)
     }
 
-    /// Up to this entry all is here, or is known to be missing.
+    /// Up to this entry the file has all events, or knows them to be missing.
     pub fn reach(&self) -> u64 {
         self.reach
     }
 
-    /// The entry from which on something is missing.
+    /// The first entry of the first missing part.
     pub fn wanted(&self) -> Option<u64> {
         self.gaps.front().map(|(before, _)| before + 1)
     }
 
-    /// An entry has brought this.
+    /// The record for the events of an entry. None if the file has reached that entry already.
     pub fn take(&self, frame: Frame) -> Option<Record> {
         (frame.index > self.reach).then_some(Record::Frame(frame))
     }
 
-    /// The log is to begin behind this entry: what is known of the entries before is here, or
-    /// missing. The file is to be made durable first.
+    /// The record before the log begins behind this entry. Everything known of the entries before
+    /// is in the file, or is missing. The keeper has to make the file durable first.
     pub fn seal(&self, index: u64) -> Option<Record> {
         (index > self.reach).then_some(Record::Seal(index))
     }
 
-    /// Entries up to this one are not in the log, and what they brought is not here: a snapshot has
-    /// come from another coordinator.
+    /// The record when a snapshot has come from another coordinator: the log lacks the entries up
+    /// to this one, and the file lacks their events.
     pub fn lack(&self, index: u64) -> Option<Record> {
         (index > self.reach).then_some(Record::Gap(index))
     }
 
-    /// Another coordinator has told this, of what is missing, and everything before.
+    /// The record for a missing frame that another coordinator has sent, after everything before
+    /// it.
     pub fn fill(&self, frame: Frame) -> Option<Record> {
         let told = frame.index.min(self.reach);
         let is_missing =
             |(before, last): &(u64, u64)| *before < frame.index && frame.index <= *last;
-        // One without news tells that there is nothing more up to there.
+        // A frame without news says that the sender has nothing more up to there.
         if !frame.news.is_empty() && self.gaps.iter().any(is_missing) {
             return Some(Record::Frame(frame));
         }
         (told > self.whole()).then_some(Record::Seal(told))
     }
 
-    /// How far this one knows the history, if that is at least as far as asked, for the end of the
-    /// last page; `applied` is the newest entry that was applied here.
+    /// How far this coordinator knows the history, for the end of the last page, if that is at
+    /// least as far as asked. `applied` is the newest entry that it has applied.
     pub fn last_word(&self, from: u64, applied: u64) -> Option<Frame> {
         let index = if self.gaps.is_empty() { applied } else { self.whole() };
         (index >= from).then_some(Frame { index, news: Vec::new() })
     }
 
-    /// Whether the record can stand behind those before: what is here already is not written again.
+    /// Whether the record may follow those before. The file holds no event twice.
     pub fn is_followed_by(&self, record: &Record) -> bool {
         let index = record.index();
         index > self.reach || index > self.whole() && !matches!(record, Record::Gap(_))
@@ -127,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Every third entry brings something.
+    /// Every third entry has events.
     fn frames(from: u64, to: u64) -> impl Iterator<Item = Frame> {
         let brings = (from..=to).filter(|index| index % 3 == 0);
         brings.map(|index| Frame { index, news: vec![News::Run(index)] })
@@ -160,8 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// I13: entries are applied, replaced by snapshots and told, in any order; whatever was
-        /// applied here is here, and once nothing is missing, all of it is there once.
+        /// I13: entries are applied, replaced by snapshots and told, in any order. The file has all
+        /// events applied here. Once nothing is missing, it has all events once.
         #[test]
         fn i13_what_happens_while_something_is_missing_is_kept(
             events in prop::collection::vec((0u8..4, 1u64..20), 1..40),
@@ -169,7 +171,7 @@ mod tests {
             let (mut file, mut applied, mut seen) = (File::default(), 0, Vec::new());
             for (event, count) in events {
                 match event {
-                    // Entries are applied, some of them for the second time.
+                    // A replica applies entries, some of them for the second time.
                     0 => {
                         let new = applied + count;
                         for frame in frames(applied.saturating_sub(3) + 1, new) {
@@ -186,7 +188,7 @@ mod tests {
                         applied += count;
                         file.write(file.ledger.lack(applied));
                     }
-                    // A page of another one, who may be ahead.
+                    // A page of another coordinator, which may be ahead.
                     _ => {
                         let Some(from) = file.ledger.wanted() else { continue };
                         let to = from + 2 * count;

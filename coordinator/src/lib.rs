@@ -1,16 +1,16 @@
-//! The coordinator: who takes part in a run, with which shards, and how the run stands.
+//! The coordinator decides which workers take part in a run, with which shards, and reports on the
+//! run.
 //!
 //! [`state`] is the replicated state machine: a log of entries in, the cluster's history out.
-//! `assign` says who computes which data shards and owns which parameter shards. [`core`] is a
-//! coordinator as a plain state machine over both: messages in, messages and proposals out.
-//! [`raft`] brings several coordinators to agree on the log; [`log`] keeps it, on a disk. [`seat`]
-//! is one of several coordinators, as a plain state machine: a core and a replica of the log.
-//! [`recovery`] goes on from one coordinator's log when most of the others are lost. [`ledger`]
-//! says what a coordinator's file of the history has to hold. [`daemon`] is the shell that gives
-//! the seat a clock, sockets and files. [`history`] sums up what happened, and [`http`] tells it to
-//! whoever asks.
+//! `assign` gives data shards and parameter shards to the members. [`core`] is a coordinator as a
+//! plain state machine over both: messages in, messages and proposals out. [`raft`] brings several
+//! coordinators to agree on the log, and [`log`] keeps it on a disk. [`seat`] is one of several
+//! coordinators, as a plain state machine: a core and a replica of the log. [`recovery`] goes on
+//! from one coordinator's log when most of the others are lost. [`ledger`] decides which records a
+//! coordinator's file of the history has to hold. [`daemon`] is the shell that gives the seat a
+//! clock, sockets and files. [`history`] sums up the events, and [`http`] serves the sums.
 //!
-//! It does not know how a step is computed: it reads neither tensors nor votes.
+//! This crate does not know how a step is computed: it reads neither tensors nor votes.
 
 mod assign;
 pub mod core;

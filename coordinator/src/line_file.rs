@@ -1,10 +1,10 @@
 //! The files of metrics lines in a coordinator's directory: `metrics/RUN.log`, one for each run.
 //!
-//! A file is a head and records of one size. The record of a step stands where the step says, so a
-//! page is read with one call, and memory does not grow with the file. Records of lost lines are
-//! zero. A file that is opened is verified at its end only, as far back as records may not have
-//! been durable when the process before ended: what is not as it was written is cut away there, and
-//! other processes tell it again.
+//! A file is a head and records of one size. A record's place follows from its step. So one call
+//! reads a page, and memory does not grow with the file. Records of lost lines are zero. An opened
+//! file is verified at its end only, as far back as records may not have been durable when the
+//! process before ended. A record that differs from what was written is cut away there, with all
+//! behind it, and other processes tell the lines again.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -19,18 +19,18 @@ use crate::lines::{LineRecord, LinesFound, RECENT, UNSURE};
 use crate::log::Beside;
 use crate::state::LineHistory;
 
-/// The first bytes; the last of them is the format.
+/// The first bytes of a file. The last of them is the format.
 const MAGIC: [u8; 8] = *b"eslines\x01";
-/// [`MAGIC`], the vocabulary's layout, the run, the size of a record, the cluster.
+/// [`MAGIC`], the vocabulary's layout, the run, the size of a record, and the cluster.
 const HEAD: usize = 32 + 32;
-/// A checksum of what follows, and of its place.
+/// A checksum of the record's content and of its place.
 const CHECKSUM: usize = 8;
-/// One record.
+/// The bytes of one record.
 const RECORD: usize = CHECKSUM + size_of::<rkyv::Archived<LineRecord>>();
-/// So many records are read at once.
+/// How many records one call reads.
 const BLOCK: u64 = 1 << 10;
 
-/// Why lines cannot be read or written.
+/// A file of metrics lines that the process cannot read or write.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct LineFileError {
@@ -39,7 +39,7 @@ pub struct LineFileError {
     problem: io::Error,
 }
 
-/// The folder with the files, and the one that is open.
+/// The folder with the files, and the open file.
 #[derive(Debug)]
 pub struct LineFiles {
     folder: PathBuf,
@@ -53,17 +53,18 @@ struct Open {
     path: PathBuf,
     file: File,
     lineage: Lineage,
-    /// So many steps have their record, or are skipped.
+    /// How many steps have their record, or are skipped.
     reach: Step,
 }
 
 impl LineFiles {
-    /// The files in this folder, of the cluster with this digest. Nothing is read or made yet.
+    /// The files in this folder, of the cluster with this digest. The call reads and makes nothing
+    /// yet.
     pub fn new(folder: PathBuf, cluster: [u8; 32]) -> Self {
         Self { folder, cluster, open: None }
     }
 
-    /// The files in this folder, of the cluster that the file of this run is of.
+    /// The files in this folder. The file of this run names the cluster.
     ///
     /// # Errors
     /// [`LineFileError`]: there is no such file.
@@ -76,11 +77,11 @@ impl LineFiles {
         Ok(Self { cluster, ..files })
     }
 
-    /// Opens the file of a run, and makes it if there is none: after this it has no lines but those
-    /// of this history. The file that was open is closed.
+    /// Opens the file of a run, or makes it. After this the file has only lines of this history.
+    /// The file that was open before is closed.
     ///
     /// # Errors
-    /// [`LineFileError`].
+    /// [`LineFileError`] if the disk fails.
     pub fn open(&mut self, history: &LineHistory) -> Result<LinesFound, LineFileError> {
         self.open = None;
         let path = self.path(history.lineage.run);
@@ -90,10 +91,10 @@ impl LineFiles {
         Ok(found)
     }
 
-    /// Writes records behind those that are there.
+    /// Writes records behind the present ones.
     ///
     /// # Errors
-    /// [`LineFileError`].
+    /// [`LineFileError`] if the disk fails.
     ///
     /// # Panics
     /// If no file is open, or the records do not follow the newest.
@@ -110,10 +111,10 @@ impl LineFiles {
         written.map_err(|problem| open.failed(problem))
     }
 
-    /// The lines up to this step are lost.
+    /// Notes that the lines up to this step are lost.
     ///
     /// # Errors
-    /// [`LineFileError`].
+    /// [`LineFileError`] if the disk fails.
     ///
     /// # Panics
     /// If no file is open.
@@ -123,11 +124,11 @@ impl LineFiles {
         open.file.set_len(place(open.reach)).map_err(|problem| open.failed(problem))
     }
 
-    /// The lines that follow each other after this step: at most so many, and none behind one that
-    /// is lost.
+    /// The lines that follow each other after this step: at most `most`, and none behind a lost
+    /// one.
     ///
     /// # Errors
-    /// [`LineFileError`].
+    /// [`LineFileError`] if the disk fails.
     pub fn page(&self, after: Step, most: usize) -> Result<Vec<MetricsLine>, LineFileError> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let most = (most as u64).min(open.reach.0.saturating_sub(after.0));
@@ -135,11 +136,10 @@ impl LineFiles {
         Ok(records.into_iter().map_while(|record| Some(record?.line)).collect())
     }
 
-    /// The file that is open, to be made durable elsewhere: of which history it is, and up to which
-    /// step.
+    /// The open file, for another thread to make it durable, with its history and its last step.
     ///
     /// # Errors
-    /// [`LineFileError`].
+    /// [`LineFileError`] if the disk fails.
     pub fn file(&self) -> Result<Option<(Beside, Lineage, Step)>, LineFileError> {
         let Some(open) = &self.open else { return Ok(None) };
         let file = open.file.try_clone().map_err(|problem| open.failed(problem))?;
@@ -149,7 +149,7 @@ impl LineFiles {
     /// Removes the files of all runs but these.
     ///
     /// # Errors
-    /// [`LineFileError`].
+    /// [`LineFileError`] if the disk fails.
     pub fn keep_only(&self, runs: &[RunId]) -> Result<(), LineFileError> {
         let failed = |problem| LineFileError { path: self.folder.clone(), problem };
         for entry in fs::read_dir(&self.folder).map_err(failed)? {
@@ -186,7 +186,7 @@ impl LineFiles {
         let reach = verified(&file, history)?;
         let reach = cut(&file, history, reach)?;
         file.set_len(place(reach))?;
-        // A predecessor may have been killed before it made sure of what is counted on here.
+        // A predecessor may have been killed before it made the file durable.
         file.sync_data()?;
         let first = read(&file, Step(0), reach.0.min(1))?.pop().flatten();
         let recent = reach.0.min(RECENT as u64);
@@ -213,8 +213,8 @@ impl Open {
     }
 }
 
-/// A file of another build or cluster is kept, under another name: a copy, since `file` is written
-/// anew. An empty file is none.
+/// Keeps a file of another build or cluster under another name: a copy, since `file` is written
+/// anew. An empty file needs no copy.
 fn set_aside(path: &Path, file: &File) -> io::Result<()> {
     if file.metadata()?.len() == 0 {
         return Ok(());
@@ -224,7 +224,7 @@ fn set_aside(path: &Path, file: &File) -> io::Result<()> {
     fs::copy(path, aside).map(drop)
 }
 
-/// How far the file goes: up to the first record among the newest that is not as it was written.
+/// How far the file goes: up to the first of the newest records that differs from what was written.
 fn verified(file: &File, history: &LineHistory) -> io::Result<Step> {
     let whole = file.metadata()?.len().saturating_sub(HEAD as u64) / RECORD as u64;
     let mut end = whole;
@@ -255,8 +255,8 @@ fn verified(file: &File, history: &LineHistory) -> io::Result<Step> {
     }
 }
 
-/// Where the lines end that are of this history: behind its rollback's step, lines are all of it,
-/// or all of the one before.
+/// Where the lines of this history end. Behind its rollback's step, either all lines are of this
+/// history, or all are of the one before.
 fn cut(file: &File, history: &LineHistory, reach: Step) -> io::Result<Step> {
     let mut next = history.back_to.min(reach);
     while let Some(gap) = history.gap_at(next.next()) {
@@ -275,7 +275,8 @@ fn place(step: Step) -> u64 {
     HEAD as u64 + step.0 * RECORD as u64
 }
 
-/// So many records after this step; none where a record is not as it was written.
+/// Reads `count` records after this step. None stands for a record that differs from what was
+/// written.
 fn read(file: &File, after: Step, count: u64) -> io::Result<Vec<Option<LineRecord>>> {
     let mut bytes = vec![0; count as usize * RECORD];
     file.read_exact_at(&mut bytes, place(after))?;

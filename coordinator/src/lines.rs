@@ -1,8 +1,8 @@
 //! Metrics lines as a coordinator's file holds them.
 //!
 //! The file has one record a step, in order, so a record's place follows from its step. Each record
-//! carries sums over all records up to it: nothing has to read the file from its beginning. This
-//! module knows no file; the core says which records are written, and the shell writes them.
+//! carries sums over all records up to it, so no reader has to begin at the file's beginning. This
+//! module knows no file. The core decides which records to write, and the shell writes them.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -16,13 +16,13 @@ pub struct LineSums {
     pub tokens: u64,
     /// Seconds that the steps took.
     pub seconds: f64,
-    /// The longest time that training stood still at a change of generation, milliseconds; 0 if it
-    /// never did.
+    /// The longest time that training stood still at a change of generation, in milliseconds. 0 if
+    /// it never did.
     pub longest_stall_ms: f64,
 }
 
 impl LineSums {
-    /// The sums up to the next line, before which training stood still for so long.
+    /// The sums up to the next line. `stall_ms` is how long training stood still before that line.
     pub fn with(self, line: &MetricsLine, stall_ms: Option<f64>) -> Self {
         Self {
             tokens: self.tokens.saturating_add(line.tokens),
@@ -37,14 +37,15 @@ impl LineSums {
 pub struct LineRecord {
     /// The line of the record's step.
     pub line: MetricsLine,
-    /// Over this line and all before it.
+    /// The sums over this line and all before it.
     pub sums: LineSums,
 }
 
-/// What a file holds when it is opened.
+/// The content of a file when the shell opens it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinesFound {
-    /// The newest step whose line is there, or known to be lost; 0 if the file is empty.
+    /// The newest step with a line, or with a line that is known to be lost. 0 if the file is
+    /// empty.
     pub reach: Step,
     /// The loss of the first step, if its line is there.
     pub first_loss: Option<f64>,
@@ -52,10 +53,10 @@ pub struct LinesFound {
     pub recent: Vec<LineRecord>,
 }
 
-/// So many records at a file's end are verified when it is opened: more are never written that are
-/// not durable.
+/// How many records at its end an opened file is verified by. The shell never writes more than this
+/// before it makes them durable.
 pub const UNSURE: u64 = 1 << 16;
-/// So many of the newest records are kept in memory: figures and paces are averages over them.
+/// How many of the newest records stay in memory. Figures and paces are averages over them.
 pub const RECENT: usize = 20;
-/// Most lines that a watcher, or another coordinator, is told at once: they fit the control lane.
+/// Most lines in one message to a watcher or another coordinator. They fit the control lane.
 pub const PAGE: usize = 200;

@@ -1,11 +1,12 @@
 //! The durable log: a replica's file, and the thread that writes it.
 //!
-//! In: the directory's file, then [batches](Batch). Out: what the file holds; then the number of
-//! each batch that has become durable, in order, until the disk fails. What is in a batch, and what
-//! follows from its being durable, the [replica](crate::raft) knows, and this module does not.
+//! In: the directory's file, then [batches](Batch). Out: the content of the file, then the number
+//! of each durable batch, in order, until the disk fails. The [replica](crate::raft) knows the
+//! content of a batch and the consequences of its being durable. This module does not.
 //!
-//! A thread of its own writes. An fsync takes milliseconds and, on a bad day, seconds; heartbeats
-//! are answered meanwhile. Batches that come while it writes go together into the next transaction.
+//! A thread of its own writes. An fsync takes milliseconds and, on a bad day, seconds. The network
+//! thread answers heartbeats meanwhile. Batches that come while it writes go together into the next
+//! transaction.
 
 mod error;
 pub mod replica;
@@ -24,54 +25,54 @@ use self::replica::{Owner, ReplicaStore};
 use crate::raft::{Batch, Kept};
 use crate::state::ArchivedEntry;
 
-/// The layout of the file's own rows; entries have theirs from the vocabulary.
+/// The layout of the file's own rows. The layout of entries belongs to the vocabulary.
 const FORMAT: u64 = 1;
 /// Most batches in one transaction.
 const MAX_BATCHES: usize = 1024;
 
-/// Why there is no log, or none any more: in no case is an operation to be tried again.
+/// Why there is no log, or none any more. The caller must not try an operation again.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// A file could not be opened, made, or made durable.
+    /// The process could not open, make or sync a file.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its rows could not be read or written.
+    /// The process could not read or write the file's rows.
     #[error("{}: {source}", path.display())]
     Store {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error of the database, or of the content.
         source: StoreError,
     },
 }
 
-/// The history's file, which is made durable before every batch with a snapshot: what it follows
-/// from goes with that.
+/// The history's file. The writer makes it durable before every batch with a snapshot, since that
+/// batch drops the entries that the history follows from.
 #[derive(Debug)]
 pub struct Beside {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// The file.
+    /// The file, open for writing.
     pub file: File,
 }
 
-/// A log that is open.
+/// An open log, before its thread begins to write.
 pub struct Log {
     path: PathBuf,
     store: ReplicaStore,
 }
 
 impl Log {
-    /// Makes the log of a new replica, with this content. It appears whole, or not at all; one that
-    /// was there is gone.
+    /// Makes the log of a new replica, with this content. The file appears whole, or not at all. An
+    /// older file at this path is gone.
     ///
     /// # Errors
-    /// [`LogError`].
+    /// [`LogError`] if the disk fails.
     pub fn create(path: &Path, owner: Owner, kept: &Kept) -> Result<(), LogError> {
         let unfinished = path.with_extension("redb.tmp");
         let file = open(&unfinished, OpenOptions::new().create(true).truncate(true))?;
@@ -80,7 +81,7 @@ impl Log {
         moved.map_err(|source| LogError::File { path: path.to_path_buf(), source })
     }
 
-    /// Opens a replica's log, and gives all that is there.
+    /// Opens a replica's log, and returns its whole content.
     ///
     /// # Errors
     /// [`LogError`], in words for the user.
@@ -90,8 +91,8 @@ impl Log {
         Ok((Self { path: path.to_path_buf(), store }, kept))
     }
 
-    /// Starts to write. `report` is called, on the writing thread, with batches that are durable,
-    /// in order, or once with the error after which nothing more is written.
+    /// Starts to write. The writing thread calls `report` with durable batches, in order. After an
+    /// error it calls `report` once with that error, and writes nothing more.
     ///
     /// # Panics
     /// If the system cannot start a thread.
@@ -111,7 +112,7 @@ impl Log {
         Writer { persist: Some(persist), thread: Some(thread.expect("a thread can be started")) }
     }
 
-    /// Writes batches until nobody can give any more.
+    /// Writes batches until the channel is closed.
     fn take(
         &mut self,
         history: &Beside,
@@ -133,22 +134,22 @@ impl Log {
 }
 
 impl Beside {
-    /// What was written is on the disk.
+    /// Returns when everything written so far is on the disk.
     pub(crate) fn make_durable(&self) -> Result<(), LogError> {
         let synced = self.file.sync_data();
         synced.map_err(|source| LogError::File { path: self.path.clone(), source })
     }
 }
 
-/// The thread that writes a log. Dropped, it writes what it was given and closes the file.
+/// The thread that writes a log. When dropped, it writes all its batches and closes the file.
 pub struct Writer {
-    /// Unbounded, for [`Writer::persist`] never waits: who gives batches counts them.
+    /// Unbounded, because [`Writer::persist`] never waits. The giver of the batches counts them.
     persist: Option<Sender<Batch>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    /// Asks for a batch to be written; never waits.
+    /// Asks the thread to write a batch. Never waits.
     pub fn persist(&self, batch: Batch) {
         if let Some(persist) = &self.persist {
             let _ = persist.send(batch); // an error means that the thread has reported why it ended
@@ -165,7 +166,7 @@ impl Drop for Writer {
     }
 }
 
-/// Waits for a batch, and makes good use of the time.
+/// Waits for a batch. Confirms the newest commit if there is time.
 fn next(store: &mut ReplicaStore, batches: &Receiver<Batch>) -> Result<Option<Batch>, StoreError> {
     match batches.try_recv() {
         Ok(batch) => Ok(Some(batch)),
@@ -176,7 +177,7 @@ fn next(store: &mut ReplicaStore, batches: &Receiver<Batch>) -> Result<Option<Ba
     }
 }
 
-/// A digest of how entries are laid out: the vocabulary's, and what is the log's own.
+/// A digest of the layout of entries: the vocabulary's, and the log's own.
 fn schema() -> u64 {
     let layout = [FORMAT, codec::schema(), size_of::<ArchivedEntry>() as u64];
     let digest = blake3::hash(&layout.map(u64::to_le_bytes).concat());

@@ -1,54 +1,55 @@
 //! Bugs on purpose: each breaks a promise in one line, and a simulation must find it.
 //!
-//! Only the simulator's own tests build this (feature `planted`). A plant is set on a core, and
-//! asked for at the place that it breaks; what finds it is never at that place.
+//! Only the simulator's own tests build this (feature `planted`). A test sets a plant on a core,
+//! and the broken place asks for it. The check that finds a plant is never at that place.
 
-/// A bug that can be planted.
+/// A bug that a test can plant in a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
-    /// A watcher is told the newest line that it has once more.
+    /// The core tells a watcher the newest line that it has once more.
     CountLinesTwice,
     /// A rollback does not cut the file of metrics lines.
     KeepUndoneLines,
-    /// Members are told that lines are written which are not on the leader's disk.
+    /// The core tells members that lines are written which are not on the leader's disk.
     AcknowledgeEarly,
-    /// A worker's id is given again when the worker is gone.
+    /// The core gives a worker's id again when the worker is gone.
     ReuseId,
-    /// A request that comes into the log again is carried out again.
+    /// The core carries out a request again that comes into the log again.
     ApplyTwice,
     /// A coordinator tells a worker that it is evicted without asking whether it still leads.
     EvictUnconfirmed,
-    /// A change is planned from what workers said at earlier Pauses as well.
+    /// The core plans a change from Statuses of earlier Pauses as well.
     AnyStatus,
     /// Commits of older generations count for the resume step.
     ResumeFromOld,
     /// A member that answered no Pause stays one.
     ListUnpromised,
-    /// Whoever is to own a shard is listed as its owner, whether it holds it or not.
+    /// A new owner of a shard is listed at once, whether it holds the shard or not.
     ListNonHolder,
-    /// A shard that nobody who answered holds makes the run go back at once.
+    /// The run goes back at once if no worker that answered holds some shard.
     HastyRollback,
     /// Ten seconds of silence count as death.
     ImpatientRollback,
-    /// A backup that is promoted is listed alone, whoever else holds its shard.
+    /// A promoted backup is listed alone, though other workers hold its shard, too.
     LoseTheBackup,
-    /// Data shards are dealt out one by one, whatever the tree.
+    /// The core deals out data shards one by one, whatever the tree.
     IgnoreTree,
-    /// Nobody is suspected for a device that hangs.
+    /// The core suspects no worker of a device that hangs.
     IgnoreHangs,
-    /// A generation is recorded whoever led when it was proposed.
+    /// The core records a generation whichever coordinator led at its proposal.
     IgnoreTerm,
     /// A run is complete when its members are done, whether its model is durable or not.
     FinishUnwritten,
-    /// A coordinator is shut out when the log does without it as far as one other knows.
+    /// The core shuts a coordinator out when one other replica knows that the log goes on without
+    /// it.
     ShutOutEarly,
-    /// A worker that states the address of another, whose link is lost, proves that one's death.
+    /// A worker that states the address of another one with a lost link proves that worker's death.
     AddressIsProof,
     /// A refused port counts as death.
     RefusalIsProof,
     /// A worker that shall leave may take the last copy of a shard with it.
     LastCopiesLeave,
-    /// A coordinator is shut out though it may be the only one that can tell the leader of history
-    /// that this lacks.
+    /// The core shuts a coordinator out though it may be the only one that can send the leader the
+    /// history that the leader lacks.
     ShutOutTellers,
 }

@@ -1,23 +1,24 @@
 //! A replica of the log as a plain state machine: Raft, without clock, disk, sockets or chance.
 //!
-//! Inputs: the passing of time, messages of other replicas, proposals, reads, wishes about members
-//! and leadership, and the news that a batch is durable. Outputs: messages, batches to write,
-//! entries that are agreed, snapshots to install, who leads. It does not know what an entry says,
-//! how a message travels, nor what a file is.
+//! Inputs: the passing of time, messages of other replicas, proposals, reads, requests to change
+//! the members or the leader, and the news that a batch is durable. Outputs: messages, batches to
+//! write, agreed entries, snapshots to install, and the leader. A replica does not know what an
+//! entry means, how a message travels, or what a file is.
 //!
-//! It wraps the `raft` crate, and takes care of what that leaves to its user:
+//! It wraps the `raft` crate, and does what that crate leaves to its user:
 //!
-//! - **Nothing is said before it is durable.** Messages of a follower or candidate wait for the
-//!   batch that they rest on (`writes.rs`). A leader's go at once, while its entries are written
-//!   here, but only once its *term* is on the disk: a leader that elected itself would otherwise
-//!   speak in a term that it may use a second time.
+//! - **No message goes out before its batch is durable.** Messages of a follower or candidate wait
+//!   for the batch that they rest on (`writes.rs`). A leader's messages go at once, while its
+//!   entries are written here, but only once its *term* is on the disk. Otherwise a leader that
+//!   elected itself could speak in a term that it may use a second time.
 //! - **The commit is written with the entries it came with.** A follower that holds one change of
-//!   members then knows, after a restart too, that the change before is agreed, and counts votes
-//!   by no set of members that is two changes old.
-//! - **No election while a write is under way**: Raft takes for granted that the log of a candidate
+//!   members then knows, after a restart too, that the change before is agreed. So it never counts
+//!   votes by a set of members that is two changes old.
+//! - **No election while a write is under way.** Raft takes for granted that the log of a candidate
 //!   is durable, and stops the process where it is not. The time-out rests meanwhile.
-//! - **A leader that is removed steps down** (`change.rs`), for Raft lets it lead on.
-//! - **What no sound peer sends is refused** (`admit.rs`), since Raft stops the process over it.
+//! - **A removed leader steps down** (`change.rs`), for Raft lets it lead on.
+//! - **The replica refuses every message that no sound peer sends** (`admit.rs`), since Raft stops
+//!   the process over it.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -55,22 +56,24 @@ pub use self::settings::{LAN_TICK, MAX_ENTRY_BYTES};
 use self::settings::{LEASE, MAX_UNCOMMITTED};
 use self::writes::Writes;
 
-/// Who a replica is, and how it behaves.
+/// The identity and the settings of a replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Its id.
+    /// The id of this replica.
     pub id: ReplicaId,
-    /// Its patience follows from this, its id and the term.
+    /// A cluster-wide number. The election time-outs follow from this, the replica's id and the
+    /// term.
     pub seed: u64,
-    /// How many entries before a snapshot's place stay, for who is a little behind.
+    /// How many entries before a snapshot's place stay in the log, for a replica that is a little
+    /// behind.
     pub keep: u64,
-    /// A bug on purpose.
+    /// A bug that a test plants.
     #[cfg(feature = "planted")]
     pub plant: Option<plant::Plant>,
 }
 
 impl Options {
-    /// A sound replica.
+    /// The options of a replica without a planted bug.
     pub fn new(id: ReplicaId, seed: u64, keep: u64) -> Self {
         Self {
             id,
@@ -82,70 +85,71 @@ impl Options {
     }
 }
 
-/// An entry for the state machine, agreed on and durable here.
+/// An entry for the state machine that is agreed on and durable here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// Where it stands. Places that are not heard of are Raft's own entries.
+    /// The entry's place in the log. Places that are left out hold Raft's own entries.
     pub place: Place,
-    /// What was proposed.
+    /// The bytes that the leader proposed.
     pub bytes: Vec<u8>,
 }
 
-/// What a replica wants done, in this order.
+/// What a replica wants its driver to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Say this to a replica. Messages to one replica stay in order, but for snapshots.
+    /// Send a message to a replica. Messages to one replica stay in order, except snapshots.
     Send {
-        /// To whom.
+        /// The replica that receives the message.
         to: ReplicaId,
-        /// What.
+        /// The message to send.
         message: Message,
     },
-    /// Write this, make it durable, then call [`Replica::persisted`]. An error is the end of the
-    /// process: what the disk holds then, only the next start can tell.
+    /// Write this, make it durable, then call [`Replica::persisted`]. An error ends the process:
+    /// only the next start can tell what the disk holds then.
     Persist(Batch),
-    /// Apply these.
+    /// Apply these entries, in order.
     Apply(Vec<Agreed>),
-    /// The state machine is to be what this snapshot says.
+    /// Replace the state machine by this snapshot.
     Install(Snapshot),
-    /// A snapshot is needed now: call [`Replica::compact`]. Somebody who is a member since the last
-    /// one has to be sent one. Said again until it is there.
+    /// Call [`Replica::compact`] now: a replica that became a member after the last snapshot needs
+    /// one. The effect comes again until the snapshot is there.
     TakeSnapshot,
     /// This replica leads from now on.
     Leads(Term),
     /// This replica does not lead.
     Follows {
-        /// Who does, if that is known.
+        /// The leader, if this replica knows it.
         leader: Option<ReplicaId>,
-        /// In which term.
+        /// The newest term that this replica knows.
         term: Term,
     },
-    /// A read may look at the state machine now: all that was agreed before it began is applied.
+    /// A read may look at the state machine now. It has applied all that was agreed before the read
+    /// began.
     Read {
-        /// The read.
+        /// The caller's number of the read.
         ticket: u64,
-        /// The commit that it saw.
+        /// The commit index that the read saw.
         index: u64,
     },
-    /// A read was not answered: this replica does not lead.
+    /// A read gets no answer, because this replica does not lead.
     ReadLost {
-        /// The read.
+        /// The caller's number of the read.
         ticket: u64,
     },
-    /// The disk has lost entries that this replica has acknowledged, and perhaps votes: it must not
-    /// go on as this replica.
+    /// The disk has lost entries that this replica has acknowledged, and perhaps votes. The process
+    /// must not go on as this replica.
     Forgotten {
-        /// The last entry that is there.
+        /// The index of the last entry on the disk.
         last: u64,
-        /// An entry that this replica had.
+        /// The index of an entry that this replica had acknowledged.
         agreed: u64,
     },
-    /// The members have changed, durably here: started again, this replica asks for no vote of one
-    /// that is none of them any more. Others may not know yet.
+    /// The members have changed, durably here. After a restart this replica asks no former member
+    /// for a vote. Other replicas may not know of the change yet.
     Members(Members),
 }
 
-/// Why something was not done; it has not happened and will not.
+/// Why a request failed. It has not happened and will not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Another replica leads, or none.
@@ -154,36 +158,36 @@ pub enum Refused {
     /// Leadership is being handed over.
     #[error("leadership is being handed over")]
     HandingOver,
-    /// Too much is proposed and not agreed on.
+    /// Too many proposals are not agreed on yet.
     #[error("too much is proposed already")]
     Full,
-    /// There cannot be such an entry, or such members.
+    /// The log cannot hold such an entry, or Raft cannot have such members.
     #[error("it cannot be: {0}")]
     Impossible(&'static str),
 }
 
-/// A replica of the log. What is done to it shows in its effects, which are to be polled at once.
+/// A replica of the log. Every call leaves effects behind. The caller polls them at once.
 pub struct Replica {
     id: ReplicaId,
     seed: u64,
     pace: Pace,
     keep: u64,
     node: RawNode<Mirror>,
-    /// Up to where ticks are counted.
+    /// The time up to which the replica has counted ticks.
     ticked: Time,
     /// The members since the snapshot, by the index at which they became it.
     history: BTreeMap<u64, Members>,
-    /// The voters that this leader is to bring about, by id.
+    /// The voters that this leader has to bring about, by id.
     goal: Option<Vec<ReplicaId>>,
     writes: Writes,
     reads: Reads,
-    /// Who leads, as far as it was told.
+    /// The leader and the term that the last effect told.
     told: Option<(Option<ReplicaId>, Term)>,
     effects: VecDeque<Effect>,
     refused: u64,
-    /// The cluster is at rest.
+    /// Whether the cluster is at rest.
     rests: bool,
-    /// It was asked to lead while a write was under way.
+    /// A leader's `TimeoutNow` that arrived while a write was under way.
     summons: Option<::raft::eraftpb::Message>,
     #[cfg(feature = "planted")]
     plant: Option<plant::Plant>,
@@ -191,10 +195,10 @@ pub struct Replica {
 
 /// Inputs.
 impl Replica {
-    /// A replica as its disk left it: its first effects rebuild the state machine.
+    /// A replica as its disk left it. Its first effects rebuild the state machine.
     ///
     /// # Errors
-    /// [`Unsound`], if the disk holds what cannot be.
+    /// [`Unsound`], if the disk holds a contradiction.
     pub fn new(now: Time, options: Options, kept: Kept) -> Result<Self, Unsound> {
         kept.validate()?;
         let Options { id, seed, keep, .. } = options;
@@ -225,7 +229,7 @@ impl Replica {
             replica.effects.extend([Effect::Install(snapshot), Effect::Members(members)]);
         }
         replica.drive();
-        // Who decides alone need not wait for anybody.
+        // A replica that decides alone need not wait for another one.
         if replica.members().are_only(id) && !replica.is_writing() {
             let _ = replica.node.campaign(); // refused while a change of members is not applied
             replica.drive();
@@ -233,8 +237,8 @@ impl Replica {
         Ok(replica)
     }
 
-    /// Time has passed. After a long while not all of it counts: messages that have come meanwhile
-    /// are heard before a leader is given up, or gives up.
+    /// Time has passed. After a long gap not all of it counts: first the replica hears the messages
+    /// that have come meanwhile. Only then does it give up its leader, or its own lead.
     pub fn tick(&mut self, now: Time) {
         self.pace.pass(now);
         let tick = self.pace.tick(self.is_elected());
@@ -254,7 +258,7 @@ impl Replica {
         self.drive();
     }
 
-    /// A replica says something. `from` is who its link has proved it to be.
+    /// Handles a replica's message. `from` is the id that the link has proved.
     pub fn receive(&mut self, from: ReplicaId, message: &Message) {
         if let Some(reason) = self.objection(from, message) {
             tracing::warn!(%from, reason, ?message.kind, "a message was refused");
@@ -275,12 +279,12 @@ impl Replica {
             return;
         }
         self.follow_into_term(message);
-        // An error means an answer of one who is no member any more.
+        // An error means an answer of a replica that is no longer a member.
         let _ = self.node.step(heard);
         self.drive();
     }
 
-    /// Asks for an entry. It will stand at the place that is given, or nowhere.
+    /// Proposes an entry. It will stand at the returned place, or nowhere.
     ///
     /// # Errors
     /// [`Refused`].
@@ -300,21 +304,22 @@ impl Replica {
         Ok(place)
     }
 
-    /// A batch is durable, and so are all before it.
+    /// A batch and all before it are durable.
     pub fn persisted(&mut self, number: u64) {
         self.writes.persisted(number);
         self.release();
         self.drive();
         if let Some(summons) = self.summons.take_if(|_| !self.writes.are_under_way()) {
-            let _ = self.node.step(summons); // refused where it is of an older term
+            let _ = self.node.step(summons); // refused if its term is older
             self.drive();
         }
     }
 
-    /// Asks for the moment at which all that is agreed by now is applied. Answered once, by
-    /// [`Effect::Read`] or [`Effect::ReadLost`]; the ticket is the caller's.
+    /// Asks for the moment at which all that is agreed by now is applied. One answer comes:
+    /// [`Effect::Read`] or [`Effect::ReadLost`]. The caller chooses the ticket.
     pub fn read(&mut self, ticket: u64) {
-        // Before its first agreed entry a leader does not know what is agreed; Raft says nothing.
+        // Before its first agreed entry a leader does not know what is agreed. Raft does not answer
+        // then.
         let knows = self.leads() && self.node.raft.commit_to_current_term();
         #[cfg(feature = "planted")]
         if knows && self.plant == Some(plant::Plant::ReadAtOnce) {
@@ -328,8 +333,8 @@ impl Replica {
         self.drive();
     }
 
-    /// Asks for these voters and no other members. Who joins learns the log first, however long
-    /// that takes; another wish replaces this one. It is lost with leadership.
+    /// Asks for these voters and no other members. A joiner learns the log first, however long that
+    /// takes. A later call replaces this one. The request is lost with leadership.
     ///
     /// # Errors
     /// [`Refused::NotLeader`], [`Refused::Impossible`].
@@ -345,23 +350,24 @@ impl Replica {
         Ok(())
     }
 
-    /// Whether these, by id, are the voters, and nothing else is asked for.
+    /// Whether these, by id, are the voters, and no other change is wanted.
     pub fn is_settled_on(&self, voters: &[ReplicaId]) -> bool {
         let members = self.members();
         let is_so = members.voters == voters && members.learners.is_empty() && !members.is_joint();
         is_so && self.goal.as_ref().is_none_or(|goal| goal == voters)
     }
 
-    /// Whether a replica is no member, and nothing that this leader knows of can make it one.
+    /// Whether a replica is no member, and no change that this leader knows of can make it one.
     pub fn is_done_without(&self, id: ReplicaId) -> bool {
         let is_wanted = self.goal.as_ref().is_some_and(|goal| goal.contains(&id));
         !is_wanted && !self.members().contain(id) && !self.node.raft.has_pending_conf()
     }
 
-    /// The state machine has been encoded when it had applied an index: entries before may go.
+    /// Takes the encoded state machine as of an applied index. The log may drop the entries before
+    /// it.
     ///
     /// # Panics
-    /// If nothing at that index was handed out to be applied.
+    /// If the replica has not handed out the entry at that index.
     pub fn compact(&mut self, index: u64, bytes: Vec<u8>) {
         assert!(index <= self.node.raft.raft_log.applied(), "{index} is not applied");
         let kept = self.node.store().kept();
@@ -385,7 +391,8 @@ impl Replica {
         self.drive();
     }
 
-    /// Up to where the state machine is the same as at an index: over entries that are Raft's own.
+    /// The last index at which the state machine is the same as at `index`: only Raft's own entries
+    /// lie between.
     fn stands_for(&self, index: u64) -> u64 {
         let kept = self.node.store().kept();
         let behind = kept.entries.range(kept.position(index + 1)..);
@@ -394,14 +401,14 @@ impl Replica {
         same.last().map_or(index, |entry| entry.place.index)
     }
 
-    /// The link to a replica is gone, and what was under way on it.
+    /// The link to a replica is gone, with everything that was under way on it.
     pub fn link_lost(&mut self, peer: ReplicaId) {
         self.pace.link_lost(peer);
         self.node.report_unreachable(peer.0);
         self.snapshot_done(peer, false);
     }
 
-    /// A snapshot has reached a replica, or will not.
+    /// A snapshot has reached a replica, or never will.
     pub fn snapshot_done(&mut self, peer: ReplicaId, reached: bool) {
         let status = if reached { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.node.report_snapshot(peer.0, status);
@@ -411,7 +418,7 @@ impl Replica {
 
 /// Outputs.
 impl Replica {
-    /// The next thing to do; none when there is nothing more.
+    /// The next effect. None when all effects are taken.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         let mut effect = self.effects.pop_front();
         if let Some(Effect::Send { to, message }) = &mut effect {
@@ -420,13 +427,13 @@ impl Replica {
         effect
     }
 
-    /// The members, as far as changes of them are applied here.
+    /// The members, according to the changes applied here.
     pub fn members(&self) -> &Members {
         self.history.values().next_back().expect("never empty")
     }
 
-    /// Up to which index a replica is known to have the log: who leads knows that of all members,
-    /// any other one of itself.
+    /// The index up to which a replica is known to have the log. A leader knows it of all members.
+    /// Any other replica knows only its own.
     pub fn matched(&self, id: ReplicaId) -> Option<u64> {
         let raft = &self.node.raft;
         match self.leads() {
@@ -435,12 +442,12 @@ impl Replica {
         }
     }
 
-    /// The index up to which entries were handed out to be applied.
+    /// The index up to which the replica has handed out entries to apply.
     pub fn applied(&self) -> u64 {
         self.node.raft.raft_log.applied()
     }
 
-    /// How many messages were refused.
+    /// How many messages this replica has refused since its start.
     pub fn refused(&self) -> u64 {
         self.refused
     }
@@ -452,7 +459,7 @@ impl Replica {
         self.node.raft.state == StateRole::Leader
     }
 
-    /// Whether this replica leads, and never will again in this term if it forgets.
+    /// Whether this replica leads with a term on its disk. It cannot lead that term a second time.
     fn leads(&self) -> bool {
         #[cfg(feature = "planted")]
         if self.plant == Some(plant::Plant::LeadEarly) {
@@ -461,10 +468,10 @@ impl Replica {
         self.is_elected() && self.writes.durable_term() == self.node.raft.term
     }
 
-    /// Goes to the term of one who asks whether it would be elected, unless a leader is heard. A
-    /// refusal says what is agreed on, which the asker may need to know: if it does not know that a
-    /// change of members is agreed, it may ask those who were removed, with longer logs, for ever.
-    /// But Raft ignores a refusal in an older term, and being asked takes nobody to a newer one.
+    /// Adopts the term of a PreVote request unless a leader is alive. A refusal tells the asker
+    /// what is agreed on. The asker may need that: if it does not know that a change of members is
+    /// agreed, it may ask removed members, with longer logs, for ever. But Raft ignores a refusal
+    /// in an older term, and a PreVote alone takes no replica to a newer one.
     fn follow_into_term(&mut self, message: &Message) {
         let raft = &mut self.node.raft;
         let hears = raft.leader_id != NOBODY.0 && raft.election_elapsed < LEASE;

@@ -1,12 +1,13 @@
 //! From the log of one coordinator to a cluster of that one alone, when most disks are lost.
 //!
-//! In: what one replica's disk holds. Out: the same log with this replica as its only member, and
-//! one entry more, which says so and shuts the others out. Entries that only the lost coordinators
-//! had are gone, though they may have been agreed on; entries here that may not have been agreed on
-//! count from now on, as if this replica had been elected. It knows no files and no sockets.
+//! In: the content of one replica's disk. Out: the same log with this replica as its only member.
+//! One more entry says so and shuts the others out. Entries that only the lost coordinators had are
+//! gone, though the cluster may have agreed on them. Entries here that may not have been agreed on
+//! count from now on, as if this replica had been elected. This module knows no files and no
+//! sockets.
 //!
-//! The new term is far above the old one. Workers obey the highest term: should the lost
-//! coordinators come back after all, they do not lead the workers of the recovered cluster.
+//! The new term is far above the old one. Workers obey the highest term. If the lost coordinators
+//! come back after all, they do not lead the workers of the recovered cluster.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -16,45 +17,45 @@ use crate::raft::{self, HardState, Kept, Kind, Members, Place, ReplicaId};
 use crate::seat::{self, SeatError};
 use crate::state::{Command, Entry, State};
 
-/// How far the new term is above the old one: more elections than lost coordinators hold.
+/// How far the new term is above the old one. The lost coordinators cannot hold so many elections.
 const TERMS: u64 = 1 << 20;
 
-/// Why a log cannot be gone on from.
+/// Why the cluster cannot go on from a log.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
-    /// The coordinator was joining, and has nothing of the log.
+    /// The coordinator was joining, and has no part of the log yet.
     #[error("its log is empty: it had not learned yet what the others have agreed on")]
     Empty,
-    /// The coordinator is none any more.
+    /// The cluster has removed this coordinator.
     #[error("it was removed from the cluster before the others were lost")]
     Removed,
-    /// No other coordinator is needed.
+    /// It is the only coordinator, so it needs no recovery.
     #[error("it is the only coordinator of its cluster: nothing is lost with the others")]
     Alone,
-    /// Its log cannot be read.
+    /// Its log does not decode.
     #[error(transparent)]
     Log(#[from] SeatError),
 }
 
-/// What a log holds, and what would become of it.
+/// The content of a log, and the outcome of a recovery from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prospect {
-    /// Whose log it is.
+    /// The coordinator that the log belongs to.
     pub survivor: CoordinatorId,
-    /// The coordinators that are given up.
+    /// The coordinators that the recovery gives up.
     pub lost: Vec<CoordinatorView>,
-    /// The last entry.
+    /// The place of the last entry.
     pub last: Place,
-    /// Up to which index entries are known to be agreed on.
+    /// The index up to which entries are known to be agreed on.
     pub agreed: u64,
-    /// When the newest entry was proposed, milliseconds of Unix time, if there is one.
+    /// When the newest entry was proposed, in milliseconds of Unix time. None without an entry.
     pub newest_unix_ms: Option<u64>,
 }
 
-/// What a log holds.
+/// Reads a log, and tells what a recovery from it would come to.
 ///
 /// # Errors
-/// [`RecoveryError`].
+/// [`RecoveryError`] if the cluster cannot go on from this log.
 pub fn prospect(kept: &Kept, survivor: CoordinatorId) -> Result<Prospect, RecoveryError> {
     if kept.snapshot.place.index == 0 {
         return Err(RecoveryError::Empty);
@@ -75,11 +76,11 @@ pub fn prospect(kept: &Kept, survivor: CoordinatorId) -> Result<Prospect, Recove
     Ok(Prospect { survivor, lost, last: kept.last(), agreed, newest_unix_ms })
 }
 
-/// The log with this coordinator alone.
+/// Turns a log into that of a cluster with this coordinator alone.
 pub fn recovered(mut kept: Kept, survivor: CoordinatorId, unix_ms: u64) -> Kept {
     let own = ReplicaId(survivor);
     kept.snapshot.members = Members { voters: vec![own], ..Members::default() };
-    // What has changed the members since then counts no more.
+    // Later changes of the members no longer count.
     for entry in kept.entries.iter_mut().filter(|entry| entry.kind == Kind::Members) {
         (entry.kind, entry.bytes) = (Kind::Command, Vec::new());
     }
@@ -91,13 +92,13 @@ pub fn recovered(mut kept: Kept, survivor: CoordinatorId, unix_ms: u64) -> Kept 
     kept
 }
 
-/// What the whole log comes to, and when its newest entry was proposed.
+/// The state after the whole log, and when its newest entry was proposed.
 fn replay(kept: &Kept) -> Result<(State, Option<u64>), SeatError> {
     let bytes = &kept.snapshot.bytes;
     let mut state = if bytes.is_empty() { State::default() } else { State::decode(bytes)? };
     let mut newest = state.events().last().map(|event| event.unix_ms);
     for raft::Entry { place, kind, bytes } in &kept.entries {
-        // Entries that the snapshot stands for may be kept for others.
+        // The log may keep entries that the snapshot stands for, since other replicas need them.
         let is_new = place.index > kept.snapshot.place.index;
         if !is_new || *kind == Kind::Members || bytes.is_empty() {
             continue;

@@ -1,11 +1,12 @@
-//! A coordinator among others: the core, and its replica of the log, as one plain state machine.
+//! A coordinator among others: the core and its replica of the log, as one plain state machine.
 //!
-//! Inputs: links and what peers say on them, batches that have become durable, the passing of time.
-//! Outputs: what the core wants done, batches to write, what others ask of the history. In between
-//! the core's proposals go into the log, and what is agreed comes back to it; who leads the log
-//! leads the cluster. The links to other coordinators carry the log's messages (`peers.rs`).
+//! Inputs: links, messages of peers, batches that have become durable, and the passing of time.
+//! Outputs: the core's effects, batches to write, and requests for the history. The seat carries
+//! the core's proposals to the log and carries agreed entries back to the core. The replica that
+//! leads the log leads the cluster. The links to other coordinators carry the log's messages
+//! (`peers.rs`).
 //!
-//! It knows no clock, no sockets and no files; one replica alone is a cluster, too.
+//! A seat has no clock, no sockets and no files. A single replica is a cluster, too.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -42,117 +43,117 @@ use crate::lines::{LineRecord, LinesFound};
 use crate::raft::{self, Batch, Kept, Members, Replica, ReplicaId};
 use crate::state::{Coordinator, LineHistory};
 
-/// How often the driver may give an [`Input::Tick`]: the replica counts time in these. It need not
-/// while the seat is [quiet](Seat::quiet).
+/// The driver gives an [`Input::Tick`] this often, except while the seat is [quiet](Seat::quiet).
+/// The replica counts time in these ticks.
 pub const TICK: Duration = raft::LAN_TICK;
-/// The first ticket of a read of the seat's own: above all that the core gives.
+/// The first ticket of the seat's own reads. The core's tickets are all below it.
 const FIRST_DOUBT: u64 = 1 << 63;
 
-/// Who a coordinator is.
+/// The identity and the settings of a coordinator.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// As the others are to know it.
+    /// The name and the addresses by which the other coordinators know this one.
     pub own: Coordinator,
-    /// Its replica of the log.
+    /// The settings of its replica of the log.
     pub replica: raft::Options,
-    /// The wall clock at time zero, milliseconds of Unix time: events are stamped with it.
+    /// The wall clock at time zero, milliseconds of Unix time. Events take their times from it.
     pub epoch_unix_ms: u64,
-    /// A snapshot is taken when so many entries are behind the one before.
+    /// The seat takes a snapshot after this many entries since the last snapshot.
     pub snapshot_entries: u64,
-    /// If it founds the cluster: whether that is there for one run.
+    /// `Some` if this coordinator founds the cluster: whether the cluster exists for one run only.
     pub founds: Option<bool>,
-    /// If it founds the cluster: the tokens that admit nodes from the beginning.
+    /// For a founder: the tokens that admit nodes from the beginning.
     pub tokens: Vec<AcceptedToken>,
-    /// Who the coordinators were when it last heard of them, with the list's revision.
+    /// The newest list of the coordinators that this one has heard of, with the list's revision.
     pub book: (u64, Vec<CoordinatorView>),
-    /// Whether a part of the history that is not in its log any more is missing.
+    /// Whether a part of the history that the log has already dropped is missing here.
     pub lacks_history: bool,
 }
 
 /// What happens to a coordinator.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)] // taken one at a time, and never kept
+#[allow(clippy::large_enum_variant)] // the driver takes one at a time and keeps none
 pub enum Input {
-    /// A peer has proved who it is.
+    /// A peer has proved its identity.
     Connected {
-        /// Its link.
+        /// The link to the peer.
         link: LinkId,
-        /// Who it is.
+        /// The identity that the peer's certificate proves.
         identity: Identity,
     },
     /// A link is gone.
     Disconnected {
-        /// Which.
+        /// The link that is gone.
         link: LinkId,
-        /// What that tells of the peer's process.
+        /// What the end of the link tells about the peer's process.
         end: LinkEnd,
-        /// Why, in words.
+        /// The reason, in words.
         reason: String,
     },
-    /// A peer says something.
+    /// A peer's message has arrived.
     Message {
-        /// Its link.
+        /// The link on which the message came.
         from: LinkId,
-        /// What.
+        /// The message itself.
         message: Message,
     },
-    /// A node was judged to be admitted: its use of the token is to be spent.
+    /// The gatekeeper has judged that a node may join. The core has to spend a use of the token.
     Admit {
-        /// The token.
+        /// The token that the node presented.
         token: TokenId,
-        /// The node.
+        /// The node's name.
         node: NodeName,
     },
     /// See [`core::Input::Look`].
     Look(u64),
-    /// This batch is durable, and so are all before it.
+    /// This batch and all before it are durable.
     Persisted(u64),
     /// See [`core::Input::LinesOpened`].
     LinesOpened {
-        /// Of which history the file is.
+        /// The history that the file belongs to.
         lineage: Lineage,
-        /// What it holds.
+        /// The lines that the file holds.
         found: LinesFound,
     },
     /// See [`core::Input::LinesDurable`].
     LinesDurable {
-        /// Of which history the file is.
+        /// The history that the file belongs to.
         lineage: Lineage,
-        /// Up to this step.
+        /// The last step with a durable line.
         reach: Step,
     },
-    /// It is to leave: if it leads, somebody else should.
+    /// The process is about to end. If this coordinator leads, another one should lead instead.
     HandOver,
-    /// Time has passed: to be given every [`TICK`].
+    /// Time has passed. The driver gives this every [`TICK`].
     Tick,
 }
 
-/// What a coordinator wants done, in this order.
+/// What a coordinator wants its driver to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Say this.
+    /// Send a message.
     Send {
-        /// To whom.
+        /// The link to send on.
         to: LinkId,
-        /// What.
+        /// The message to send.
         message: Message,
     },
-    /// Say this to many.
+    /// Send one message to many peers.
     Broadcast {
-        /// To whom.
+        /// The links to send on.
         to: Vec<LinkId>,
-        /// What.
+        /// The message to send.
         message: Message,
     },
     /// Close a link.
     Close {
-        /// Which.
+        /// The link to close.
         to: LinkId,
-        /// Why, in words for the peer.
+        /// The reason, in words for the peer.
         reason: String,
     },
-    /// What an entry has brought to the history. One that is there already is to be left out: after
-    /// a restart the log is gone through again.
+    /// What an entry has added to the history. After a restart the seat goes through its log again:
+    /// the driver skips a frame that the history holds already.
     History(Frame),
     /// See [`core::Effect::OpenLines`].
     OpenLines(LineHistory),
@@ -162,66 +163,66 @@ pub enum Effect {
     SkipLines(Step),
     /// See [`core::Effect::TellLines`].
     TellLines {
-        /// Its link.
+        /// The link to the asker.
         to: LinkId,
-        /// Of which history.
+        /// The history that the asker wants lines of.
         lineage: Lineage,
-        /// How far the file goes.
+        /// The last step that the file has reached.
         reach: Step,
-        /// The step.
+        /// The answer begins with the line of the next step.
         after: Step,
     },
     /// See [`core::Effect::Update`].
     Update {
-        /// Its link.
+        /// The link to the asker.
         to: LinkId,
-        /// The step.
+        /// The lines begin after this step. None: the update has no lines.
         after: Option<Step>,
-        /// All but the lines.
+        /// The whole update except its lines.
         update: Box<Update>,
     },
-    /// A use of a token was spent, or not.
+    /// The core has spent a use of a token, or has refused to.
     Admitted {
-        /// The token.
+        /// The token that the node presented.
         token: TokenId,
-        /// The node.
+        /// The node's name.
         node: NodeName,
-        /// Why it is not admitted after all.
+        /// The reason for a refusal. None if the node is admitted.
         refusal: Option<Refusal>,
     },
     /// See [`core::Effect::Looked`].
     Looked(u64),
     /// Write this, make it durable, then give [`Input::Persisted`]. Before a batch with a snapshot
-    /// the history is to be durable: what it follows from goes. An error is the end of the process.
+    /// the history has to be durable, since the batch drops its entries. An error ends the process.
     Persist(Batch),
     /// Another coordinator lacks the history from this entry on: send it [`Message::History`].
     Recall {
-        /// Its link.
+        /// The link to that coordinator.
         to: LinkId,
-        /// The first entry that is wanted.
+        /// The first entry that it lacks.
         from: u64,
     },
-    /// What was asked for of the history.
+    /// The frames of the history that this coordinator has asked for.
     Recalled(Vec<Frame>),
-    /// The others go on without this coordinator.
+    /// The other coordinators go on without this one.
     Removed,
 }
 
-/// One coordinator.
+/// One coordinator: its core, its replica of the log, and its links to the others.
 pub struct Seat {
     own: Coordinator,
     founds: Option<bool>,
-    /// If it founds the cluster: the tokens that admit nodes from the beginning.
+    /// For a founder: the tokens that admit nodes from the beginning.
     tokens: Vec<AcceptedToken>,
     core: Core,
     replica: Replica,
-    /// The term in which it leads the log.
+    /// The term in which this coordinator leads the log. None while it does not lead.
     leads: Option<Term>,
-    /// Who leads, as far as is known.
+    /// The leader, as far as this coordinator knows.
     leader: Option<ReplicaId>,
     put_off: PutOff,
     snapshot_entries: u64,
-    /// What was applied since the newest snapshot.
+    /// The number and the bytes of the entries applied since the newest snapshot.
     since_snapshot: (u64, usize),
     writes: Writes,
     peers: Peers,
@@ -229,35 +230,35 @@ pub struct Seat {
     hearing: Hearing,
     /// The transfer of leadership that an operator waits for.
     transfer: Option<Transfer>,
-    /// If it is to end: how often each of the others was asked to lead instead.
+    /// Set when the process ends: how often this leader has asked each of the others to lead.
     asked_to_lead: Option<BTreeMap<ReplicaId, u32>>,
-    /// The newest tick of the core.
+    /// The time of the core's newest tick.
     core_ticked: Time,
-    /// When it last said where it is.
+    /// When this coordinator last told the cluster its address.
     introduced: Option<Time>,
-    /// When it last proposed to shut out who has left.
+    /// When this leader last proposed to shut out a coordinator that has left.
     said_who_left: Option<Time>,
-    /// The history up to the snapshot that the disk holds, until that is installed.
+    /// The history up to the snapshot on the disk, until the seat has installed that snapshot.
     past: Option<Vec<Frame>>,
-    /// Another coordinator has to tell what happened before its snapshot.
+    /// Another coordinator has to send the history before the snapshot.
     lacks_history: bool,
-    /// A snapshot comes from another coordinator, not from the disk.
+    /// Set after `begin`: a later snapshot comes from another coordinator, not from the disk.
     has_begun: bool,
-    /// Who leaves is kept for that.
+    /// Set while a leaving coordinator keeps its links because it may send the missing history.
     teller: Option<membership::Teller>,
-    /// The replicas, as this disk has them.
+    /// The members of the log, as this disk has them.
     settled: Members,
-    /// Who may have been removed, by the ticket of a read that will tell.
+    /// Links to coordinators that may have been removed, by the ticket of the read that will tell.
     doubts: BTreeMap<u64, LinkId>,
-    /// How many doubts there have been.
+    /// The number of doubts so far. It numbers their tickets.
     doubts_before: u64,
     effects: VecDeque<Effect>,
 }
 
 // Inputs and outputs.
 impl Seat {
-    /// A coordinator as its disk left it, with the history of its cluster as far as it is known.
-    /// Its first effects go through the log that is there.
+    /// A coordinator as its disk left it, with the part of the cluster's history that it knows. The
+    /// first effects replay the log on the disk.
     ///
     /// # Errors
     /// [`SeatError`].
@@ -272,7 +273,7 @@ impl Seat {
         Ok(seat)
     }
 
-    /// The same with a bug in the core, which is there from the first entry on.
+    /// The same as [`Seat::new`], with a bug in the core from the first entry on.
     ///
     /// # Errors
     /// [`SeatError`].
@@ -290,14 +291,14 @@ impl Seat {
         Ok(seat)
     }
 
-    /// Its first effects, which go through what the disk holds: the history goes as far.
+    /// Replays the log on the disk. The first effects bring the history up to its end.
     fn begin(&mut self, now: Time) -> Result<(), SeatError> {
         self.advance(now)?;
         self.has_begun = true;
         Ok(())
     }
 
-    /// Before its first effects.
+    /// The seat before its first effects.
     fn restored(
         now: Time,
         options: Options,
@@ -344,10 +345,10 @@ impl Seat {
         self.core.set_clock(now, unix_ms);
     }
 
-    /// Takes what happened. `now` never goes backwards.
+    /// Handles one input. `now` never goes backwards.
     ///
     /// # Errors
-    /// [`SeatError`]: it cannot go on.
+    /// [`SeatError`]: the coordinator cannot go on.
     pub fn handle(&mut self, now: Time, input: Input) -> Result<(), SeatError> {
         match input {
             Input::Connected { link, identity } => {
@@ -379,31 +380,31 @@ impl Seat {
         self.advance(now)
     }
 
-    /// The next thing to do; none until more happens. To be drained after every input.
+    /// The next effect. The driver takes all effects after every input.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Takes the whole history up to the newest entry that was applied here, once that is known:
-    /// after a snapshot of another coordinator its beginning is not. It is to be durable.
+    /// Takes the whole, durable history up to the newest entry applied here. After a snapshot of
+    /// another coordinator, the seat lacks the beginning of the history until this call.
     pub fn restore_history(&mut self, frames: Vec<Frame>) {
         self.lacks_history = false;
         self.core.restore_history(frames);
     }
 
-    /// For so long it need not be given an [`Input::Tick`], if nothing else happens. A founder has
-    /// to found its cluster before anybody asks for anything.
+    /// How long the driver may leave out [`Input::Tick`] if nothing else happens. A founder needs
+    /// its ticks: it has to found its cluster before the first request.
     pub fn quiet(&self) -> Duration {
         let is_settled = self.put_off.is_empty() && self.core.state().knows(&self.own);
         if is_settled { self.replica.quiet() } else { TICK }
     }
 
-    /// Whether the cluster has no run to train: nothing depends on a death that is noticed at once.
+    /// Whether the cluster has no run to train. Then no work depends on noticing a death at once.
     pub fn rests(&self) -> bool {
         !self.core.state().is_training()
     }
 
-    /// What it knows of the cluster.
+    /// The cluster's state, as this coordinator knows it.
     pub fn core(&self) -> &Core {
         &self.core
     }
@@ -413,18 +414,18 @@ impl Seat {
         &self.replica
     }
 
-    /// Whether it leads, and in which term.
+    /// The term in which this coordinator leads. None if it does not lead.
     pub fn leads(&self) -> Option<Term> {
         self.leads
     }
 
-    /// Who leads, as far as is known.
+    /// The leader, as far as this coordinator knows.
     pub fn leader(&self) -> Option<ReplicaId> {
         self.leader
     }
 }
 
-// What peers say.
+// Messages of peers.
 impl Seat {
     fn hear(&mut self, now: Time, from: LinkId, message: Message) {
         let coordinator = self.peers.is_coordinator(from);
@@ -446,7 +447,7 @@ impl Seat {
             Message::Join { id: Some(id), .. } if coordinator && self.was_removed(id) => {
                 self.doubt(from);
             }
-            Message::Joined { .. } if coordinator => {} // what it says is in the log, too
+            Message::Joined { .. } if coordinator => {} // the log holds its content, too
             Message::Request { id, wish: Wish::Remove(gone) } if self.core.is_operator(from) => {
                 self.asked_to_remove(now, from, id, gone);
             }
@@ -455,7 +456,7 @@ impl Seat {
         }
     }
 
-    /// Who it is, its link has proved; under which id, the log says.
+    /// The link has proved the sender's name. The log gives the id of that name.
     fn hear_replica(&mut self, now: Time, from: LinkId, bytes: &[u8]) {
         let id = self.peers.id_of(self.replica.members(), from);
         let reason = match (id, raft::Message::decode(bytes)) {
@@ -463,8 +464,8 @@ impl Seat {
                 self.heard.hear(now, id);
                 return self.replica.receive(id, &message);
             }
-            // Who sends one waits for an answer as long as the link lasts; what else is said comes
-            // again by itself, when it is known who says it.
+            // The sender of a snapshot waits for an answer until the link ends. The sender repeats
+            // other messages by itself, and its id may be known by then.
             (None, Ok(message)) if message.is_snapshot() => "it is not known here yet".into(),
             (None, Ok(_)) => return self.doubt(from),
             (_, Err(error)) => error.to_string(),

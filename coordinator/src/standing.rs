@@ -1,4 +1,4 @@
-//! What is going on, and what it waits for, in one word and in one plain sentence.
+//! The state of the run and what it waits for, in one word and in one plain sentence.
 
 use std::time::Duration;
 
@@ -50,7 +50,8 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
         );
         return ("waiting", words);
     }
-    // The numbers of generations go on from run to run: a run without members has not begun.
+    // Generation numbers go on from run to run. So only the lack of members shows a run that has
+    // not begun.
     if view.world_size == 0 {
         let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
         let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
@@ -75,7 +76,7 @@ pub(crate) fn standing(view: &ClusterView) -> (&'static str, String) {
     ("training", format!("training: step {step} of {steps} with {with}{unable}"))
 }
 
-/// Why a worker cannot compute the run, as the end of a sentence; nothing where all can.
+/// Why a worker cannot compute the run, as the end of a sentence. Empty where all can.
 fn unable(view: &ClusterView) -> String {
     let Some((name, Reason { inability, words })) = view.unable.first() else {
         return String::new();
@@ -86,7 +87,7 @@ fn unable(view: &ClusterView) -> String {
     }
 }
 
-/// The same for a run that is over, and whose last step this was.
+/// The same for a run that is over. `last` is its last step.
 pub(crate) fn ended(end: &End, Step(last): Step) -> (&'static str, String) {
     match end {
         End::Complete(None) => ("complete", format!("complete: all {} steps", grouped(last))),

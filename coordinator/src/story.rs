@@ -1,14 +1,14 @@
-//! What happens to a cluster, in sentences for operators.
+//! The events of a cluster, in sentences for operators.
 //!
-//! A worker is called by number, id and host as long as the state remembers the worker, and by its
-//! id later.
+//! A sentence names a worker by number, id and host as long as the state remembers the worker, and
+//! by its id later.
 
 use everstep_transport::protocol::outcome::{EventKind, Inability};
 use everstep_transport::protocol::{WorkerId, WriteFailure};
 
 use crate::state::State;
 
-/// Whether an operator wants to be told at once.
+/// Whether an operator wants to hear of this event at once.
 pub(crate) fn is_trouble(kind: &EventKind) -> bool {
     matches!(
         kind,
@@ -26,7 +26,7 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
     )
 }
 
-/// What has happened.
+/// A sentence about the event.
 pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
     let called = |worker: &WorkerId| state.called(*worker);
     match kind {

@@ -1,4 +1,5 @@
-//! SIGTERM ends a coordinator in good order. Alone in its process, which gets the signal.
+//! SIGTERM ends a coordinator in good order. This test is alone in its process, which gets the
+//! signal.
 
 use std::net::Ipv4Addr;
 use std::process::Command;

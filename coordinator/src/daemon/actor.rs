@@ -1,4 +1,4 @@
-//! The actor around the seat: inputs come as messages, effects are done at once.
+//! The actor around the seat. Inputs come as messages, and the actor carries out effects at once.
 
 mod admit;
 mod carry;
@@ -36,7 +36,7 @@ use crate::line_file::LineFiles;
 use crate::log::Writer;
 use crate::seat::{Input, Seat};
 
-/// A link to a peer who has proved who it is.
+/// A link to a peer that has proved its identity.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Arrival {
@@ -44,40 +44,41 @@ pub(super) struct Arrival {
     pub(super) link: Link,
 }
 
-/// A peer says something, or is gone.
+/// A peer has sent a message, or its link is gone.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Happening(pub(super) Input);
 
-/// Time has passed: the coordinator looks at the clock by itself as well. Answers with what has
-/// stopped it, once something has: an error, or that the others go on without it.
+/// Time has passed. The coordinator looks at the clock by itself as well. Answers with an error
+/// that has stopped it, or with true once the other coordinators go on without it.
 #[derive(Message)]
 #[rtype(result = "Result<bool, CoordinatorError>")]
 pub(super) struct Tick;
 
-/// Another coordinator has no links with this one: it was removed.
+/// Another coordinator refuses links with this one, because the cluster has removed it.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Expelled;
 
-/// It is to stop. Answers whether it may: if it led, another one does, or there is none.
+/// The process wants to stop. Answers whether it may: after it led, another one does, or there is
+/// none.
 #[derive(Message)]
 #[rtype(result = "bool")]
 pub(super) struct Leave;
 
-/// The process ends: the actor stops, whatever it is doing.
+/// The process ends. The actor stops at once.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Stop;
 
-/// What the threads that write report: the log's newest batch that is durable, and how many entries
-/// came with it and those before; or that a file has failed.
+/// A report of a writing thread: the newest durable batch of the log and the number of entries that
+/// became durable with it, or the error of a file.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Written(Result<(u64, usize), CoordinatorError>);
 
-/// The history that was missing is durable, or its file has failed. It is what was lacking when
-/// this was [`Coordinator::restores`].
+/// The missing history is durable, or its file has failed. The number is [`Coordinator::restores`]
+/// at the start of the write.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct HistoryKept(u64, Result<(), CoordinatorError>);
@@ -87,38 +88,37 @@ struct HistoryKept(u64, Result<(), CoordinatorError>);
 #[rtype(result = "()")]
 struct LinesKept(Result<(Lineage, Step), CoordinatorError>);
 
-/// Whose admission is being agreed on, and who waits for that.
+/// The admissions that the log still has to agree on, with the tasks that wait for each.
 type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
-/// The actor.
+/// The actor around one seat, with its files, its links and its waiting clients.
 pub(crate) struct Coordinator {
     seat: Seat,
     endpoint: Arc<Endpoint>,
-    /// The removed coordinators with which it has no links.
+    /// The removed coordinators that get no link.
     shut_out: Vec<NodeName>,
-    /// The newest entry that revoked a node, as the endpoint was told.
+    /// The newest entry that revoked a node, as far as the endpoint knows.
     revoked: u64,
     operator: OperatorFolder,
     links: BTreeMap<LinkId, Link>,
-    /// Coordinators that had a link and have none, as the log has said.
+    /// Coordinators that had a link and have none. The process has logged that already.
     silent: BTreeSet<NodeName>,
-    /// Time zero.
+    /// The seat's time zero.
     start: Instant,
     writer: Writer,
-    /// How many entries the writer has that are not durable.
+    /// How many entries of the writer are not durable yet.
     backlog: watch::Sender<usize>,
     journal: Journal,
     lines: LineFiles,
     line_sync: LineSync,
-    /// The newest entry of which the history has been told.
+    /// The newest entry that the sums of the history include.
     told: u64,
-    /// The core has to be told what happened before a snapshot, which will take it on from this
-    /// entry.
+    /// Set while the core needs the history before a snapshot, which takes it on from this entry.
     restores: Option<u64>,
-    /// It is here, and being made durable.
+    /// Whether that history is here, and a thread makes it durable.
     keeps: bool,
     own: Addr<Coordinator>,
-    /// When what the journal lacks was asked for last.
+    /// When the actor last asked for the missing part of the journal.
     asked: Option<Time>,
     history: History,
     book: Keeper,
@@ -127,15 +127,15 @@ pub(crate) struct Coordinator {
     tokens: Tokens,
     admissions: Admissions,
     applicants: Option<mpsc::Receiver<Admission>>,
-    /// Coordinators that are to be called.
+    /// Coordinators that the process has to dial.
     missing: watch::Sender<Vec<CoordinatorView>>,
     petitions: Petitions,
     looks: Looks,
-    /// It is to stop.
+    /// The process wants to stop.
     leaving: bool,
-    /// The others go on without it.
+    /// The other coordinators go on without this one.
     removed: bool,
-    /// A file has failed: nothing is done any more.
+    /// A file has failed: the actor does nothing any more.
     failure: Option<CoordinatorError>,
     #[cfg(feature = "failpoints")]
     passing: failpoint::Passing,
@@ -153,7 +153,7 @@ impl Coordinator {
         let Outfit { told, book, keys, .. } = outfit;
         // A predecessor may have lacked a part.
         let restores = journal.wanted().map(|_| 0);
-        // What waits there is bounded by the backlog.
+        // The backlog bounds the mailbox of these reports.
         let (own, written) = (address.clone(), address.clone());
         let book = book.keep(move |error| written.do_send(Written(Err(error.into()))));
         let writer = log.write(sync, move |report| {
@@ -201,8 +201,7 @@ impl Coordinator {
         }
     }
 
-    /// The one place where a monotonic clock is read: at the start of every handler, since timers
-    /// starve under load.
+    /// Reads the monotonic clock. Every handler calls this first, since timers starve under load.
     fn now(&self) -> Time {
         Time(self.start.elapsed().as_nanos() as u64)
     }
@@ -217,7 +216,7 @@ impl Coordinator {
         self.seat.set_clock(now, unix_ms());
         let handled = self.seat.handle(now, input).map_err(CoordinatorError::from);
         if let Err(error) = handled.and_then(|()| self.carry_out()) {
-            // What follows may tell of what is not written.
+            // Later effects may rest on a write that failed.
             self.failure = Some(error);
         }
     }
@@ -237,7 +236,7 @@ impl Coordinator {
         context.run_later(self.seat.quiet(), Self::keep_time);
     }
 
-    /// Whether it may stop.
+    /// Whether the process may stop.
     fn may_leave(&self) -> bool {
         let follows = self.seat.leads().is_none() && self.seat.leader().is_some();
         self.failure.is_some() || follows || self.seat.replica().members().voters.len() <= 1
@@ -250,7 +249,7 @@ impl Coordinator {
         Some(elsewhere(views.iter().find(|view| view.id == leader.0)))
     }
 
-    /// Says once that another coordinator has fallen silent, when its last link is gone.
+    /// Logs once that another coordinator has fallen silent, when its last link is gone.
     fn miss(&mut self, identity: &Identity, reason: &str) {
         let is_linked = self.links.values().any(|link| link.identity() == identity);
         let is_one = identity.role == Role::Coordinator && !self.shut_out.contains(&identity.name);
@@ -260,7 +259,7 @@ impl Coordinator {
         }
     }
 
-    /// Says once that a coordinator that had fallen silent is back.
+    /// Logs once that a coordinator that had fallen silent is back.
     fn greet(&mut self, identity: &Identity) {
         if identity.role == Role::Coordinator && self.silent.remove(&identity.name) {
             let (id, name) = (self.id_of(&identity.name), &identity.name);
@@ -273,7 +272,8 @@ impl Coordinator {
         views.iter().find(|view| view.name == *name).map(|view| view.id)
     }
 
-    /// What a coordinator says that is not for its seat: it lacks keys, which are in no log.
+    /// Answers a coordinator that lacks keys, which are in no log. Returns whether this was such a
+    /// message.
     fn is_answered(&self, from: LinkId, message: &protocol::Message) -> bool {
         let of_coordinator =
             self.links.get(&from).is_some_and(|link| link.identity().role == Role::Coordinator);
@@ -286,7 +286,7 @@ impl Coordinator {
         asks
     }
 
-    /// The newest list of coordinators is kept, whoever tells it.
+    /// Keeps the newest list of coordinators, from whichever coordinator it comes.
     fn note(&mut self, from: LinkId, message: &protocol::Message) {
         let link = self.links.get(&from);
         if let protocol::Message::Coordinators { revision, members, .. } = message
@@ -297,7 +297,7 @@ impl Coordinator {
     }
 }
 
-/// A clock before 1970 is wrong anyway; it only stamps events.
+/// The wall clock stamps events only. A clock before 1970 is wrong anyway.
 pub(super) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

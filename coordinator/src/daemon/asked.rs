@@ -1,10 +1,11 @@
-//! What the HTTP API asks of the coordinator: to be told something, or to have something changed.
+//! Requests of the HTTP API to the coordinator: questions, and petitions to change something.
 //!
-//! A question is a function of what is known; it is answered at once. A petition is an operator's
-//! message on a link of its own, which no peer can have: what the core says on that link is the
-//! answer; where it does not lead, that is who does. If that is this coordinator by then, a request
-//! is said once more. There is at most one petition at a time; a newer one takes the place of one
-//! that nobody waits for any more. Neither knows of HTTP.
+//! A question is a function of the coordinator's knowledge, and gets its answer at once. A petition
+//! is an operator's message on a link of its own, which no peer can have. The core's message on
+//! that link is the answer. A core that does not lead answers with the leader. If this coordinator
+//! has come to lead by then, a request goes to the core once more. At most one petition is open at
+//! a time. A newer one replaces an older one, which has an answer or no waiting client. Neither
+//! knows of HTTP.
 
 use actix::Message;
 use everstep_transport::identity::{Identity, Role};
@@ -19,24 +20,24 @@ use crate::line_file::LineFiles;
 use crate::raft::ReplicaId;
 use crate::seat::Input;
 
-/// What a question is answered from.
+/// The knowledge that answers a question.
 pub(crate) struct Known<'a> {
     pub(crate) now: Time,
     pub(crate) core: &'a Core,
     pub(crate) history: &'a History,
     /// The metrics lines of the run.
     pub(crate) lines: &'a LineFiles,
-    /// The peers that have a link.
+    /// The roles of the peers that have a link.
     pub(crate) peers: Vec<Role>,
     /// The coordinators, by id.
     pub(crate) coordinators: Vec<CoordinatorStanding>,
-    /// How many of those that vote can be reached, and how many there are.
+    /// How many voting coordinators can be reached, and how many there are.
     pub(crate) reachable: (usize, usize),
-    /// Who leads, as far as is known.
+    /// The leader, as far as this coordinator knows.
     pub(crate) leader: Option<ReplicaId>,
 }
 
-/// A question. Whoever asks bounds what it costs.
+/// A question. The asker bounds its cost.
 #[derive(Message)]
 #[rtype(result = "A")]
 pub(crate) struct Ask<A: 'static>(pub(crate) Question<A>);
@@ -44,21 +45,21 @@ pub(crate) struct Ask<A: 'static>(pub(crate) Question<A>);
 /// See [`Ask`].
 pub(crate) type Question<A> = Box<dyn FnOnce(&Known<'_>) -> A + Send>;
 
-/// What has become of a petition: the run, if one was submitted.
+/// The result of a petition: the run's id, if it submitted one.
 pub(crate) type Verdict = Result<Option<RunId>, Denial>;
 
-/// Why a petition was not granted.
+/// Why a petition failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denial {
-    /// It cannot be, for this reason.
+    /// The coordinators refuse it, for this reason.
     Refused(String),
-    /// This coordinator does not lead: nothing was done. Where to ask instead, in words.
+    /// This coordinator does not lead, and has done nothing. The words say where to ask instead.
     Elsewhere(String),
-    /// This coordinator led, and then no more: what was asked for may yet be done, or be lost.
+    /// This coordinator led, and then no longer. The change may yet happen, or be lost.
     Undecided,
 }
 
-/// What an operator says, and where it waits for the answer.
+/// An operator's message, and the channel for its answer.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Petition {
@@ -66,7 +67,7 @@ pub(crate) struct Petition {
     pub(crate) answer: oneshot::Sender<Verdict>,
 }
 
-/// The first of the links that petitions have: above all that peers are given.
+/// The first of the links that petitions have. Peers get lower numbers.
 const FIRST_LINK: u64 = 1 << 63;
 
 /// The petition under way.
@@ -78,18 +79,18 @@ pub(super) struct Petitions {
 
 struct Open {
     link: LinkId,
-    /// A request that came before this coordinator led: its core may have kept nothing of it.
+    /// A request that came before this coordinator led. Its core may have kept nothing of it.
     early: Option<protocol::Message>,
-    /// It was asked for where it could be done.
+    /// The petition reached a core that led, so its change may happen.
     proposed: bool,
-    /// That it leads no longer is what was asked for.
+    /// The petition asks this leader to resign.
     resigns: bool,
     answer: Option<oneshot::Sender<Verdict>>,
 }
 
 impl Petitions {
-    /// Takes a petition; returns what happens to the core by it. `leads` is whether this
-    /// coordinator does.
+    /// Takes a petition, and returns the inputs for the core. `leads` is whether this coordinator
+    /// leads.
     pub(super) fn open(&mut self, petition: Petition, leads: bool) -> Vec<Input> {
         let Petition { message, answer } = petition;
         let (link, name) = (LinkId(FIRST_LINK + self.count), NodeName::parse("http-api"));
@@ -113,8 +114,8 @@ impl Petitions {
         closed.into_iter().chain([connected, Input::Message { from: link, message }]).collect()
     }
 
-    /// Takes what is said on a link, to one or to many, if the link is a petition's. `leads` is
-    /// whether this coordinator does.
+    /// Takes a message to a link, if the link is a petition's. `leads` is whether this coordinator
+    /// leads. Returns whether the link belongs to petitions.
     pub(super) fn hear(&mut self, to: LinkId, message: &protocol::Message, leads: bool) -> bool {
         if to.0 >= FIRST_LINK
             && let Some(open) = self.open.as_mut().filter(|open| open.link == to)
@@ -124,7 +125,7 @@ impl Petitions {
                     let refused = refusal.clone().map(Denial::Refused);
                     open.answer(refused.map_or(Ok(*run), Err));
                 }
-                // Who leads says so as well, and then answers.
+                // A leader sends this list as well, and then the answer.
                 protocol::Message::Coordinators { leader, members, .. }
                     if !open.resigns && !leads =>
                 {
@@ -140,7 +141,8 @@ impl Petitions {
         to.0 >= FIRST_LINK
     }
 
-    /// What is said once more, now that this coordinator leads: somebody waits for its answer.
+    /// The request to repeat now that this coordinator leads, if a client still waits for its
+    /// answer.
     pub(super) fn say_again(&mut self) -> Option<Input> {
         let open = self.open.as_mut().filter(|open| open.answer.is_some())?;
         let message = open.early.take()?;
@@ -149,7 +151,7 @@ impl Petitions {
     }
 }
 
-/// Where to ask instead.
+/// Where to ask instead, in words.
 pub(super) fn elsewhere(leader: Option<&CoordinatorView>) -> String {
     match leader.map(|view| (view.id, view.api)) {
         None => "no coordinator leads at the moment; ask again in a second".into(),
@@ -165,7 +167,7 @@ pub(super) fn elsewhere(leader: Option<&CoordinatorView>) -> String {
 impl Open {
     fn answer(&mut self, answer: Verdict) {
         if let Some(waits) = self.answer.take() {
-            let _ = waits.send(answer); // an error means that nobody waits any more
+            let _ = waits.send(answer); // an error means that no client waits any more
         }
     }
 }
@@ -209,7 +211,7 @@ mod tests {
         assert_eq!(answer, Err(Denial::Undecided), "the next leader may find it in the log");
     }
 
-    /// It was not kept: before anybody leads, nobody is told who does.
+    /// The core did not keep it: while no coordinator leads, the core does not tell the leader.
     #[test]
     fn a_request_that_came_before_its_coordinator_led_is_said_once_more_while_somebody_waits() {
         let mut petitions = Petitions::default();

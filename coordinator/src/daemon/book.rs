@@ -1,9 +1,9 @@
-//! The book of coordinators: who this one is, and who and where all of them were when it last
-//! heard. `coordinators` in its directory.
+//! The book of coordinators, `coordinators` in a directory: this one's identity, and the newest
+//! list of all coordinators with their addresses.
 //!
-//! It is what a coordinator that starts again calls the others by, should it have learned of the
-//! cluster from them and not from its own log yet. Written as a whole, under another name first; a
-//! digest proves that it is as it was written.
+//! A coordinator that starts again dials the others from it, if it learned of the cluster from them
+//! and not from its own log yet. It writes the book as a whole, under another name first. A digest
+//! proves that the content is the same as written.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,41 +19,41 @@ use rustix::io::Errno;
 
 use super::files::replace;
 
-/// The first bytes; the last of them is the version.
+/// The first bytes of the file. The last of them is the version.
 const MAGIC: [u8; 8] = *b"esbook_\x02";
 /// [`MAGIC`], the vocabulary's layout, the digest of the rest.
 const HEAD: usize = 16 + 32;
-/// Between two tries to write it where no more files can be opened.
+/// The pause between two tries to write while the process can open no more files.
 const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is in it.
+/// The content of a book.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Content {
-    /// Its own name, all its life.
+    /// The coordinator's own name, all its life.
     pub(super) name: NodeName,
-    /// Drawn once for its directory.
+    /// A random number, drawn once for the directory.
     pub(super) incarnation: u64,
-    /// Its id; none while it asks to become one of the coordinators.
+    /// The coordinator's id. None while it asks for a place among the coordinators.
     pub(super) id: Option<CoordinatorId>,
-    /// If it founds the cluster: whether that is there for one run.
+    /// `Some` if it founds the cluster: whether the cluster exists for one run only.
     pub(super) founds: Option<bool>,
-    /// Digests of the authority and of the tokens for workers and for coordinators: what is in
-    /// their files cannot be told to be damaged, or another cluster's, by itself.
+    /// Digests of the authority and of the tokens for workers and for coordinators. Their files
+    /// alone do not show whether they are damaged, or another cluster's.
     pub(super) seals: [[u8; 32]; 3],
-    /// The list's revision.
+    /// The revision of the list.
     pub(super) revision: u64,
-    /// All coordinators.
+    /// All coordinators on the list.
     pub(super) members: Vec<CoordinatorView>,
 }
 
-/// The book, and where it is.
+/// The book, and its file.
 #[derive(Debug)]
 pub(super) struct Book {
     path: PathBuf,
     content: Content,
 }
 
-/// Why a book cannot be used.
+/// A book that the process cannot read or write.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct BookError {
@@ -73,7 +73,7 @@ enum Problem {
 }
 
 impl BookError {
-    /// Whether the process, or the system, may open no more files now: that passes.
+    /// Whether the process, or the system, can open no more files now. That passes.
     fn is_shortage(&self) -> bool {
         let Problem::File(error) = &self.problem else { return false };
         matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
@@ -88,7 +88,7 @@ impl Book {
         Ok(book)
     }
 
-    /// Reads the book that is there.
+    /// Reads the book in a file.
     pub(super) fn load(path: &Path) -> Result<Self, BookError> {
         let read = std::fs::read(path).map_err(Problem::from).and_then(|bytes| decode(&bytes));
         match read {
@@ -97,12 +97,12 @@ impl Book {
         }
     }
 
-    /// What is in it.
+    /// The content of the book.
     pub(super) fn content(&self) -> &Content {
         &self.content
     }
 
-    /// The coordinator is one of them, under this id.
+    /// The cluster has admitted the coordinator under this id.
     pub(super) fn admitted(&mut self, id: CoordinatorId) -> Result<(), BookError> {
         self.content.id = Some(id);
         self.save()
@@ -114,7 +114,7 @@ impl Book {
         self.save()
     }
 
-    /// Takes a newer list; an older one, or the same, changes nothing.
+    /// Takes a newer list. An older list, or the same, changes nothing.
     pub(super) fn heard(
         &mut self,
         revision: u64,
@@ -127,9 +127,9 @@ impl Book {
         self.save()
     }
 
-    /// Keeps the book up to date from a thread of its own: a disk may take seconds. `report` is
-    /// called there if that fails; nothing is written any more then. Where no more files can be
-    /// opened the list is written later: the log has it, too.
+    /// Keeps the book up to date from a thread of its own, since a disk may take seconds. If that
+    /// fails, the thread calls `report` and writes nothing any more. While the process can open no
+    /// more files, the thread writes the list later: the log has it, too.
     ///
     /// # Panics
     /// If the system cannot start a thread.
@@ -171,21 +171,21 @@ impl Book {
 /// A list of coordinators, with its revision.
 type List = (u64, Vec<CoordinatorView>);
 
-/// Who keeps a book. Dropped, it writes the newest list and closes the book.
+/// The thread that writes a book. When dropped, it writes the newest list and closes the book.
 pub(super) struct Keeper {
-    /// The newest list's.
+    /// The revision of the newest list.
     revision: u64,
     lists: Option<Sender<List>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Keeper {
-    /// The newest list's revision.
+    /// The revision of the newest list.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Takes a newer list; an older one, or the same, changes nothing. Never waits.
+    /// Takes a newer list. An older list, or the same, changes nothing. Never waits.
     pub(super) fn heard(&mut self, revision: u64, members: Vec<CoordinatorView>) {
         if let Some(lists) = self.lists.as_ref().filter(|_| revision > self.revision) {
             self.revision = revision;

@@ -1,7 +1,7 @@
-//! Where links come in, and where peers' messages are taken.
+//! Admits links, and takes peers' messages.
 //!
-//! Every link has a task, which carries what the peer says to the actor, one message at a time: a
-//! peer who talks too much waits on its own link.
+//! Every link has a task, which carries the peer's messages to the actor, one at a time. So a peer
+//! that sends too much waits on its own link.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,18 @@ use super::actor::{Arrival, Coordinator, Expelled, Happening};
 use crate::core::{LinkEnd, LinkId};
 use crate::seat::Input;
 
-/// While so many entries wait for the disk, messages wait too: they would bring more. Those of
-/// coordinators do not: the log has bounds of its own, and takes silence for death.
+/// While this many entries wait for the disk, messages wait too, since they would bring more.
+/// Messages of coordinators do not wait: the log has bounds of its own, and takes silence for
+/// death.
 const MAX_BACKLOG: usize = 4096;
 
-/// See the module.
+/// Carries links and their messages to the actor. See the module.
 #[derive(Clone)]
 pub(super) struct Desk {
     coordinator: Addr<Coordinator>,
     /// How many entries wait for the disk.
     backlog: watch::Receiver<usize>,
-    /// How many links there have been.
+    /// How many links the process has had.
     count: Arc<AtomicU64>,
 }
 
@@ -38,7 +39,7 @@ impl Desk {
         self.coordinator.clone()
     }
 
-    /// A peer is there. If the actor is not, whoever ticks it will hear.
+    /// Takes a new link. If the actor is gone, the task that ticks it will hear of that.
     pub(super) async fn admit(&self, link: Link) {
         let id = LinkId(1 + self.count.fetch_add(1, Ordering::Relaxed));
         let arrival = Arrival { id, link: link.clone() };
@@ -47,7 +48,7 @@ impl Desk {
         }
     }
 
-    /// A coordinator has no links with this one any more.
+    /// Another coordinator refuses links with this one.
     pub(super) fn expelled(&self) {
         self.coordinator.do_send(Expelled);
     }
@@ -75,7 +76,8 @@ impl Desk {
     }
 }
 
-/// What a link's error tells of the peer's process. Only the process itself can prove that it ends.
+/// What a link's error says about the peer's process. Only the process itself can prove that it
+/// ends.
 fn end_of(error: &LinkError) -> LinkEnd {
     match error {
         LinkError::Gone { .. } => LinkEnd::Goodbye,

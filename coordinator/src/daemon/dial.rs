@@ -1,8 +1,8 @@
-//! Calls the coordinators to which there is no link.
+//! Dials the coordinators to which there is no link.
 //!
-//! In: who they are, from the actor, and whenever that changes. Out: links. Of two coordinators the
-//! one with the lower id calls first, so that seldom both do; but each does in the end, for only
-//! one of them may know where the other is.
+//! In: the list of those coordinators, from the actor, whenever it changes. Out: links. Of two
+//! coordinators, the one with the lower id dials first, so that seldom both do. But each does in
+//! the end, for perhaps only one of them knows where the other is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Desk;
 
-/// How long the one with the higher id leaves it to the other.
+/// How long the coordinator with the higher id waits for the other to dial.
 const COURTESY: Duration = Duration::from_millis(200);
-/// Between two calls of one coordinator, at first and at most.
+/// The pause between two calls of one coordinator, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long one call may take, at first and at most: QUIC asks a silent port ever less often.
 const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 
-/// A coordinator that is called.
+/// A coordinator that this one dials.
 struct Callee {
-    /// When it may be called again.
+    /// When the next call may begin.
     due: Instant,
     is_called: bool,
     pause: Duration,
@@ -35,7 +35,7 @@ struct Callee {
 
 type Calls = JoinSet<(CoordinatorView, Option<Link>)>;
 
-/// Calls whoever is missing, until nobody says any more who that is.
+/// Dials every coordinator on the `missing` list. Returns when the sender of the list is dropped.
 pub(super) async fn attend(
     own: CoordinatorId,
     endpoint: Arc<Endpoint>,
@@ -97,7 +97,7 @@ impl Callee {
         Self { due, is_called: false, pause: PAUSES.0, limit: CALLS.0 }
     }
 
-    /// It is called again after a while, also if it has answered: its link may be lost at once.
+    /// Schedules the next call, also after an answer: the new link may be lost at once.
     fn put_off(&mut self) {
         self.is_called = false;
         self.due = Instant::now() + self.pause;

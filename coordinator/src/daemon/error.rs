@@ -25,93 +25,93 @@ pub enum CoordinatorError {
         .0.display()
     )]
     NothingThere(PathBuf),
-    /// There is a cluster already, or another node's files.
+    /// The directory has a cluster already, or another node's files.
     #[error("there is a cluster in {} already; start without --bootstrap and --join", .0.display())]
     AlreadyThere(PathBuf),
     /// Another coordinator is at work in the directory.
     #[error("another coordinator uses {}", .0.display())]
     InUse(PathBuf),
-    /// The coordinator of the directory has not been admitted yet.
+    /// The cluster has not admitted the coordinator of the directory yet.
     #[error("the coordinator in {} has not joined its cluster yet", .0.display())]
     NotJoined(PathBuf),
-    /// The address is one that nobody else could call.
+    /// No other node could call this address.
     #[error("cannot listen on {0}: the others must be able to call the address; name one")]
     Unspecified(SocketAddr),
-    /// The address is one that no other machine can call, and coordinators are on other machines.
+    /// No other machine can call this address, and coordinators are on other machines.
     #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
     Loopback {
-        /// The address.
+        /// The address to listen on.
         listen: SocketAddr,
         /// A coordinator on another machine.
         coordinator: HostPort,
     },
-    /// A file could not be read or written.
+    /// The process could not read or write a file.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The certificate authority could not be read.
+    /// The process could not read the certificate authority.
     #[error("{}: {source}", dir.display())]
     Authority {
-        /// Where it is.
+        /// The directory of the authority.
         dir: PathBuf,
-        /// Why.
+        /// The error of its files.
         source: IdentityError,
     },
-    /// A file is not the one that was made here.
+    /// A file is not the one that this coordinator made.
     #[error("{}: it is damaged, or another cluster's: it is not what was made here", .0.display())]
     Changed(PathBuf),
-    /// A file, or what was given for it, holds no token.
+    /// A file, or a key from another coordinator, holds no token.
     #[error("{}: {problem}", path.display())]
     Token {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the token.
         problem: TokenError,
     },
-    /// The token that was given to join with is none.
+    /// The token to join with is not a token.
     #[error(transparent)]
     JoinToken(#[from] TokenError),
-    /// No coordinator has let it in.
+    /// No coordinator has admitted it.
     #[error("it was not admitted to the cluster: {0}")]
     Enrol(#[from] EnrolError),
-    /// The coordinators have not made it one of them in time.
+    /// The coordinators have not listed it in time.
     #[error("the coordinators have not made it one of them in time: {0}")]
     Unanswered(String),
-    /// Credentials could not be made or read.
+    /// The process could not make or read credentials.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The log could not be read or written.
+    /// The process could not read or write the log.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The journal could not be read or written.
+    /// The process could not read or write the journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The metrics lines could not be read or written.
+    /// The process could not read or write the metrics lines.
     #[error(transparent)]
     Lines(#[from] LineFileError),
-    /// The book of coordinators could not be read or written.
+    /// The process could not read or write the book of coordinators.
     #[error(transparent)]
     Book(#[from] BookError),
-    /// What the log says cannot be gone on from.
+    /// The coordinator cannot go on from its log.
     #[error(transparent)]
     Seat(#[from] SeatError),
-    /// The address could not be listened on.
+    /// The process cannot listen on the address.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// There can be no HTTP API as it was asked for.
+    /// The options of the HTTP API are impossible.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// SIGTERM and SIGINT could not be waited for.
+    /// The process could not wait for SIGTERM and SIGINT.
     #[error("signals cannot be received: {0}")]
     Signals(std::io::Error),
-    /// The actor is gone: it met a broken invariant, which its log tells.
+    /// The actor is gone: it met a broken invariant. The process's log says which.
     #[error("the coordinator stopped at a broken invariant; its log says which")]
     Broken,
-    /// The failpoints cannot be set.
+    /// The process cannot set the failpoints.
     #[cfg(feature = "failpoints")]
     #[error(transparent)]
     Failpoints(#[from] failpoint::FailpointError),

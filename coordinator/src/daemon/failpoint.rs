@@ -1,12 +1,12 @@
-//! Failpoints: where a test may kill, stop or delay a coordinator, by name.
+//! Failpoints: named places at which a test may kill, stop or delay a coordinator.
 //!
-//! There is one for every message that is taken or said, for every kind of entry on its way into
-//! the log, and for the journal, as far as one coordinator and one run come, derived here from what
-//! goes into the seat and what comes out of it; those of one among several are in `among.rs`. What
-//! happens at them, and how a test says so, `everstep_failpoint` knows.
+//! Every received or sent message has one, and every kind of entry on its way into the log, and the
+//! journal, as far as one coordinator and one run need them. This module derives them from the
+//! seat's inputs and effects. `among.rs` has those of a coordinator among several.
+//! `everstep_failpoint` knows the actions, and how a test sets them.
 //!
-//! `appended` and `written` points are passed on the log's thread, all others on the actor's: what
-//! delays it there delays all that is said. Only the feature `failpoints` builds this.
+//! The log's thread passes the `appended` and `written` points, and the actor's thread all others.
+//! A delay there delays all messages. Only the feature `failpoints` builds this.
 
 mod among;
 
@@ -25,10 +25,10 @@ use crate::raft::{self, Batch};
 use crate::seat::{self, Effect, Input};
 use crate::state::{Command, LineHistory};
 
-/// All failpoints. `.receive` is passed before something is taken in, `.send` before something is
-/// sent, once for each who is to hear it.
+/// All failpoints. A process passes `.receive` before it takes a message in, and `.send` before it
+/// sends one, once for each receiver.
 pub const POINTS: &[&str] = &[
-    // A peer's link is there; or gone.
+    // A peer's link begins or ends.
     "connected",
     "disconnected",
     // A worker comes in.
@@ -38,10 +38,10 @@ pub const POINTS: &[&str] = &[
     "registered.send",
     "refused.send",
     "unable.receive",
-    // It lives.
+    // A worker lives.
     "heartbeat.receive",
     "heartbeat_answer.send",
-    // It cannot reach others; it has learned; it holds.
+    // A worker cannot reach others. It has learned. It holds.
     "unreachable.receive",
     "ready.receive",
     "held.receive",
@@ -67,7 +67,7 @@ pub const POINTS: &[&str] = &[
     "watch.receive",
     "update.send",
     "exited.receive",
-    // An entry is on its way to the disk: nothing of it is kept here.
+    // An entry is on its way to the disk, which has kept nothing of it yet.
     "propose.lead",
     "propose.request",
     "propose.register",
@@ -75,7 +75,7 @@ pub const POINTS: &[&str] = &[
     "propose.drain",
     "propose.generation",
     "propose.end",
-    // It is durable, and nobody knows.
+    // An entry is durable, and no peer knows.
     "appended.lead",
     "appended.request",
     "appended.register",
@@ -83,7 +83,7 @@ pub const POINTS: &[&str] = &[
     "appended.drain",
     "appended.generation",
     "appended.end",
-    // It is applied, and all that follows is done and said.
+    // An entry is applied, and its consequences are done and sent.
     "applied.lead",
     "applied.request",
     "applied.register",
@@ -91,7 +91,7 @@ pub const POINTS: &[&str] = &[
     "applied.drain",
     "applied.generation",
     "applied.end",
-    // Lines are to be written; they were; they are durable. Some are to be cut away; they were.
+    // Before lines are written, after that, and when they are durable. Before and after a cut.
     "record",
     "recorded",
     "durable",
@@ -99,7 +99,7 @@ pub const POINTS: &[&str] = &[
     "forgotten",
 ];
 
-/// Reads what is to happen at these points, once, when the process starts.
+/// Reads the actions of these points, once, when the process starts.
 ///
 /// # Errors
 /// [`FailpointError`].
@@ -107,11 +107,11 @@ pub fn arm() -> Result<(), FailpointError> {
     everstep_failpoint::arm(&[POINTS, AMONG].concat())
 }
 
-/// What is passed when something is done.
+/// The point to pass when an effect is carried out.
 pub(super) struct Done(Option<&'static str>);
 
 impl Done {
-    /// It is.
+    /// The effect is carried out.
     pub(super) fn pass(self) {
         self.0.into_iter().for_each(pass);
     }
@@ -122,7 +122,7 @@ impl Done {
 pub(super) struct Passing(VecDeque<(u64, &'static str)>);
 
 impl Passing {
-    /// A batch is on its way to the disk. What it replaces will not be applied.
+    /// A batch is on its way to the disk. The entries that it replaces will not be applied.
     pub(super) fn written(&mut self, batch: &Batch) {
         let first = batch.entries.first().map_or(u64::MAX, |entry| entry.place.index);
         self.0.retain(|(index, _)| *index < first);
@@ -135,7 +135,7 @@ impl Passing {
         self.0.extend(applied.map(|(entry, point)| (entry.place.index, point)));
     }
 
-    /// All up to this entry is applied, and all that follows from it is done and said.
+    /// All entries up to this one are applied, and their consequences are done and sent.
     pub(super) fn applied(&mut self, last: u64) {
         while let Some((_, point)) = self.0.pop_front_if(|(index, _)| *index <= last) {
             pass(point);
@@ -143,18 +143,18 @@ impl Passing {
     }
 }
 
-/// Something goes into the seat.
+/// An input goes into the seat.
 pub(super) fn on_input(input: &Input) {
     of_input(input).into_iter().for_each(pass);
 }
 
-/// Something came out of the seat, and is to be done.
+/// An effect has come out of the seat, and has to be carried out.
 pub(super) fn on_effect(effect: &Effect) -> Done {
     of_effect(effect).into_iter().for_each(pass);
     Done(of_done(effect))
 }
 
-/// A message is to be sent to one of many.
+/// A message goes to one of many peers.
 pub(super) fn on_broadcast(message: &Message) {
     of_message(message, "send").into_iter().for_each(pass);
 }
@@ -166,7 +166,7 @@ pub(super) fn on_appended(batches: &[Batch]) {
     batches.iter().flat_map(|batch| of_batch(batch, "written")).for_each(pass);
 }
 
-/// It has come this far, or says this by itself: a point that follows from no input or effect.
+/// The process has come this far: a point that follows from no input or effect.
 pub(super) fn on_stage(point: &'static str) {
     pass(point);
 }
@@ -223,7 +223,7 @@ fn of_done(effect: &Effect) -> Option<&'static str> {
     }
 }
 
-/// Whether lines are cut away that a rollback has undone.
+/// Whether the file loses lines that a rollback has undone.
 fn cuts(history: &LineHistory) -> bool {
     history.lineage.rollback > Generation(0)
 }
@@ -234,7 +234,7 @@ fn of_message(message: &Message, way: &str) -> Option<&'static str> {
 }
 
 fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
-    let entry = seat::decode(&entry.bytes).ok()?; // those of Raft's own are none
+    let entry = seat::decode(&entry.bytes).ok()?; // Raft's own entries have none
     let kind = match &entry.command {
         Command::Lead { .. } => "lead",
         Command::Request { .. } => "request",
@@ -370,10 +370,10 @@ mod tests {
         );
     }
 
-    /// What only a worker says whose memory has changed; lines, which coordinators tell each other
-    /// again; what is said only where there are several runs; what workers say to each other; what
-    /// operators say only over HTTP, or when they look around; and what has points by what is in
-    /// it, or none of its own.
+    /// Messages without a failpoint: those of a worker whose memory has changed, lines that
+    /// coordinators send again, and messages that only several runs need. Also messages between
+    /// workers, and messages that operators send only over HTTP, or to look around. The rest has
+    /// points by content, or needs none.
     const WITHOUT_A_POINT: [&str; 24] = [
         "failed",
         "released",

@@ -1,10 +1,10 @@
-//! What a coordinator keeps in its directory: the cluster's identity, and where its history is.
+//! The files in a coordinator's directory: the cluster's identity, and the place of its history.
 //!
-//! `authority/` is the certificate authority; `join.token` and `coordinator.token` (mode 0600)
-//! admit workers and coordinators; `operator/` holds the credentials of the program that submits
-//! runs and watches them. They are made anew at every start, and so are the coordinator's own,
-//! which never touch the disk. `coordinators` says who it is, and who all are. `log.redb` and
-//! `history.log` are made here, and read and written elsewhere.
+//! `authority/` is the certificate authority. `join.token` and `coordinator.token` (mode 0600)
+//! admit workers and coordinators. `operator/` holds the credentials of the program that submits
+//! runs and watches them. A start renews them if they are due. It always makes the coordinator's
+//! own credentials, which never touch the disk. `coordinators` names this coordinator and all
+//! others. This module makes `log.redb` and `history.log`, and other modules read and write them.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -40,16 +40,16 @@ pub(super) const LOG_FILE: &str = "log.redb";
 const JOURNAL_FILE: &str = "history.log";
 /// The folder with the metrics lines of each run.
 const LINES_FOLDER: &str = "metrics";
-/// The key with which a coordinator joins, until it has joined.
+/// The key with which a coordinator joins. It exists until the coordinator has joined.
 pub(super) const JOINING_KEY: &str = "joining.key";
-/// Written once, to see whether files can be.
+/// A file that [`prepare`] writes once, to test the disk.
 const TRIED: &str = "tried";
 /// The log as it was before a recovery.
 const LOG_BEFORE: &str = "log.redb.before-recovery";
-/// There while the others are made.
+/// A file that exists while the others are being made.
 const UNFINISHED: &str = "unfinished";
 
-/// A cluster's identity, a coordinator's place in it, and where both are kept.
+/// A cluster's identity, a coordinator's place in it, and the directory of both.
 pub(super) struct Cluster {
     pub(super) dir: PathBuf,
     pub(super) authority: Arc<Authority>,
@@ -58,7 +58,7 @@ pub(super) struct Cluster {
     coordinators: JoinToken,
 }
 
-/// What has happened so far, as far as it is here.
+/// The history and the log, as far as this directory has them.
 pub(super) struct Past {
     pub(super) log: Log,
     pub(super) kept: Kept,
@@ -85,7 +85,7 @@ impl Cluster {
         Self::lay_out(dir, authority, [workers, coordinators], content)
     }
 
-    /// Makes the directory of a coordinator that will join a cluster whose keys it was given.
+    /// Makes the directory of a coordinator that has the keys of its cluster, and will join it.
     pub(super) fn adopt(
         dir: PathBuf,
         credentials: &Credentials,
@@ -108,8 +108,8 @@ impl Cluster {
         Self::lay_out(dir, authority, [workers, coordinators], content)
     }
 
-    /// Writes a directory's first files. While `unfinished` is there, they are nobody's: who was
-    /// killed meanwhile begins anew.
+    /// Writes a directory's first files. While `unfinished` exists, they belong to no coordinator:
+    /// a process that was killed meanwhile begins anew.
     fn lay_out(
         dir: PathBuf,
         authority: Authority,
@@ -140,7 +140,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Reads the cluster that is there.
+    /// Reads the cluster in a directory.
     pub(super) fn load(dir: PathBuf) -> Result<Self, CoordinatorError> {
         if refuse_existing(&dir).is_ok() {
             return Err(CoordinatorError::NothingThere(dir));
@@ -163,24 +163,24 @@ impl Cluster {
         Ok(Self { dir, authority: Arc::new(authority), book, workers, coordinators })
     }
 
-    /// The coordinator is one of the cluster's from now on, under this id: its log can begin.
+    /// The cluster has admitted the coordinator under this id, so its log can begin.
     pub(super) fn admitted(&mut self, id: CoordinatorId) -> Result<(), CoordinatorError> {
         self.begin(id, &Kept::default())?;
         Ok(self.book.admitted(id)?)
     }
 
-    /// Its id, unless it still has to ask for one.
+    /// The coordinator's id. None while it still has to ask for one.
     pub(super) fn id(&self) -> Option<CoordinatorId> {
         self.book.content().id
     }
 
-    /// Opens the log, and nothing else. While it is open no coordinator runs in the directory.
+    /// Opens the log alone. While it is open, no coordinator runs in the directory.
     pub(super) fn log(&self, id: CoordinatorId) -> Result<(Log, Kept), CoordinatorError> {
         Ok(Log::open(&self.dir.join(LOG_FILE), self.owner(id))?)
     }
 
-    /// Writes another log in the place of the one that is there, whole or not at all, and keeps
-    /// that one beside it. Returns where.
+    /// Replaces the log by another one, whole or not at all, and keeps the old one beside it.
+    /// Returns the path of the old one.
     pub(super) fn replace_log(
         &self,
         id: CoordinatorId,
@@ -199,7 +199,7 @@ impl Cluster {
         Ok(before)
     }
 
-    /// What has happened so far.
+    /// Opens the log, the journal and the metrics lines.
     pub(super) fn past(&self, id: CoordinatorId) -> Result<Past, CoordinatorError> {
         let (log, kept) = self.log(id)?;
         let begins = reach(&kept.snapshot)?;
@@ -209,26 +209,24 @@ impl Cluster {
         Ok(Past { log, kept, journal, frames, lines })
     }
 
-    /// The coordinator's own credentials; writes the operator's where that is due.
+    /// Issues the coordinator's own credentials. Writes the operator's credentials if they are due.
     pub(super) fn renew_credentials(&self) -> Result<Credentials, CoordinatorError> {
         self.operator_folder().write_if_due()?;
         self.issue(Role::Coordinator, self.book.content().name.clone(), NODE_LIFETIME)
     }
 
-    /// The operator's credentials.
+    /// The folder with the operator's credentials.
     pub(super) fn operator_folder(&self) -> OperatorFolder {
         OperatorFolder::find(self.dir.join(OPERATOR_DIR), self.authority.clone())
     }
 
-    /// The tokens in this directory's files, which admit any number of nodes until they are
-    /// revoked.
+    /// The tokens in this directory's files. They admit any number of nodes until they are revoked.
     pub(super) fn default_tokens(&self) -> Vec<AcceptedToken> {
         let workers = self.workers.accepted(Terms::unlimited(Role::Worker));
         vec![workers, self.coordinators.accepted(Terms::unlimited(Role::Coordinator))]
     }
 
-    /// The coordinator that founds a cluster is listed before its first entry says so: an operator
-    /// may ask at once.
+    /// Lists the founder of a cluster before its first entry does: an operator may ask at once.
     pub(super) fn list(&mut self, own: &Coordinator) -> Result<(), CoordinatorError> {
         let Some(id) = self.id().filter(|_| self.book.content().revision == 0) else {
             return Ok(());
@@ -237,7 +235,7 @@ impl Cluster {
         Ok(self.book.begin(CoordinatorView { id, name, address, api })?)
     }
 
-    /// What makes another node a coordinator like this one.
+    /// The keys that make another node a coordinator like this one.
     pub(super) fn keys(&self) -> Keys {
         let token = |token: &JoinToken| Secret(token.to_string().into_bytes());
         let authority = Secret(self.authority.key().to_vec());
@@ -283,8 +281,8 @@ impl Cluster {
     }
 }
 
-/// Nothing is made where there is something already: it may be another node's, or worth keeping.
-/// What somebody had not finished to make is not.
+/// Fails if the directory holds such files already: they may be another node's, or worth keeping.
+/// Files that another start left unfinished do not count.
 pub(super) fn refuse_existing(dir: &Path) -> Result<(), CoordinatorError> {
     if dir.join(UNFINISHED).exists() {
         return Ok(());
@@ -296,8 +294,8 @@ pub(super) fn refuse_existing(dir: &Path) -> Result<(), CoordinatorError> {
     }
 }
 
-/// The last entry that a snapshot stands for, but for Raft's own, of which no history tells. A
-/// founder's log begins behind one that nobody wrote.
+/// The last entry that a snapshot includes, except Raft's own entries, which have no history. A
+/// founder's log begins behind an entry that no replica wrote.
 pub(super) fn reach(snapshot: &Snapshot) -> Result<u64, CoordinatorError> {
     if snapshot.bytes.is_empty() {
         return Ok(0);
@@ -306,7 +304,7 @@ pub(super) fn reach(snapshot: &Snapshot) -> Result<u64, CoordinatorError> {
     Ok(state.index())
 }
 
-/// A number that no other directory has.
+/// A random number, different for every directory.
 fn draw(dir: &Path) -> Result<u64, CoordinatorError> {
     let mut number = [0; 8];
     let failed = |error: getrandom::Error| CoordinatorError::File {
@@ -317,14 +315,14 @@ fn draw(dir: &Path) -> Result<u64, CoordinatorError> {
     Ok(u64::from_le_bytes(number))
 }
 
-/// Makes a directory, and those around it, unless it is there. What is made is this user's alone.
+/// Makes a directory and its parents, unless they exist. Only this user can enter the new ones.
 pub(super) fn create_dir(path: &Path) -> Result<(), CoordinatorError> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| CoordinatorError::File { path: path.to_path_buf(), source })
 }
 
-/// Says that other users can look into a coordinator's directory, which an operator has made so, if
-/// they can. Its secrets are this user's alone even then.
+/// Warns if other users can look into a coordinator's directory, because an operator has made it
+/// so. Only this user can read its secrets even then.
 pub(super) fn warn_of_onlookers(dir: &Path) {
     if let Some(mode) = onlookers(dir) {
         let (dir, mode) = (dir.display(), format!("{mode:04o}"));
@@ -333,13 +331,14 @@ pub(super) fn warn_of_onlookers(dir: &Path) {
     }
 }
 
-/// The rights of a directory into which others than its owner can look.
+/// The rights of a directory into which users other than its owner can look. None if there are no
+/// such users.
 fn onlookers(dir: &Path) -> Option<u32> {
     let mode = fs::metadata(dir).ok()?.permissions().mode() & 0o7777;
     (mode & 0o077 != 0).then_some(mode)
 }
 
-/// Writes a file durably, under another name first: whoever reads it never reads half of it.
+/// Writes a file durably, under another name first, so that no reader sees half of it.
 pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
@@ -352,13 +351,13 @@ pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// Makes the directory, locks it and tries it, before anything is spent that cannot be had again.
-/// The lock ends with the file that is returned.
+/// Makes the directory, locks it and tests it, before the process spends anything that it cannot
+/// get again. Closing the returned file ends the lock.
 pub(super) fn prepare(dir: &Path) -> Result<File, CoordinatorError> {
     create_dir(dir)?;
     let at = |source| CoordinatorError::File { path: dir.to_path_buf(), source };
     let lock = File::open(dir).map_err(at)?;
-    // A file system that has no locks leaves that to the log's own.
+    // A file system without locks leaves this to the log's own lock.
     if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
         return Err(CoordinatorError::InUse(dir.to_path_buf()));
     }
@@ -367,12 +366,12 @@ pub(super) fn prepare(dir: &Path) -> Result<File, CoordinatorError> {
     Ok(lock)
 }
 
-/// Makes durable which files there are.
+/// Makes the list of a directory's files durable.
 fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// What the book says of the files beside it that say nothing of themselves: a digest of each.
+/// Digests of the files that prove nothing by themselves. The book keeps these digests.
 fn seals(authority: &Authority, workers: &JoinToken, coordinators: &JoinToken) -> [[u8; 32]; 3] {
     let [workers, coordinators] = [workers, coordinators].map(|token| token.to_string());
     let authority = [authority.certificate().as_ref(), authority.key()].concat();

@@ -1,4 +1,4 @@
-//! Who decides whom the cluster admits: the actor, which knows the tokens and can ask the log.
+//! The gatekeeper of the cluster. The actor decides: it knows the tokens and can ask the log.
 //!
 //! In: applicants, and nodes with a certificate that is due, from the endpoint's tasks. Out: the
 //! actor's verdicts. A revoked node gets no certificate, by a token or by a renewal.
@@ -7,7 +7,7 @@ use actix::Message;
 use everstep_transport::identity::{Applicant, Gatekeeper, Identity, Refusal, UnixTime, Verdict};
 use tokio::sync::{mpsc, oneshot};
 
-/// Most applicants that wait for the actor; who comes then is told to ask again.
+/// Most applicants that wait for the actor. The gate tells further ones to ask again.
 const WAITING: usize = 64;
 
 /// A node asks for a certificate, and waits for the answer.
@@ -21,16 +21,16 @@ pub(super) struct Admission {
 
 /// A node that asks for a certificate.
 pub(super) enum Subject {
-    /// It has a token.
+    /// It presents a token.
     Applicant(Applicant),
     /// It has a certificate, which is due.
     Node(Identity),
 }
 
-/// The endpoint's side of it.
+/// The endpoint's side of the gate.
 pub(super) struct Gate(mpsc::Sender<Admission>);
 
-/// A gate, and where the actor hears of those who stand before it.
+/// A gate, and the channel by which the actor hears of the nodes that ask.
 pub(super) fn gate() -> (Gate, mpsc::Receiver<Admission>) {
     let (ask, asked) = mpsc::channel(WAITING);
     (Gate(ask), asked)
@@ -39,7 +39,7 @@ pub(super) fn gate() -> (Gate, mpsc::Receiver<Admission>) {
 impl Gate {
     fn ask(&self, subject: Subject, now: UnixTime) -> Verdict {
         let (answer, answered) = oneshot::channel();
-        // Should there be no room, the answer's sender is dropped.
+        // If there is no room, this drops the answer's sender.
         let _ = self.0.try_send(Admission { subject, now, answer });
         Box::pin(async { answered.await.unwrap_or(Err(Refusal::Undecided)) })
     }

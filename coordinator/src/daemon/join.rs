@@ -1,9 +1,9 @@
 //! How a coordinator joins a cluster: once in the life of its directory.
 //!
-//! With its token it gets a certificate, and over a link that proves that, the cluster's keys:
-//! these are its own from then on, and so is its name ([`adopt`]). Then it asks the one who leads
-//! to be one of the coordinators, and is told its id and who the others are ([`ask`]). If that
-//! breaks off it may be done again: for the same directory the id is the same.
+//! With its token the joiner gets a certificate, and then, over a link with that certificate, the
+//! cluster's keys. These are its own from then on, and so is its name ([`adopt`]). Then it asks the
+//! leader to list it as a coordinator, and gets its id and the list of the others ([`ask`]). If
+//! that breaks off, the joiner may repeat it: for the same directory the id is the same.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
@@ -23,14 +23,14 @@ use super::files::{Cluster, JOINING_KEY, prepare, refuse_existing};
 use super::{CoordinatorError, Taken, take_addresses};
 use crate::{http, state};
 
-/// How long coordinators are asked before it gives up.
+/// How long the joiner asks before it gives up.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long one of them may take to answer.
+/// How long one coordinator may take to answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Between two rounds.
+/// The pause between two rounds of all coordinators.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The coordinator of the directory, if it was to join already and has not yet; none in an empty
+/// The coordinator of the directory, if it began to join and has no id yet. None in an empty
 /// directory.
 fn begun(dir: &Path) -> Result<Option<Cluster>, CoordinatorError> {
     let Err(existing) = refuse_existing(dir) else { return Ok(None) };
@@ -40,12 +40,12 @@ fn begun(dir: &Path) -> Result<Option<Cluster>, CoordinatorError> {
     }
 }
 
-/// The directory of a coordinator that has the cluster's keys: the one that is [`begun`], or a new
-/// one; and its addresses. The directory is locked as long as the file that comes with it is open.
+/// The directory of a coordinator that has the cluster's keys, and its addresses. The directory is
+/// the one that is [`begun`], or a new one. It stays locked as long as the returned file is open.
 ///
-/// The directory is made and tried before the token is shown to anybody, the addresses are taken,
-/// and the key is kept: tried again, by this process or the next in the same directory, it spends
-/// no other use of the token.
+/// The joiner makes and tests the directory, takes the addresses and keeps the key before it shows
+/// the token to any coordinator. So a second try, by this process or the next in the same
+/// directory, spends no other use of the token.
 pub(super) async fn adopt(
     dir: PathBuf,
     token: &str,
@@ -122,7 +122,7 @@ async fn be_told(
     }
 }
 
-/// Where the named coordinators are now, and what to say if none of them answers.
+/// The present addresses of the named coordinators, and the error if none of them answers.
 async fn resolve(coordinators: &[HostPort]) -> (Vec<SocketAddr>, CoordinatorError) {
     let (mut addresses, mut reason) = (Vec::new(), String::from("none was named"));
     for place in coordinators {
@@ -144,7 +144,7 @@ async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, St
     heard.await
 }
 
-/// Asks to be one of the coordinators; returns its id when its directory is ready for that.
+/// Asks for a place among the coordinators. Returns the id when the directory is ready for it.
 pub(super) async fn ask(
     endpoint: &Endpoint,
     cluster: &mut Cluster,
@@ -189,11 +189,11 @@ async fn ask_all(
     }
 }
 
-/// What a coordinator has answered.
+/// A coordinator's answer.
 struct Answer {
     revision: u64,
     members: Vec<CoordinatorView>,
-    /// None if it does not lead.
+    /// None if that coordinator does not lead.
     id: Option<CoordinatorId>,
 }
 
@@ -207,7 +207,8 @@ async fn ask_at(
     let join = Message::Join { id: None, incarnation, address, api };
     link.send(join).map_err(|error| error.to_string())?;
     let mut answer = Answer { revision: 0, members: Vec::new(), id: None };
-    // It tells who the coordinators are whenever that changes; one that does not lead, once.
+    // A leader sends the list of coordinators whenever it changes. Any other coordinator sends it
+    // once.
     let heard = hear(&link, |message| match message {
         Message::Coordinators { revision, members, leader, .. } => {
             let there = members.iter().find(|view| view.address == link.remote_address());
@@ -232,7 +233,7 @@ async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Link, Strin
     link.map_err(|error| error.to_string())
 }
 
-/// Waits for an answer among all that is said.
+/// Waits for an answer among all messages of the link.
 async fn hear<T>(link: &Link, mut wanted: impl FnMut(Message) -> Option<T>) -> Result<T, String> {
     let heard = async {
         loop {

@@ -1,15 +1,15 @@
 //! The journal: the history of the cluster, in `history.log` in the coordinator's directory.
 //!
-//! In: what entries of the log have brought, each frame with its entry's index; what is there
-//! already is left out, since after a restart the log is gone through again. Out: all of it when a
-//! coordinator starts, and pages of it for another coordinator.
+//! In: the events of the log's entries, each frame with its entry's index. The journal skips a
+//! frame that it has already, since a restarted coordinator goes through its log again. Out: all
+//! frames when a coordinator starts, and pages of them for another coordinator.
 //!
-//! Which records are written, and what is missing, the [ledger](Ledger) says. The file need not be
-//! durable before an answer: what a crash takes from its end comes again from the log.
+//! The [ledger](Ledger) decides which records to write, and knows which are missing. The file need
+//! not be durable before an answer: the log restores whatever a crash takes from its end.
 //!
-//! The file is a head and records, each with its length and two checksums over place and content.
-//! A record at the end that is not as it was written is cut away; if something is missing then that
-//! the log does not have, the file is damaged, and that is an error.
+//! The file is a head and records, each with its length and two checksums over place and content. A
+//! start cuts away a record at the end that differs from what was written. If the log lacks the
+//! events that are missing then, the file is damaged, and the start fails.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,13 +24,13 @@ use crate::ledger::{Ledger, Record};
 
 use crate::log::Beside;
 
-/// The first bytes; the last of them is the version.
+/// The first bytes. The last of them is the version.
 const MAGIC: [u8; 8] = *b"eshistr\x03";
 /// [`MAGIC`], the vocabulary's layout, the cluster.
 const HEAD: usize = 16 + 32;
-/// The length of what follows (u32), a checksum of it (u32), a checksum of what follows (u64).
+/// The length of the body (u32), a checksum of the length (u32), a checksum of the body (u64).
 const RECORD_HEAD: usize = 16;
-/// About how many bytes of it one page has.
+/// About how many bytes of the file one page has.
 const PAGE_BYTES: u64 = 32 << 10;
 
 /// Why there is no journal, or none any more.
@@ -54,13 +54,14 @@ enum Problem {
     Damaged(String),
 }
 
-/// The journal, open for writing at its end. After an error it is to be dropped.
+/// The journal, open for writing at its end. The caller drops it after an error.
 pub(super) struct Journal {
     path: PathBuf,
     file: File,
     length: u64,
     ledger: Ledger,
-    /// Where the frame of each entry is, in order of the entries: what was told comes later.
+    /// The place of each entry's frame, in order of the entries. Frames of other coordinators come
+    /// later in the file.
     places: Vec<(u64, u64)>,
 }
 
@@ -74,62 +75,61 @@ impl Journal {
         made.map_err(|error| JournalError { path: path.to_path_buf(), problem: error.into() })
     }
 
-    /// Opens the cluster's journal beside a log that begins behind this entry, and gives the frames
-    /// that are there, in order.
+    /// Opens the cluster's journal beside a log that begins behind this entry. Returns the frames
+    /// in the file, in order.
     pub(super) fn open(
         path: &Path,
         cluster: [u8; 32],
         log_begins: u64,
     ) -> Result<(Self, Vec<Frame>), JournalError> {
         let opened = Self::read(path.to_path_buf(), cluster, log_begins).and_then(|opened| {
-            // A predecessor may have been killed before it made sure of what is counted on here.
+            // A predecessor may have been killed before it made the file durable.
             opened.0.file.sync_data()?;
             Ok(opened)
         });
         opened.map_err(|problem| JournalError { path: path.to_path_buf(), problem })
     }
 
-    /// What an entry has brought.
+    /// Takes the events of an entry.
     pub(super) fn take(&mut self, frame: Frame) -> Result<(), JournalError> {
         let record = self.ledger.take(frame);
         self.append(record)
     }
 
-    /// The log is to begin behind this entry. The file is to be made durable first, on the log's
-    /// thread.
+    /// The log will begin behind this entry. First the log's thread has to make the file durable.
     pub(super) fn seal(&mut self, index: u64) -> Result<(), JournalError> {
         self.append(self.ledger.seal(index))
     }
 
-    /// Entries up to this one are not in the log, and what they brought is not here.
+    /// The log lacks the entries up to this one, and the journal lacks their events.
     pub(super) fn lack(&mut self, index: u64) -> Result<(), JournalError> {
         self.append(self.ledger.lack(index))
     }
 
-    /// The entry from which on something is missing.
+    /// The first entry of the first missing part.
     pub(super) fn wanted(&self) -> Option<u64> {
         self.ledger.wanted()
     }
 
-    /// Another coordinator has told what is missing, or some of it.
+    /// Takes frames of the missing part from another coordinator.
     pub(super) fn fill(&mut self, frames: Vec<Frame>) -> Result<(), JournalError> {
         frames.into_iter().try_for_each(|frame| self.append(self.ledger.fill(frame)))
     }
 
-    /// The frames from this entry on that make a page, in order, for one that lacks them; `applied`
-    /// is the newest entry that was applied here. The last page ends with a frame without news that
-    /// tells how far it goes.
+    /// A page of frames from this entry on, in order, for a coordinator that lacks them. `applied`
+    /// is the newest entry applied here. The last page ends with a frame without news, which tells
+    /// how far it goes.
     pub(super) fn page(&self, from: u64, applied: u64) -> Result<Vec<Frame>, JournalError> {
         self.read_page(from, applied)
             .map_err(|problem| JournalError { path: self.path.clone(), problem })
     }
 
-    /// All frames that are here, in order.
+    /// All frames of the journal, in order.
     pub(super) fn all(&self) -> Result<Vec<Frame>, JournalError> {
         self.read_all().map_err(|problem| JournalError { path: self.path.clone(), problem })
     }
 
-    /// Its file, to be made durable elsewhere.
+    /// The journal's file, for another thread to make it durable.
     pub(super) fn file(&self) -> Result<Beside, JournalError> {
         let path = self.path.clone();
         match self.file.try_clone() {
@@ -255,7 +255,7 @@ fn head(cluster: [u8; 32]) -> [u8; HEAD] {
     head
 }
 
-/// A record for this place in the file.
+/// Encodes a record for this place in the file.
 fn encode(place: u64, record: &Record) -> Vec<u8> {
     let body = rkyv::to_bytes::<rancor::Error>(record).expect("news are finite");
     let length = (body.len() as u32).to_le_bytes();
@@ -264,8 +264,8 @@ fn encode(place: u64, record: &Record) -> Vec<u8> {
     [&length[..], &short, &low, &high, &body].concat()
 }
 
-/// The record that begins at `at` in these bytes, which stand at `origin` in the file, and where it
-/// ends; none if there is none, or it is not as it was written.
+/// Decodes the record that begins at `at` in these bytes, which stand at `origin` in the file.
+/// Returns it with its end. None without a record, or if it differs from what was written.
 fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(Record, usize)> {
     let place = origin + at as u64;
     let (head, rest) = bytes.get(at..)?.split_first_chunk::<RECORD_HEAD>()?;
@@ -281,7 +281,7 @@ fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(Record, usize)> {
     Some((record, at + RECORD_HEAD + length))
 }
 
-/// The length of what follows this head, if it is as it was written.
+/// The length of the body after this head. None if the head differs from what was written.
 fn length_of(head: &[u8; RECORD_HEAD], place: u64) -> Option<u32> {
     let (length, checksums) = head.split_first_chunk::<4>()?;
     (checksum(place, length)[0] == checksums[..4]).then(|| u32::from_le_bytes(*length))

@@ -1,18 +1,18 @@
 //! Reads of the HTTP API that wait until this coordinator is known to lead, and to know all that is
-//! agreed: one confirmation answers all that came before it was asked for.
+//! agreed. One confirmation answers all reads that came before the confirmation began.
 //!
-//! Where another coordinator leads, nobody waits, and is told which. Where none does, there may be
-//! one in a moment: how long to wait for that, whoever reads decides.
+//! If another coordinator leads, a read fails at once with that coordinator's address. If none
+//! leads, there may be a leader in a moment. The reader decides how long to wait for it.
 
 use std::collections::VecDeque;
 
 use actix::Message;
 use tokio::sync::oneshot;
 
-/// Most reads that wait: the connections of the API are bounded by less.
+/// Most reads that wait. The API has fewer connections than this.
 const MOST: usize = 256;
 
-/// A read, and who waits for it: it may be answered from what is known, or why not.
+/// A read, with the channel to its reader: Ok if the coordinator may answer it now, or the reason.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Look(pub(crate) oneshot::Sender<Result<(), String>>);
@@ -25,7 +25,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// Takes a read; returns its number, unless too many wait.
+    /// Takes a read. Returns its number, unless too many wait.
     pub(super) fn open(&mut self, look: Look) -> Option<u64> {
         self.waiting.retain(|(_, Look(answer))| !answer.is_closed());
         if self.waiting.len() >= MOST {
@@ -37,14 +37,14 @@ impl Looks {
         Some(self.count)
     }
 
-    /// Those up to this number may be answered.
+    /// Answers the reads up to this number.
     pub(super) fn answer(&mut self, newest: u64) {
         while let Some((_, look)) = self.waiting.pop_front_if(|(number, _)| *number <= newest) {
             look.answer(Ok(()));
         }
     }
 
-    /// Nobody is answered here.
+    /// Refuses all reads: this coordinator cannot answer them.
     pub(super) fn refuse(&mut self, reason: &str) {
         self.waiting.drain(..).for_each(|(_, look)| look.answer(Err(reason.into())));
     }
@@ -52,7 +52,7 @@ impl Looks {
 
 impl Look {
     pub(super) fn answer(self, answer: Result<(), String>) {
-        let _ = self.0.send(answer); // an error means that nobody waits any more
+        let _ = self.0.send(answer); // an error means that no client waits any more
     }
 }
 

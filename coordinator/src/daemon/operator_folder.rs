@@ -1,9 +1,9 @@
 //! The credentials with which an operator asks: `operator/` in a coordinator's directory.
 //!
-//! A start writes them where there are none, or where less than a third of their life is left: then
-//! they get a new key and keep their name. Any other start writes nothing, so it needs no room on
-//! the disk. Copies of the folder on other machines go by the same name, and are revoked by it.
-//! When that name is revoked, the folder gets credentials of another name at once.
+//! A start writes them if there are none, or if less than a third of their life is left. Then they
+//! get a new key and keep their name. Any other start writes nothing, so it needs no room on the
+//! disk. Copies of the folder on other machines have the same name, and one revocation ends them
+//! all. When that name is revoked, the folder gets credentials of another name at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use everstep_transport::protocol::NodeName;
 use super::CoordinatorError;
 use super::files::create_dir;
 
-/// The operator's certificate lies beside the authority's key: a short life would protect nothing,
-/// and a copy of it on another machine is to be good tomorrow as well.
+/// The operator's certificate lies beside the authority's key, so a short life would protect
+/// nothing. And a copy of it on another machine has to be good tomorrow as well.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// See the module.
+/// The folder, its authority and the name in it. See the module.
 pub(super) struct OperatorFolder {
     folder: PathBuf,
     authority: Arc<Authority>,
@@ -27,13 +27,13 @@ pub(super) struct OperatorFolder {
 }
 
 impl OperatorFolder {
-    /// The folder, which may not be there yet.
+    /// The folder, which may not exist yet.
     pub(super) fn find(folder: PathBuf, authority: Arc<Authority>) -> Self {
         let operator = named(&folder, &authority).unwrap_or_else(draw);
         Self { folder, authority, operator }
     }
 
-    /// Writes credentials, unless there are some that will do for long.
+    /// Writes credentials, unless the folder has some that are good for long.
     pub(super) fn write_if_due(&self) -> Result<(), CoordinatorError> {
         let held = held(&self.folder, &self.authority);
         match held.is_some_and(|held| !held.are_due(UnixTime::now())) {
@@ -48,13 +48,13 @@ impl OperatorFolder {
         Ok(self.issue(LIFETIME)?.save(&self.folder)?)
     }
 
-    /// Credentials with a new key, which are not written.
+    /// Issues credentials with a new key, and does not write them.
     pub(super) fn issue(&self, lifetime: Duration) -> Result<Credentials, CoordinatorError> {
         Ok(self.authority.issue(&self.operator, lifetime)?)
     }
 
-    /// Takes another name if the one that it has is revoked. What cannot be written now, the next
-    /// start writes.
+    /// Takes another name if the present one is revoked. If writing fails now, the next start
+    /// writes.
     pub(super) fn replace_if(&mut self, is_revoked: impl Fn(&Identity) -> bool) {
         if !is_revoked(&self.operator) {
             return;
@@ -81,7 +81,7 @@ fn named(folder: &Path, authority: &Authority) -> Option<Identity> {
     Some(held(folder, authority)?.identity().clone())
 }
 
-/// A name that no other operator has.
+/// A random name, different for every operator.
 fn draw() -> Identity {
     let number = getrandom::u64().expect("the system has random numbers");
     let name = NodeName::parse(&format!("operator-{number:016x}"));

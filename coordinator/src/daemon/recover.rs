@@ -1,8 +1,9 @@
 //! `recover`: a cluster goes on from one coordinator's directory when most disks are lost.
 //!
-//! In: the directory of a coordinator that does not run. Out: the same directory, with a log whose
-//! only member it is (see [`crate::recovery`]); the coordinator is started in it as ever. Nothing
-//! changes while another coordinator answers: two clusters would lead the same workers.
+//! In: the directory of a coordinator that does not run. Out: the same directory, with a log that
+//! has this coordinator as its only member (see [`crate::recovery`]). The coordinator then starts
+//! in it as ever. Nothing changes while another coordinator answers, because two clusters would
+//! lead the same workers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -17,33 +18,33 @@ use super::CoordinatorError;
 use super::files::Cluster;
 use crate::recovery::{self, Prospect, RecoveryError};
 
-/// How long the credentials are good with which the others are called.
+/// The lifetime of the credentials for calling the other coordinators.
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// How a cluster goes on.
+/// The result of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// What the log held.
+    /// The content of the old log.
     pub prospect: Prospect,
-    /// Where the log lies as it was before.
+    /// The path of the old log.
     pub before: PathBuf,
 }
 
 /// Why a cluster does not go on from a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
-    /// The directory cannot be used.
+    /// The directory is unusable.
     #[error(transparent)]
     Coordinator(#[from] CoordinatorError),
-    /// Its log cannot be gone on from.
+    /// The cluster cannot go on from its log.
     #[error(transparent)]
     Log(#[from] RecoveryError),
     /// Another coordinator lives.
     #[error("coordinator {id} answers at {address}: it is not lost")]
     Answers {
-        /// Its id.
+        /// The id of that coordinator.
         id: CoordinatorId,
-        /// Where it listens.
+        /// The address at which it answered.
         address: SocketAddr,
     },
     /// The caller has not accepted that entries are lost.
@@ -51,15 +52,15 @@ pub enum RecoverError {
     NotAccepted(Prospect),
 }
 
-/// Goes on from a directory, if `accepts` says that lost entries are accepted; blocks for some
-/// seconds while the other coordinators are called.
+/// Goes on from a directory, if `accepts` says that the caller accepts lost entries. Blocks for
+/// some seconds while it calls the other coordinators.
 ///
 /// # Errors
 /// [`RecoverError`]. Nothing has changed then, unless writing the log has failed.
 pub fn recover(dir: PathBuf, accepts: bool) -> Result<Recovered, RecoverError> {
     let cluster = Cluster::load(dir)?;
     let Some(id) = cluster.id() else { return Err(RecoveryError::Empty.into()) };
-    // Held open to the end: no coordinator starts in the directory meanwhile.
+    // Held open to the end, so that no coordinator starts in the directory meanwhile.
     let (_lock, kept) = cluster.log(id)?;
     let prospect = recovery::prospect(&kept, id)?;
     let credentials = cluster.operator_folder().issue(LIFETIME)?;
@@ -70,7 +71,7 @@ pub fn recover(dir: PathBuf, accepts: bool) -> Result<Recovered, RecoverError> {
     if !accepts {
         return Err(RecoverError::NotAccepted(prospect));
     }
-    // A clock before 1970 is wrong anyway; it only stamps an event.
+    // The clock stamps one event only. A clock before 1970 is wrong anyway.
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let kept = recovery::recovered(kept, id, unix.as_millis() as u64);
     let before = cluster.replace_log(id, &kept)?;

@@ -1,5 +1,5 @@
-//! A coordinator's own certificate, which is as short-lived as any node's: it has the authority's
-//! key, and makes itself a newer one long before the end, whether or not it has links.
+//! A coordinator's own certificate, which is as short-lived as any node's. The coordinator has the
+//! authority's key, and makes itself a newer one long before the end, whether or not it has links.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use everstep_transport::identity::{Authority, Credentials, NODE_LIFETIME};
 use everstep_transport::quic::Endpoint;
 use tokio::time::sleep;
 
-/// How often the wall clock is looked at. A monotonic clock stands still while a machine is
+/// How often the task looks at the wall clock. A monotonic clock stands still while a machine is
 /// suspended, and may say too late that a certificate is due.
 pub(super) const PAUSE: Duration = Duration::from_secs(60);
 
-/// Presents a newer certificate whenever `are_due` says so of the present one, as long as it is
-/// polled.
+/// Presents a newer certificate whenever `are_due` says that the present one is due. Runs until
+/// dropped.
 pub(super) async fn attend(
     endpoint: Arc<Endpoint>,
     authority: Arc<Authority>,

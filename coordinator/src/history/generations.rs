@@ -1,59 +1,61 @@
 //! The generations of a run: why each began, and what it cost.
 //!
-//! In: events and lines, those that were taken back too. Out: a report of each generation. All
-//! times are those that the cluster's processes stated: nothing is measured here.
+//! In: events and lines, including those that a rollback took back. Out: a report of each
+//! generation. All times are those that the cluster's processes stated. This module measures
+//! nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Cause, Generation, MetricsLine, Step, WorkerId};
 
-/// One generation.
+/// The report of one generation.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct GenerationReport {
-    /// Its number.
+    /// The generation's number.
     pub number: Generation,
-    /// Why it began.
+    /// Why the generation began.
     pub cause: Cause,
-    /// Whom the cause is about: who was lost, joined or left; at the start, the members.
+    /// The workers that were lost, that joined or that left. At the start: the members.
     pub workers: Vec<WorkerId>,
-    /// Its members, in rank order.
+    /// The generation's members, in rank order.
     pub members: Vec<WorkerId>,
-    /// The last step of its history.
+    /// The last step before the generation.
     pub at_step: Step,
-    /// A step was under way, and was done again.
+    /// Whether the step that was under way was done again.
     pub redone: bool,
-    /// It started no step: there were fewer members than the run needs.
+    /// Whether the generation started no step because it had fewer members than the run needs.
     pub waiting: bool,
-    /// From the last sign of life of those whom it lost to the notice of their loss: the longest,
-    /// milliseconds. None where nobody was lost.
+    /// The time from the last sign of life of a lost worker to the notice of its loss, in
+    /// milliseconds: the longest of all lost workers. None if no worker was lost.
     pub detect_ms: Option<f64>,
-    /// How long training stood still: from the last commit before the generation to its first,
-    /// less the median step before, at least 0, milliseconds. None without such a pair of commits.
+    /// How long training stood still, in milliseconds: from the last commit before the generation
+    /// to its first, less the median step before, at least 0. None without such a pair of commits.
     pub stall_ms: Option<f64>,
 }
 
-/// Steps before a generation whose median is what a step takes.
+/// How many steps before a generation count for the median time of a step.
 const RECENT: usize = 20;
-/// So many commits tell how long training stood still before the last of them.
+/// How many commits show how long training stood still before the last of them.
 pub const WINDOW: usize = RECENT + 1;
 
-/// The generations so far, and what the next one is judged by.
+/// The generations so far, and the figures by which to judge the next one.
 #[derive(Debug, Default)]
 pub struct Generations {
     reports: Vec<GenerationReport>,
-    /// Workers lost since the last of them, each with how long that took to notice, milliseconds.
+    /// Workers lost since the newest generation, each with the time until the notice, in
+    /// milliseconds.
     lost: BTreeMap<WorkerId, u64>,
-    /// The newest commit: its generation, and when.
+    /// The generation and the time of the newest commit, in milliseconds of Unix time.
     newest: Option<(Generation, u64)>,
-    /// Seconds that the newest steps took.
+    /// How many seconds each of the newest steps took.
     recent: VecDeque<f64>,
-    /// So many reports are of earlier runs.
+    /// How many reports are of earlier runs.
     earlier: usize,
 }
 
 impl Generations {
-    /// Another run begins. The reports of generations stay: their numbers go on.
+    /// Another run begins. The reports stay, since the numbers of generations go on.
     pub fn begin(&mut self) {
         (self.newest, self.recent) = (None, VecDeque::new());
         self.earlier = self.reports.len();
@@ -94,16 +96,16 @@ impl Generations {
         }
     }
 
-    /// The last steps before generations of this run whose stalls are not known: at most `most`,
-    /// the newest.
+    /// The last steps before generations of this run without a known stall: the newest, at most
+    /// `most`.
     pub fn unmeasured(&self, most: usize) -> Vec<Step> {
         let reports = self.reports[self.earlier..].iter().rev();
         let unmeasured = reports.filter(|report| report.stall_ms.is_none());
         unmeasured.take(most).map(|report| report.at_step).collect()
     }
 
-    /// Takes commits that a file holds: the newest [`WINDOW`], at most, up to the first commit of a
-    /// generation. Lines of another place change nothing.
+    /// Takes commits from a file: at most the newest [`WINDOW`] up to the first commit of a
+    /// generation. Other lines change nothing.
     pub fn recall(&mut self, lines: &[MetricsLine]) {
         let mut window = Self::default();
         let Some(stall) = lines.iter().map(|line| window.line(line)).last().flatten() else {
@@ -115,8 +117,8 @@ impl Generations {
         }
     }
 
-    /// Takes the next commit: by generation, then by step. Returns how long training stood still
-    /// before it, milliseconds, if it is a generation's first and there is one before.
+    /// Takes the next commit, in order of generation, then step. If it is a generation's first and
+    /// another one came before, returns how long training stood still in between, in milliseconds.
     pub fn line(&mut self, line: &MetricsLine) -> Option<f64> {
         let before = self.newest.replace((line.generation, line.unix_ms));
         let stall =
@@ -142,7 +144,7 @@ impl Generations {
         &self.reports
     }
 
-    /// The median time of a recent step; 0 if there was none.
+    /// The median time of a recent step, in seconds. 0 without a recent step.
     fn median_seconds(&self) -> f64 {
         let mut seconds: Vec<f64> = self.recent.iter().copied().collect();
         seconds.sort_by(f64::total_cmp);

@@ -1,38 +1,38 @@
 //! Which parameter shards have fewer owners than the run asks for, and since when.
 //!
-//! In: the runs of such shards that each generation names, with its time. Out: runs of neighbours
-//! with one history each. Who owns what is not known here.
+//! In: the ranges of such shards that each generation names, with its time. Out: ranges of
+//! neighbours with one history each. This module does not know the owners.
 
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::Shard;
 
-/// The shards that lack owners now, and those that did.
+/// The shards that have too few owners now, and those that had.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Protection {
-    /// Since when each shard lacks owners: wall clock, milliseconds of Unix time.
+    /// Since when each shard has too few owners: wall clock, milliseconds of Unix time.
     since: BTreeMap<Shard, u64>,
     over: Vec<Lapse>,
 }
 
-/// A time in which a run of neighbouring parameter shards lacked owners.
+/// A time in which a range of neighbouring parameter shards had too few owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Lapse {
     /// The first of the shards.
     pub first: Shard,
-    /// How many.
+    /// How many shards, from the first on.
     pub count: u32,
-    /// When it began: wall clock of the coordinator, milliseconds of Unix time.
+    /// When the lapse began: wall clock of the coordinator, milliseconds of Unix time.
     #[serde(rename = "since_unix_ms")]
     pub from_unix_ms: u64,
-    /// When it was over, if it is.
+    /// When the lapse ended. None while it lasts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until_unix_ms: Option<u64>,
 }
 
 impl Protection {
-    /// A generation began at `unix_ms` in which these runs, each a first shard and a count, lack
-    /// owners.
+    /// A generation began at `unix_ms` in which these ranges have too few owners. A range is a
+    /// first shard and a count.
     pub fn begin(&mut self, runs: &[(Shard, u32)], unix_ms: u64) {
         let lacking = runs
             .iter()
@@ -46,18 +46,18 @@ impl Protection {
         self.since = now;
     }
 
-    /// What lacks owners now.
+    /// The shards that have too few owners now.
     pub fn open(&self) -> Vec<Lapse> {
         neighbours(self.since.iter().map(|(shard, since)| (*shard, *since)), None)
     }
 
-    /// All lapses, those that are over first.
+    /// All lapses. Those that are over come first.
     pub fn lapses(&self) -> Vec<Lapse> {
         self.over.iter().copied().chain(self.open()).collect()
     }
 }
 
-/// Joins shards, given in ascending order, that follow each other and began together.
+/// Joins neighbouring shards with an equal beginning. The shards come in ascending order.
 fn neighbours(shards: impl Iterator<Item = (Shard, u64)>, until: Option<u64>) -> Vec<Lapse> {
     let mut lapses: Vec<Lapse> = Vec::new();
     for (shard, since) in shards {

@@ -1,7 +1,7 @@
-//! How often what happened, in figures that only grow.
+//! How often each event happened, in figures that only grow.
 //!
-//! Whatever events tell is counted from the log's beginning, so those counts outlive a coordinator;
-//! what lines and entries tell is one process's own.
+//! The counts of events begin at the log's beginning, so they outlive a coordinator. The counts of
+//! lines and entries are those of one process.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use super::Histogram;
 /// The causes of a generation, as events name them.
 const CAUSES: [&str; 6] = ["start", "lost", "join", "leave", "rebalance", "rollback"];
 
-/// The classes of what a worker was lost by, each with how its reason begins. What fits none is
-/// `other`.
+/// The classes of reasons for the loss of a worker, each with the beginnings of its reasons. A
+/// reason that fits no class is `other`.
 const REASONS: [(&str, &[&str]); 7] = [
     ("link", &["its link closed"]),
     ("process", &["its process "]),
@@ -26,45 +26,45 @@ const REASONS: [(&str, &[&str]); 7] = [
     ("other", &[""]),
 ];
 
-/// Seconds that a write of the log may take: an fsync takes milliseconds, on a bad day seconds.
+/// Bounds for the seconds of a log write. An fsync takes milliseconds, on a bad day seconds.
 const WRITES: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
-/// Seconds that a step may take.
+/// Bounds for the seconds of a step.
 const STEPS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Seconds that training may stand still.
+/// Bounds for the seconds that training stands still.
 const STALLS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// How often what happened.
+/// How often each event happened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
     /// Workers that registered.
     pub registrations: u64,
-    /// Workers that were refused.
+    /// Workers that the cluster refused.
     pub refusals: u64,
     /// Workers that became members of a run under way.
     pub joins: u64,
-    /// Workers that have left in good order.
+    /// Workers that left in good order.
     pub leaves: u64,
-    /// Workers that were lost, by the class of the reason; every class is there.
+    /// Workers that were lost, by the class of the reason. Every class has an entry.
     pub losses: BTreeMap<&'static str, u64>,
-    /// Generations by their cause; every cause is there.
+    /// Generations by their cause. Every cause has an entry.
     pub generations: BTreeMap<&'static str, u64>,
     /// Generations that did a step again.
     pub redone: u64,
-    /// Times at which the run went back.
+    /// How many times the run went back.
     pub rollbacks: u64,
     /// Settled steps, those that a rollback took back included.
     pub steps: u64,
-    /// Those of them that changed nothing, since the gradient was not finite.
+    /// Settled steps that changed nothing, since the gradient was not finite.
     pub skipped: u64,
-    /// Targets that they trained on.
+    /// Targets that the settled steps trained on.
     pub tokens: u64,
-    /// Lines that were written since the coordinator began.
+    /// Lines written since the process began.
     pub written: u64,
-    /// Entries that were proposed.
+    /// Entries that this coordinator proposed.
     pub proposed: u64,
     /// Proposed entries that came back, durable.
     pub applied: u64,
-    /// From an entry's proposal until it was durable and applied.
+    /// The time from an entry's proposal until it was durable and applied.
     pub log_write: Histogram,
     /// How long training stood still at a change of generation, beyond the time of a step.
     pub stalls: Histogram,
@@ -115,8 +115,8 @@ impl Tally {
         }
     }
 
-    /// Takes a new line, and how long training stood still before it where it is a generation's
-    /// first, milliseconds.
+    /// Takes a new line. `stall_ms` is how long training stood still before it, if it is a
+    /// generation's first, in milliseconds.
     pub(super) fn line(&mut self, line: &MetricsLine, stall_ms: Option<f64>) {
         self.steps += 1;
         self.skipped += u64::from(line.decision == Decision::Skip);

@@ -1,4 +1,4 @@
-//! What events and lines come to.
+//! The sums of events and lines.
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{Cause, NodeName, Shard, WorkerId};
@@ -123,7 +123,7 @@ fn the_time_of_a_write_is_that_from_proposal_to_application() {
     assert!((tally.log_write.sum() - 0.006).abs() < 1e-9);
 }
 
-/// A coordinator that starts has events, but of the lines only those of its file.
+/// A starting coordinator has all events, but of the lines only those of its file.
 #[test]
 fn stalls_of_before_a_restart_come_from_lines_around_each_generation() {
     let kinds = [began(1, Cause::Start, &[2, 3]), began_at(2, 30), began_at(3, 60)];

@@ -10,20 +10,20 @@ use super::{Overview, Place};
 use crate::core::ClusterView;
 use crate::standing::standing;
 
-/// Most things in one answer of those that are numbered.
+/// Most numbered items in one answer.
 pub(super) const PAGE: usize = 200;
 
-/// Some of what is numbered, from somewhere on.
+/// Some numbered items, from a given number on.
 pub(super) struct Page<T> {
     items: Vec<T>,
-    /// The number of the last of them, for the next question.
+    /// The number of the last item, for the next question.
     after: u64,
-    /// There are more already.
+    /// Whether there are more already.
     more: bool,
 }
 
 impl<T: Clone> Page<T> {
-    /// Takes the first of these, which follow what has the number `after`.
+    /// Takes the first of these items, which follow the item with the number `after`.
     pub(super) fn of(rest: &[T], after: u64, number: impl Fn(&T) -> u64) -> Self {
         let items = &rest[..rest.len().min(PAGE)];
         let after = items.last().map_or(after, number);
@@ -31,12 +31,12 @@ impl<T: Clone> Page<T> {
     }
 }
 
-/// A page, under the name of what is on it.
+/// A page, under the name of its items.
 pub(super) fn page<T: Serialize>(name: &str, page: &Page<T>) -> Value {
     json!({ name: page.items, "after": page.after, "more": page.more })
 }
 
-/// How everything stands.
+/// The state of everything.
 pub(super) fn status(overview: &Overview) -> Value {
     let view = &overview.cluster;
     let (state, words) = standing(view);

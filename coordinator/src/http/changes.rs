@@ -1,7 +1,7 @@
-//! What changes something. The token was shown, or it would not come here.
+//! Requests that change something. The guard has checked the token.
 //!
-//! All of it but to let another coordinator lead takes an `Idempotency-Key` (`key.rs`): said again
-//! with the same key, it is carried out once, and answered as before.
+//! All of them but a transfer of leadership take an `Idempotency-Key` (`key.rs`). A request that a
+//! client repeats with the same key is carried out once, and gets the same answer as before.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -31,14 +31,15 @@ pub(super) async fn submit(source: Data<Source>, key: Key, body: Payload) -> Ans
     Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name, "id": id })))
 }
 
-/// Which run is to end; none named: the newest.
+/// The run to end. None: the newest one.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ending {
     run: Option<RunId>,
 }
 
-/// A client that may ask again has to name the run: it might be another one by then.
+/// A client that may repeat the request has to name the run, since the newest could be another by
+/// then.
 pub(super) async fn cancel(source: Data<Source>, key: Key, body: Payload) -> Answer {
     let next = "send {\"run\": ID}, with the id that /api/v1/runs tells";
     let body = read(body).await?;
@@ -59,7 +60,7 @@ pub(super) async fn cancel(source: Data<Source>, key: Key, body: Payload) -> Ans
     Ok(HttpResponse::Ok().json(json!({ "run": run, "state": "failed", "reason": reason })))
 }
 
-/// Where a run is to go back to.
+/// The run, and the step to go back to.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Target {
@@ -80,7 +81,7 @@ pub(super) async fn rollback(source: Data<Source>, key: Key, body: Payload) -> A
 
 pub(super) async fn drain(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
-    // Whom nobody knows any more may have been let go by this very request.
+    // A worker that no view lists may have left because of an earlier copy of this very request.
     let is_new = match key.id() {
         Some(id) => !source.find(move |known| known.core.knows_request(id)).await?,
         None => true,
@@ -102,7 +103,7 @@ pub(super) async fn remove(source: Data<Source>, key: Key, id: web::Path<String>
     Ok(HttpResponse::Accepted().json(json!({ "id": coordinator, "state": "removed" })))
 }
 
-/// To whom leadership is to go; nobody named: whoever has most of the log.
+/// The coordinator that has to lead. None: the one with most of the log.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Heir {
@@ -120,8 +121,8 @@ pub(super) async fn transfer(source: Data<Source>, key: Key, body: Payload) -> A
     Ok(HttpResponse::Ok().json(json!({ "to": to, "state": "transferred" })))
 }
 
-/// What a token is to be good for. What is not stated is as `everstep token create` has it; `null`
-/// stands for no limit.
+/// The limits of a new token. The defaults are those of `everstep token create`. `null` stands for
+/// no limit.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
@@ -140,7 +141,7 @@ fn quarter_of_an_hour() -> Option<u64> {
     Some(900)
 }
 
-/// The token itself is told to whoever asked for it, and never kept.
+/// Tells the token itself to the client alone, and never keeps it.
 pub(super) async fn create_token(
     source: Data<Source>,
     issuer: Data<Issuer>,
@@ -160,7 +161,7 @@ pub(super) async fn create_token(
     let token = key.token(&issuer.0, &body);
     let (id, accepted) = (token.id(), token.accepted(Terms { role, uses, expires_unix_s }));
     source.wish(key, Wish::CreateToken(accepted)).await?;
-    // Its terms are those that it was made with, perhaps a while ago.
+    // Its limits are those of its creation, perhaps a while ago.
     let all = source.find(|known| known.core.state().tokens().views()).await?;
     let made = all.into_iter().find(|view| view.id == id).ok_or_else(|| {
         let error = format!("the token {} was made, and revoked since", format_token_id(&id));
@@ -171,7 +172,7 @@ pub(super) async fn create_token(
     Ok(HttpResponse::Created().json(made))
 }
 
-/// What such a token yields is worth more than this connection, which is not encrypted.
+/// Such a token yields more than is safe on this connection, which is not encrypted.
 fn too_much(role: Role) -> Problem {
     let error = format!("over HTTP tokens are made for workers only, not with the role {role}");
     let next = "use `everstep token create` or `everstep coordinator add`, which ask over a link";
@@ -212,7 +213,7 @@ async fn read(body: Payload) -> Result<web::Bytes, Problem> {
     bytes.map_err(late)?.map_err(large)?.map_err(broken)
 }
 
-/// A run that is one.
+/// Parses and validates a run.
 fn parse_run(body: &[u8]) -> Result<RunSpec, Problem> {
     let run: RunSpec = serde_json::from_slice(body).map_err(|error| {
         let next = "send what a run's directory has in run.json";

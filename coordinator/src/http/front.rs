@@ -1,10 +1,10 @@
-//! Where HTTP clients come in: one thread that accepts every connection at once, and lets those in
-//! that say something.
+//! The entry of HTTP clients: one thread accepts every connection at once, and serves those that
+//! send something.
 //!
-//! A connection has a second to send its first bytes, and then a few to be given one of the slots
-//! for requests. Idle connections never make others wait: when too many wait, the one that has
-//! waited longest is closed, of the same source first. Requests for `/livez` have slots of their
-//! own, so that no crowd makes a liveness probe fail.
+//! A connection has a second to send its first bytes, and then a few seconds to get one of the
+//! slots for requests. Idle connections never make others wait. When too many wait, the front
+//! closes the one that has waited longest, of the same source first. Requests for `/livez` have
+//! slots of their own, so that no crowd makes a liveness probe fail.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use super::HEAD_PATIENCE;
 use super::halls::{Halls, Ticket};
 
-/// How long a connection may take to say anything.
+/// How long a connection may take to send its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(1);
 /// How long a request waits for a slot.
 const SLOT_PATIENCE: Duration = Duration::from_secs(5);
@@ -38,9 +38,9 @@ const SEND_BUFFER: usize = 64 * 1024;
 const UNREAD: Duration = Duration::from_secs(10);
 /// How long requests under way may take when the coordinator stops.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// After an error of `accept`, such as too many open files.
+/// The pause after an error of `accept`, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What a request is told that gets no slot.
+/// The answer to a request that gets no slot.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\
                       retry-after: 1\r\nconnection: close\r\n\r\n";
 
@@ -60,7 +60,7 @@ impl Serving {
     }
 }
 
-/// Serves what `app` makes on a thread of its own.
+/// Serves the requests with the service that `app` makes, on a thread of its own.
 pub(super) fn serve<A, I, S, B>(listener: std::net::TcpListener, app: A) -> io::Result<Serving>
 where
     A: FnOnce() -> I + Send + 'static,
@@ -99,11 +99,11 @@ where
     Ok(Serving { arbiter, stop, done })
 }
 
-/// All that a connection's task needs.
+/// The shared state that a connection's task needs.
 struct Inside<S> {
     service: Rc<S>,
     halls: Rc<RefCell<Halls>>,
-    /// A connection has ended.
+    /// Notifies when a connection has ended.
     left: Rc<Notify>,
 }
 
@@ -135,7 +135,7 @@ where
             inside.left.notified().await;
         }
     };
-    let _ = timeout(FAREWELL, empty).await; // what is left is cut off
+    let _ = timeout(FAREWELL, empty).await; // the remaining requests are cut off
 }
 
 fn let_in<S>(inside: &Inside<S>, stream: TcpStream, peer: SocketAddr)
@@ -151,7 +151,7 @@ where
     crowded_out.into_iter().for_each(|task| task.abort());
 }
 
-/// One connection, from its first byte to its answer.
+/// Handles one connection, from its first byte to its answer.
 async fn meet<S: Service<TcpStream>>(inside: Inside<S>, stream: TcpStream, ticket: Ticket) {
     let _leaves = Leaves { halls: inside.halls.clone(), left: inside.left.clone(), ticket };
     let mut first = [0; 16];
@@ -173,7 +173,7 @@ async fn meet<S: Service<TcpStream>>(inside: Inside<S>, stream: TcpStream, ticke
     }
 }
 
-/// However a connection's task ends, its place is free.
+/// Frees a connection's place, however its task ends.
 struct Leaves {
     halls: Rc<RefCell<Halls>>,
     left: Rc<Notify>,
@@ -195,7 +195,7 @@ fn is_probe(first: &[u8]) -> bool {
     asks("GET ") || asks("HEAD ")
 }
 
-/// Where a client comes from: an IPv4 address, or the /64 that a host may choose its addresses of.
+/// The source of a client: its IPv4 address, or the /64 in which a host may choose its addresses.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
@@ -203,11 +203,10 @@ fn source(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A client that does not read what it has asked for is cut off by the kernel: there is nothing
-/// above it that would notice.
+/// Lets the kernel cut off a client that does not read its answer. No layer above would notice.
 fn bound(stream: &TcpStream) {
     let socket = socket2::SockRef::from(stream);
-    // An error leaves a client that may be slower, or take more memory.
+    // After an error a client may be slower, or take more memory.
     let _ = socket.set_send_buffer_size(SEND_BUFFER);
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_user_timeout(Some(UNREAD));

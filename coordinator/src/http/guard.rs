@@ -1,10 +1,10 @@
-//! Who may ask what: a pure function of a request's head.
+//! Which requests are allowed: a pure function of a request's head.
 //!
-//! On loopback anybody on this machine may read, and whoever changes something must show the token.
-//! A web page in this machine's browser is nobody: its name for this address is not ours, so a host
-//! name that it had made to point here is refused, and no other origin is ever let in. On any other
-//! address reading needs a token, too: that for changes, or another for nothing else. A liveness
-//! probe needs none anywhere: it tells nothing but that the process answers.
+//! On loopback any user of this machine may read, and a change takes the token. A web page in this
+//! machine's browser gets nothing: its name for this address is not ours. So the guard refuses a
+//! host name that the page has made to point here, and the API lets no other origin in. On any
+//! other address reading needs a token, too: the one for changes, or another one that only allows
+//! reading. A liveness probe needs none anywhere, because it tells only that the process answers.
 
 use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap};
 use actix_web::http::{Method, StatusCode};
@@ -12,15 +12,15 @@ use actix_web::http::{Method, StatusCode};
 use super::problem::Problem;
 use super::token::Token;
 
-/// What is asked of a request.
+/// The conditions for a request.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
     pub(super) token: Token,
-    /// The token is from a file that the operator named, and reading needs it, too.
+    /// Whether the operator named the file of the token. Then reading needs it, too.
     pub(super) for_everything: bool,
-    /// A token that is enough to read. With it, reading needs either token.
+    /// A token that allows reading alone. With it, reading needs either token.
     pub(super) read_token: Option<Token>,
-    /// The address that is listened on can be reached from this machine alone.
+    /// Whether only this machine can reach the listening address.
     pub(super) loopback: bool,
 }
 
@@ -77,7 +77,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
 
-/// Whether a host, with or without a port, is a name of this machine that nobody can take from it.
+/// Whether a host, with or without a port, is a name of this machine that nothing else can take.
 fn is_this_machine(host: &str) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, port),

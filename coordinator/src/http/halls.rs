@@ -1,22 +1,23 @@
-//! Which connections there are, and which of them go when there are too many.
+//! The present connections, and which of them end when there are too many.
 //!
-//! A connection waits until it has said something and has a slot; then it is served, or it is a
-//! probe. Of those that wait and of probes, the oldest goes when one too many comes, of the same
-//! source if that has too many. A request that is served is never cut off for another one.
+//! A connection waits until it has sent something and has a slot. Then it is served, or it is a
+//! probe. When one waiting connection or probe too many comes, the oldest of its kind ends: the
+//! oldest of the same source if that source has too many. A request that is served is never cut off
+//! for another one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use tokio::task::AbortHandle;
 
-/// Most connections that wait, and most of one source.
+/// Most connections that wait, in all and of one source.
 const WAITING: Bounds = Bounds { all: 256, of_one: 64 };
-/// Most probes.
+/// Most probes, in all and of one source.
 const PROBES: Bounds = Bounds { all: 32, of_one: 32 };
-/// Most requests that are served at a time.
+/// Most requests that are served at a time, in all and of one source.
 const SERVED: Bounds = Bounds { all: 128, of_one: 96 };
 
-/// One connection.
+/// The number of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
@@ -39,7 +40,7 @@ struct Guest<H> {
     handle: H,
 }
 
-/// All connections, in the order of their coming. `H` is what ends one.
+/// All connections, in the order of their coming. `H` is a handle that ends one.
 pub(super) struct Halls<H = AbortHandle> {
     tickets: u64,
     guests: BTreeMap<Ticket, Guest<H>>,
@@ -57,14 +58,14 @@ impl<H: Clone> Halls<H> {
         Ticket(self.tickets)
     }
 
-    /// A connection is there. Returns another connection that has to go for it.
+    /// Adds a connection. Returns another connection that has to end for it.
     pub(super) fn wait(&mut self, ticket: Ticket, source: IpAddr, handle: H) -> Option<H> {
         let goes = self.oldest_too_many(Hall::Waiting, WAITING, source);
         self.guests.insert(ticket, Guest { hall: Hall::Waiting, source, handle });
         goes
     }
 
-    /// It is a probe. Returns another probe that has to go for it.
+    /// Makes a connection a probe. Returns another probe that has to end for it.
     pub(super) fn probe(&mut self, ticket: Ticket) -> Option<H> {
         let source = self.guests.get(&ticket)?.source;
         let goes = self.oldest_too_many(Hall::Probe, PROBES, source);
@@ -72,7 +73,7 @@ impl<H: Clone> Halls<H> {
         goes
     }
 
-    /// It asks for a slot, and gets one if there is one.
+    /// Asks for a slot for a connection. Returns whether it got one.
     pub(super) fn serve(&mut self, ticket: Ticket) -> bool {
         let Some(source) = self.guests.get(&ticket).map(|guest| guest.source) else { return false };
         let (all, of_one) = self.count(Hall::Served, source);
@@ -92,7 +93,7 @@ impl<H: Clone> Halls<H> {
         self.guests.values().any(|guest| guest.hall == Hall::Served)
     }
 
-    /// Takes out the oldest where there is no room for one more.
+    /// Takes out the oldest connection of a hall if there is no room for one more.
     fn oldest_too_many(&mut self, hall: Hall, bounds: Bounds, source: IpAddr) -> Option<H> {
         let (all, of_one) = self.count(hall, source);
         let of_source = of_one >= bounds.of_one;

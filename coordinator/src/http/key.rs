@@ -1,11 +1,11 @@
-//! `Idempotency-Key`: what a client calls a request of its own, to be able to say it again.
+//! `Idempotency-Key`: a client's name for a request of its own, so that it can repeat the request.
 //!
-//! A client whose answer was lost does not know whether its request was agreed to. Said again with
-//! the same key, to whichever coordinator, it is carried out once, and answered as before; the same
-//! key with something else is refused (draft-ietf-httpapi-idempotency-key-header). The log knows
-//! requests by a client's number and a request's: of a key both are drawn, by a hash, as if each
-//! key were a client that asks once. So it is remembered as long as that of any client:
-//! `state/requests.rs`.
+//! A client that lost an answer does not know whether the cluster agreed to its request. The client
+//! may repeat it with the same key, to any coordinator. The cluster carries it out once, and
+//! answers as before. It refuses the same key with other content
+//! (draft-ietf-httpapi-idempotency-key-header). The log knows requests by a client's number and a
+//! request's number. A hash of the key gives both, as if each key were a client that asks once. So
+//! the cluster remembers it as long as that of any client: `state/requests.rs`.
 
 use std::future::{Ready, ready};
 
@@ -19,7 +19,7 @@ use everstep_transport::protocol::RequestId;
 use super::problem::Problem;
 
 const NAME: &str = "idempotency-key";
-/// Fewer characters may be another client's as well; more are not needed.
+/// A shorter key may be another client's as well. A longer one is not needed.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// A digest of the key, if there is one.
@@ -27,7 +27,7 @@ const LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 pub(super) struct Key(Option<[u8; 32]>);
 
 impl Key {
-    /// The key in the head of a request.
+    /// Reads the key in the head of a request.
     fn read(headers: &HeaderMap) -> Result<Self, Problem> {
         let mut told = headers.get_all(NAME);
         match (told.next(), told.next()) {
@@ -37,7 +37,7 @@ impl Key {
         }
     }
 
-    /// The key itself, in quotes as the draft has it or without.
+    /// Parses the key itself, in quotes as the draft has it, or without.
     fn parse(value: &[u8]) -> Result<Self, Problem> {
         let value = value.trim_ascii();
         let quoted = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
@@ -50,7 +50,7 @@ impl Key {
         }
     }
 
-    /// What the log is to call the request.
+    /// The request's id in the log. None without a key.
     pub(super) fn id(self) -> Option<RequestId> {
         self.0.map(|digest| {
             let at = |first| u64::from_le_bytes(std::array::from_fn(|byte| digest[first + byte]));
@@ -58,7 +58,7 @@ impl Key {
         })
     }
 
-    /// A new token; of a request that has a key, always the same.
+    /// A new token. For a request with a key it is always the same.
     pub(super) fn token(self, authority: &Authority, body: &[u8]) -> JoinToken {
         match self.0 {
             None => JoinToken::create(authority),
@@ -66,7 +66,7 @@ impl Key {
         }
     }
 
-    /// For what the log does not carry out, and would not remember.
+    /// Refuses a key for a request that does not go through the log, which would not remember it.
     pub(super) fn must_be_absent(self) -> Result<(), Problem> {
         let next = "leave the header out, and see who leads before you ask again";
         let error = "this may be done twice, whatever the header `Idempotency-Key` says";
@@ -74,7 +74,7 @@ impl Key {
     }
 }
 
-/// The key was used for something else.
+/// A client used the key for another request.
 pub(super) fn reused() -> Problem {
     let error = "another request was made with this `Idempotency-Key`, and this one is not done";
     let next = "draw a new key for each request; keep it only to say the same once more";

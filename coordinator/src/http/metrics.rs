@@ -1,7 +1,7 @@
 //! `/metrics`: the figures of a coordinator as Prometheus reads them.
 //!
-//! The text exposition format, version 0.0.4, in base units. Labels have a few values each: never a
-//! worker's id or name, but for what it computes on, and how that does. A pure function.
+//! The text exposition format, version 0.0.4, in base units. Labels have a few values each. None is
+//! a worker's id or name, except in the figures of a worker's device. A pure function.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use everstep_transport::protocol::{Device, GpuId, Telemetry};
 use super::Overview;
 use crate::history::Histogram;
 
-/// All figures.
+/// All figures, in the exposition format.
 pub(super) fn text(overview: &Overview) -> String {
     let mut page = Page::default();
     coordinator(&mut page, overview);
@@ -88,8 +88,8 @@ fn workers(page: &mut Page, Overview { cluster, .. }: &Overview) {
     page.labelled("everstep_workers", "gauge", help, &states);
 }
 
-/// What workers that are there may do, each with its name. Those that are gone are counted as lost,
-/// or as having left: here they would be forgotten some day.
+/// The states of present workers, each with its name. Other figures count workers that are gone as
+/// lost, or as having left. Here the coordinator would forget them some day.
 const STATES: [(WorkerState, &str); 6] = [
     (WorkerState::Waiting, "waiting"),
     (WorkerState::Learning, "learning"),
@@ -99,7 +99,7 @@ const STATES: [(WorkerState, &str); 6] = [
     (WorkerState::Finished, "finished"),
 ];
 
-/// Of workers that are there: those that are gone have no series any more.
+/// The devices of present workers. A worker that is gone has no series any more.
 fn devices(page: &mut Page, Overview { cluster, .. }: &Overview) {
     let here = |view: &&WorkerView| STATES.iter().any(|(state, _)| *state == view.state);
     let here: Vec<&WorkerView> = cluster.workers.iter().filter(here).collect();
@@ -133,7 +133,7 @@ fn device_labels(view: &WorkerView) -> String {
     labels + "}"
 }
 
-/// A figure of a GPU, its help, and how it is read off, if it is told.
+/// A figure of a GPU, its help, and how to read it, if the worker tells it.
 type Figure = (&'static str, &'static str, fn(&Telemetry) -> Option<f64>);
 
 const FIGURES: [Figure; 6] = [
@@ -161,8 +161,8 @@ const FIGURES: [Figure; 6] = [
     }),
 ];
 
-/// What every coordinator counts alike, since all have one history: told by the leader alone, so
-/// that a sum over all coordinators counts everything once.
+/// The counts that are equal on every coordinator, since all have one history. The leader alone
+/// tells them, so that a sum over all coordinators counts everything once.
 fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
     let help = "Workers that registered.";
     page.counter("everstep_registrations_total", help, tally.registrations);

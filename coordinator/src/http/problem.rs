@@ -1,4 +1,4 @@
-//! A request that is not answered as was hoped: what is wrong, and what to do next.
+//! A request that failed: the error, and what to do next.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use actix_web::http::{Method, StatusCode};
 use actix_web::{HttpResponse, ResponseError};
 use serde_json::json;
 
-/// What is wrong, in words for whoever asked.
+/// The error, in words for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) status: StatusCode,
     pub(super) error: String,
     pub(super) next: String,
-    /// What there is, where something else was asked for.
+    /// The paths that exist, if the client asked for another one.
     paths: &'static [(&'static str, &'static str)],
 }
 
@@ -31,7 +31,7 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, error, next)
     }
 
-    /// There is no such thing.
+    /// The thing that the client asked for does not exist.
     pub(super) fn absent(error: impl Into<String>, next: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, error, next)
     }
@@ -47,8 +47,8 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, words, next)
     }
 
-    /// Nobody has confirmed in time that this coordinator leads, or leads at all: so many of so
-    /// many that vote can be reached.
+    /// The cluster has not confirmed in time that this coordinator leads, or that any does.
+    /// `reached` of `all` voting coordinators can be reached.
     pub(super) fn unconfirmed(reached: usize, all: usize) -> Self {
         let majority = all / 2 + 1;
         let words = match reached < majority {
@@ -64,20 +64,20 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, words, next)
     }
 
-    /// Nothing is at this path; these are.
+    /// Nothing is at this path. The answer lists the paths that exist.
     pub(super) fn nowhere(path: &str, paths: &'static [(&'static str, &'static str)]) -> Self {
         let absent = Self::absent(format!("there is nothing at {path}"), "ask for one of `paths`");
         Self { paths, ..absent }
     }
 
-    /// There is something at this path, but that cannot be done with it.
+    /// The path exists, but does not take this method.
     pub(super) fn method(method: &Method, path: &str) -> Self {
         let error = format!("{path} does not take {method}");
         let next = "use the method in the header `allow`";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, error, next)
     }
 
-    /// The answer, with the methods that the path takes, where another one was used.
+    /// The answer, with the methods that the path takes.
     pub(super) fn allowing(&self, methods: &'static str) -> HttpResponse {
         let mut response = self.error_response();
         let methods = actix_web::http::header::HeaderValue::from_static(methods);
@@ -110,7 +110,7 @@ impl ResponseError for Problem {
     }
 }
 
-/// A small number as people write it.
+/// A small number in words.
 fn number(count: usize) -> String {
     const WORDS: [&str; 10] =
         ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];

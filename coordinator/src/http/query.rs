@@ -1,13 +1,13 @@
-//! What a request's query asks for: where to go on, and whether it may be answered at once.
+//! The query of a request: where to go on, and whether a stale answer will do.
 
 use super::problem::Problem;
 
-/// `?after=NUMBER&stale=true`, each of it optional.
+/// `?after=NUMBER&stale=true`. Each part is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Query {
-    /// The newest that the client has, of what is numbered; 0 for nothing.
+    /// The number of the newest item that the client has. 0 for none.
     pub(super) after: u64,
-    /// From what is known here, whether or not it is still so.
+    /// Whether the client takes this coordinator's knowledge, which may be out of date.
     pub(super) stale: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What is at which path. What changes something is in `changes.rs`.
+//! The paths of the API. `changes.rs` has the requests that change something.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::query::Query;
 use super::source::Source;
 use super::{Overview, Place, metrics};
 
-/// Every path, with what is there.
+/// Every path, with its purpose.
 pub(super) const PATHS: [(&str, &str); 22] = [
     ("GET /livez", "200 while the process answers"),
     ("GET /readyz", "200 while a coordinator is known to lead; else 503"),
@@ -48,7 +48,7 @@ pub(super) const PATHS: [(&str, &str); 22] = [
 
 type Answer = Result<HttpResponse, Problem>;
 
-/// Puts everything at its path.
+/// Puts every handler at its path.
 pub(super) fn lay(config: &mut ServiceConfig) {
     let read = |path: &str, route: fn(Route) -> Route| {
         let reads = route(web::route().guard(Any(Get()).or(Head())));
@@ -96,7 +96,7 @@ fn lay_changes(config: &mut ServiceConfig) {
         );
 }
 
-/// A path that takes these methods, and says so to whoever uses another.
+/// A path that takes these methods. It answers any other method with the list of them.
 fn resource(path: &str, methods: &'static str) -> Resource {
     let other = move |request: HttpRequest| async move {
         Problem::method(request.method(), request.path()).allowing(methods)
@@ -172,7 +172,7 @@ async fn coordinators(source: Data<Source>, place: Data<Place>, request: HttpReq
     Ok(told(query, answers::coordinators(&overview, &place)))
 }
 
-/// What whoever does not ask for a page is answered from.
+/// The data for every answer that is no page.
 async fn overview(
     source: &Source,
     request: &HttpRequest,
@@ -181,7 +181,7 @@ async fn overview(
     Ok((query, source.overview(query.stale).await?))
 }
 
-// What is numbered.
+// Numbered items.
 
 async fn generations(source: Data<Source>, request: HttpRequest) -> Answer {
     let query = Query::of_page(request.query_string())?;
@@ -202,8 +202,8 @@ async fn events(source: Data<Source>, request: HttpRequest) -> Answer {
     Ok(told(query, answers::page("events", &page.await?)))
 }
 
-/// A client that has more steps than there are is told so: the run went back, and its lines after
-/// the step that is named are void.
+/// A client may have more steps than the run. The answer then shows that the run went back: the
+/// client's lines after the answer's step are void.
 async fn lines(source: Data<Source>, request: HttpRequest) -> Answer {
     let query = Query::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
@@ -217,13 +217,13 @@ async fn lines(source: Data<Source>, request: HttpRequest) -> Answer {
     Ok(told(query, answers::page("metrics", &page)))
 }
 
-// Small words.
+// Small helpers.
 
 fn plain(status: StatusCode, text: String) -> HttpResponse {
     HttpResponse::build(status).content_type("text/plain; charset=utf-8").body(text)
 }
 
-/// An answer that may not be the newest says so.
+/// Marks an answer that may not be the newest.
 fn told(query: Query, mut answer: Value) -> HttpResponse {
     if query.stale {
         answer["stale"] = json!(true);

@@ -1,12 +1,13 @@
-//! Where answers come from: the coordinator's actor, asked as seldom as will do.
+//! The source of answers: the coordinator's actor, asked as seldom as will do.
 //!
-//! What is told is what all coordinators agree on: before it answers, the actor has a majority
-//! confirm that it leads, and has applied all that was agreed by then (`daemon/looks.rs`). An
-//! answer may serve others, too, but only those who asked before it was asked for. Who says that an
-//! old answer will do gets what is known here, at most so old, and nobody is asked.
+//! An answer tells what all coordinators agree on. Before the actor answers, a majority confirms
+//! that it leads, and it applies all that was agreed by then (`daemon/looks.rs`). One answer may
+//! serve several clients, but only those that asked before the question went out. A client that
+//! takes a stale answer gets this coordinator's knowledge, at most [`FRESH`] old, without a
+//! question to the others.
 //!
-//! However many clients there are, and however fast they ask, the actor is asked a bounded number
-//! of times a second; and of what changes something, one is under way at a time.
+//! However many clients there are, and however fast they ask, the actor gets a bounded number of
+//! questions a second. Only one change is under way at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,40 +24,42 @@ use super::key::{self, Key};
 use super::problem::Problem;
 use crate::daemon::{Ask, Coordinator, Denial, Known, Look, Petition};
 
-/// For so long an overview is new enough, where an old one will do.
+/// How long an overview is new enough for a client that takes a stale answer.
 const FRESH: Duration = Duration::from_millis(100);
-/// From one question to the next, where the answer must be new.
+/// The time between two questions if the answer must be new.
 const PACE: Duration = Duration::from_millis(20);
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the log may take to agree to a change.
 const AGREEMENT: Duration = Duration::from_secs(10);
 
-/// An overview, and when it was asked for.
+/// An overview, and when the source asked for it.
 type Taken = Mutex<Option<(Instant, Arc<Overview>)>>;
 
-/// The actor, and what it said last.
+/// The actor, and its last answers.
 pub(super) struct Source {
     coordinator: Addr<Coordinator>,
     latest: Taken,
     confirmed: Taken,
-    /// When the next page may be asked for.
+    /// When the source may ask for the next page.
     next_page: Mutex<Instant>,
-    /// Held by whoever changes something: the newest request.
+    /// The id of the newest request. A task that changes something holds the lock.
     change: Mutex<RequestId>,
 }
 
 impl Source {
     pub(super) fn new(coordinator: Addr<Coordinator>) -> Self {
         let next_page = Mutex::new(Instant::now());
-        // Without chance two processes take each other's requests for their own repeated.
+        // Without a random number two processes would take each other's requests for their own
+        // repeated.
         let client = getrandom::u64().expect("the system has random numbers");
         let change = Mutex::new(RequestId { client, number: 0 });
         let (latest, confirmed) = Default::default();
         Self { coordinator, latest, confirmed, next_page, change }
     }
 
-    /// How everything stands; with `stale`, how it stood a moment ago, as far as is known here.
+    /// The state of everything. With `stale`: its state a moment ago, as far as this coordinator
+    /// knows.
     pub(super) async fn overview(&self, stale: bool) -> Result<Arc<Overview>, Problem> {
         match stale {
             true => in_time(self.known_overview()).await,
@@ -64,7 +67,7 @@ impl Source {
         }
     }
 
-    /// A page of what is numbered.
+    /// A page of numbered items.
     pub(super) async fn page<A: Send + 'static>(
         &self,
         stale: bool,
@@ -110,7 +113,7 @@ impl Source {
         Ok(overview)
     }
 
-    /// Waits until the actor may answer from what it knows.
+    /// Waits until the actor may answer from its knowledge.
     async fn confirm(&self) -> Result<(), Problem> {
         let (answer, answered) = oneshot::channel();
         self.coordinator.do_send(Look(answer));
@@ -120,7 +123,7 @@ impl Source {
         }
     }
 
-    /// Waits for an answer that rests on what is agreed, and says why there is none.
+    /// Waits for an answer that rests on an agreed state. If none comes, says why.
     async fn agreed<T>(
         &self,
         wanted: impl Future<Output = Result<T, Problem>>,
@@ -134,8 +137,8 @@ impl Source {
         }
     }
 
-    /// Has a wish agreed to by the log, or says in the coordinator's words why not. Returns the
-    /// run's id, if it was to train one.
+    /// Has the log agree to a wish, or returns the coordinator's reason against it. Returns the
+    /// run's id if the wish was to train one.
     pub(super) async fn wish(&self, key: Key, wish: Wish) -> Result<Option<RunId>, Problem> {
         let asked = wish.clone();
         let agreed = self.change(key, |id| Message::Request { id, wish }).await;
@@ -148,7 +151,7 @@ impl Source {
         agreed
     }
 
-    /// What is found in what is known here, just now.
+    /// Looks something up in this coordinator's present knowledge.
     pub(super) async fn find<A: Send + 'static>(
         &self,
         question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
@@ -156,7 +159,8 @@ impl Source {
         in_time(self.ask(question)).await
     }
 
-    /// Has an operator's message agreed to, or says in the coordinator's words why not.
+    /// Has the cluster agree to an operator's message, or returns the coordinator's reason against
+    /// it.
     pub(super) async fn change(
         &self,
         key: Key,
@@ -168,7 +172,7 @@ impl Source {
         let message = message(key.id().unwrap_or(*newest));
         self.coordinator.do_send(Petition { message, answer });
         let agreed = timeout(AGREEMENT, answered).await;
-        // Whoever asks now sees what has changed.
+        // A client that asks now sees the change.
         *self.latest.lock().await = None;
         match agreed {
             Ok(Ok(Ok(run))) => Ok(run),
@@ -206,7 +210,7 @@ fn stopping() -> Problem {
     Problem::unready("the coordinator stops")
 }
 
-/// Waits for the actor, or for others who wait for it.
+/// Waits for the actor, or for other tasks that wait for it.
 async fn patiently<T>(wanted: impl Future<Output = T>) -> Result<T, Problem> {
     let silent = |_| Problem::unready("the coordinator does not answer");
     timeout(PATIENCE, wanted).await.map_err(silent)

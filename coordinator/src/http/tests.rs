@@ -1,4 +1,4 @@
-//! What the tests of answers have in common: a coordinator in the midst of a run.
+//! The common data of the tests of answers: a coordinator in the middle of a run.
 
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{
@@ -30,7 +30,7 @@ fn on_gpu(view: WorkerView) -> WorkerView {
     WorkerView { device: exemplars::device(), telemetry: Some(exemplars::telemetry()), ..view }
 }
 
-/// Two of the three workers that the run began with are at step 812 of 1,000.
+/// The run began with three workers. Two of them are at step 812 of 1,000.
 pub(crate) fn view() -> ClusterView {
     let run = RunSpec { steps: 1_000, start_workers: 3, ..exemplars::run() };
     let line = MetricsLine {
@@ -64,7 +64,7 @@ pub(crate) fn view() -> ClusterView {
     }
 }
 
-/// The same, with what history tells.
+/// The same, with the sums of the history.
 pub(super) fn overview() -> Overview {
     let lapse = Lapse { first: Shard(4), count: 2, from_unix_ms: 77, until_unix_ms: None };
     let mut tally = Tally { registrations: 3, steps: 812, tokens: 415_744, ..Tally::default() };

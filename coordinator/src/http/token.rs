@@ -1,7 +1,7 @@
-//! The secret that whoever changes something must show.
+//! The secret that a client must show for a change.
 //!
-//! In: a file. Out: a digest of its content, which what clients show is compared with. The secret
-//! itself is not kept.
+//! In: a file. Out: a digest of its content, to compare with the digest of the client's token. The
+//! process does not keep the secret itself.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -12,7 +12,7 @@ use super::HttpError;
 
 /// Least bytes of a token: half of one that is made here.
 const MIN_BYTES: usize = 32;
-/// Most bytes: what fits into a header.
+/// Most bytes of a token, so that it fits into a header.
 const MAX_BYTES: usize = 1024;
 
 /// A token, as its digest.
@@ -31,7 +31,7 @@ impl Token {
         Ok(Self(blake3::hash(text.as_bytes())))
     }
 
-    /// The same, unless other users than the file's owner and group may read it, or write it.
+    /// The same, unless users other than the file's owner and group may read it, or write it.
     pub(super) fn read_private(path: &Path) -> Result<Self, HttpError> {
         let mode = fs::metadata(path).map_err(|source| failed(path, source))?.permissions().mode();
         match mode & 0o006 {
@@ -40,7 +40,7 @@ impl Token {
         }
     }
 
-    /// Reads the token in a file, which is made if it is not there.
+    /// Reads the token in a file. Makes the file if it does not exist.
     pub(super) fn read_or_make(path: &Path) -> Result<Self, HttpError> {
         if !path.exists() {
             make(path).map_err(|source| failed(path, source))?;
@@ -48,15 +48,15 @@ impl Token {
         Self::read(path)
     }
 
-    /// Whether a client has shown this token. Takes as long for a wrong one as for the right one:
-    /// digests are compared, in constant time.
+    /// Whether a client has shown this token. A wrong token takes as long as the right one, because
+    /// this compares digests in constant time.
     pub(super) fn is(&self, shown: &[u8]) -> bool {
         self.0 == blake3::hash(shown)
     }
 }
 
-/// Makes a token that only this user can read; under another name first, so that nobody ever reads
-/// half of it.
+/// Makes a token that only this user can read. Writes it under another name first, so that no
+/// reader sees half of it.
 fn make(path: &Path) -> io::Result<()> {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;

@@ -66,7 +66,8 @@ fn a_torn_end_is_cut_away() {
     assert_eq!(found.reach, Step(44), "up to the damaged record");
 }
 
-/// I13: undone lines are cut away, once, whether or not the process lived to see the rollback.
+/// I13: opening a file cuts undone lines once, whether or not the process lived to see the
+/// rollback.
 #[test]
 fn i13_a_rollback_cuts_the_lines_of_the_history_before_it() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -77,7 +78,7 @@ fn i13_a_rollback_cuts_the_lines_of_the_history_before_it() {
     first.append(&records(31..=33, 4)).expect("written");
     drop(first);
     let mut again = files(&dir);
-    // The log is gone through again: what it said before the rollback takes nothing away.
+    // A restarted coordinator goes through its log again. Entries before the rollback cut no lines.
     assert_eq!(again.open(&history(0, 0, &[])).expect("opened").reach, Step(33));
     assert_eq!(again.open(&history(4, 30, &[])).expect("opened").reach, Step(33));
     assert_eq!(again.open(&history(9, 0, &[])).expect("opened").reach, Step(0));

@@ -1,4 +1,4 @@
-//! What can be wrong with a log's file, in words for the user; also where redb would panic.
+//! The errors of a log's file, in words for the user. They replace redb's panics, too.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ pub enum StoreError {
     /// Another process has the file open.
     #[error("another process has it open: does a coordinator run in this directory already?")]
     InUse,
-    /// The disk has failed, is full, or cannot be written.
+    /// The disk has failed, is full, or refuses writes.
     #[error("{0}")]
     Disk(#[source] std::io::Error),
     /// The file holds no database.
@@ -18,26 +18,26 @@ pub enum StoreError {
     /// The file is damaged in a way that the database's code did not foresee.
     #[error("the file is damaged: reading it broke off ({0})")]
     Panicked(String),
-    /// The file is not as it was written.
+    /// The content differs from what the process wrote.
     #[error("the file is damaged: {0}")]
     Damaged(String),
-    /// It was written by a build that lays entries out differently.
+    /// A build that lays entries out differently wrote the file.
     #[error("it was written by another version of Everstep ({found:016x}, this is {ours:016x})")]
     OtherVersion {
-        /// The layout that was found.
+        /// The layout in the file.
         found: u64,
-        /// This build's.
+        /// The layout of this build.
         ours: u64,
     },
-    /// It was written in another cluster.
+    /// A coordinator of another cluster wrote the file.
     #[error("it is of another cluster")]
     OtherCluster,
-    /// It was written by another replica of the cluster.
+    /// Another replica of the cluster wrote the file.
     #[error("it is replica {found}'s, and this is replica {ours}")]
     OtherReplica {
-        /// Whose it is.
+        /// The id of the replica that wrote the file.
         found: u64,
-        /// Who asked.
+        /// The id of this replica.
         ours: u64,
     },
 }
@@ -52,7 +52,7 @@ impl<E: Into<redb::Error>> From<E> for StoreError {
     }
 }
 
-/// redb asserts what a damaged file may not fulfil: its panics are errors of the file.
+/// redb asserts properties that a damaged file may lack. Turns its panics into errors of the file.
 pub(super) fn guarded<T>(
     operation: impl FnOnce() -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {

@@ -1,20 +1,21 @@
-//! A replica's disk: what Raft must not forget, in one file; batches in, the same content out.
+//! A replica's disk: everything that Raft must not forget, in one file. Batches in, the same
+//! content out.
 //!
-//! A batch is written in one transaction with one fsync, whatever is in it, so the file always
-//! holds what one of the batches left; those that came while the disk was busy go together. Every
-//! row is sealed by a digest over its place, its content and the row before; the seal of the last
-//! entry that was dropped stands in the header, where the chain goes on from it. The header proves
-//! what there is: the newest seal, the digest of the snapshot, Raft's hard state, and whose file it
-//! is.
+//! One transaction with one fsync writes a batch, whatever its content. So the file always holds
+//! the state after one of the batches. Batches that come while the disk is busy go together. A
+//! digest seals every row: it covers the row's place, its content and the row before. The header
+//! holds the seal of the last dropped entry, from which the chain goes on. The header also proves
+//! the rest: the newest seal, the digest of the snapshot, Raft's hard state, and the owner of the
+//! file.
 //!
-//! For redb proves it only in part. It looks at its checksums when it recovers from a crash; after
-//! a clean stop it reads without, and gives flipped bits out, or panics over them. And a commit
-//! that is damaged, redb takes for one that a crash interrupted, and falls back to the one before.
-//! So what was committed is committed once more when there is time ([`ReplicaStore::confirm`]), and
-//! the fallback has all that was acknowledged.
+//! This is needed because redb proves its content only in part. It looks at its checksums when it
+//! recovers from a crash. After a clean stop it reads without them, and gives flipped bits out, or
+//! panics over them. And redb takes a damaged commit for one that a crash interrupted, and falls
+//! back to the one before. So the store commits everything once more when there is time
+//! ([`ReplicaStore::confirm`]), and the fallback has all that the replica acknowledged.
 //!
-//! An error is the end of the process, and never tried again: what the disk holds after one, only
-//! the next opening can tell. It does not know what an entry says.
+//! An error ends the process, which never tries again: only the next opening can tell what the disk
+//! holds after one. The store does not know what an entry means.
 
 use everstep_transport::protocol::Term;
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
@@ -27,34 +28,35 @@ use crate::raft::{Batch, Entry, HardState, Kept, Kind, Place, ReplicaId, Snapsho
 
 /// Half of a BLAKE3 digest.
 type Digest = [u8; 16];
-/// By index: the term, whether it changes the members, the seal, the entry.
+/// By index: the term, whether the entry changes the members, the seal, the entry.
 type Entries = TableDefinition<'static, u64, (u64, bool, &'static Digest, &'static [u8])>;
 const ENTRIES: Entries = TableDefinition::new("replica entries");
-/// The header's numbers; the cluster; the digests of base, log and snapshot; the digest of these.
+/// The header's numbers, the cluster, the digests of base, log and snapshot, and the digest of
+/// these.
 type HeaderRow = ([u64; 8], &'static [u8; 32], [Digest; 3], &'static Digest);
 const HEADER: TableDefinition<(), HeaderRow> = TableDefinition::new("replica header");
-/// One row: the snapshot, encoded.
+/// One row: the encoded snapshot.
 const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("replica snapshot");
 
-/// redb's cache: the log is read once.
+/// The size of redb's cache. Small, since a process reads the log once.
 const CACHE_BYTES: usize = 4 << 20;
-/// The layout of the rows here.
+/// The layout of the rows in this module.
 const FORMAT: u64 = 1;
 
-/// Whose disk it is.
+/// The owner of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// A digest that no other cluster has: of its authority's certificate.
+    /// A digest of the certificate of the cluster's authority. No other cluster has the same.
     pub cluster: [u8; 32],
-    /// The replica.
+    /// The replica's id.
     pub replica: ReplicaId,
 }
 
-/// A replica's file, held open. After an error it is to be dropped.
+/// A replica's file, held open. The caller drops it after an error.
 pub struct ReplicaStore {
     database: Database,
     header: Header,
-    /// The newest commit repeats the one before.
+    /// Whether the newest commit repeats the one before.
     confirmed: bool,
 }
 
@@ -63,10 +65,10 @@ struct Header {
     schema: u64,
     owner: Owner,
     hard_state: HardState,
-    /// The last entry that was dropped, and its seal.
+    /// The place of the last dropped entry. Its seal is next.
     base: Place,
     base_seal: Digest,
-    /// The index of the last entry, and its seal; or the base's.
+    /// The index of the last entry, or the base's. Its seal is next.
     last: u64,
     seal: Digest,
     snapshot: Digest,
@@ -74,7 +76,7 @@ struct Header {
 
 impl ReplicaStore {
     /// Makes a replica's file on an empty disk, with the content of a new replica:
-    /// [`Kept::founded_by`] for the first of a cluster, the default for one that joins.
+    /// [`Kept::founded_by`] for the first of a cluster, the default for a joiner.
     ///
     /// # Errors
     /// [`StoreError::Disk`], [`StoreError::Database`].
@@ -103,25 +105,24 @@ impl ReplicaStore {
         })
     }
 
-    /// Opens a replica's file, and gives all that is there.
+    /// Opens a replica's file, and returns its whole content.
     ///
     /// # Errors
     /// [`StoreError`], also where redb would panic.
     pub fn open(disk: impl StorageBackend, owner: Owner) -> Result<(Self, Kept), StoreError> {
         guarded(|| {
             let mut database = database(disk)?;
-            // Also where redb thinks well of the file: pages that it mistook for free it would
-            // write over.
+            // Also where redb finds no fault: it would overwrite pages that it mistook for free.
             database.check_integrity()?;
             let (header, kept) = read(&database, owner)?;
             Ok((Self { database, header, confirmed: false }, kept))
         })
     }
 
-    /// Writes batches, in this order and together: when this returns they are durable.
+    /// Writes batches, in this order and together. They are durable when this returns.
     ///
     /// # Errors
-    /// [`StoreError`]. They may be there nevertheless, all of them.
+    /// [`StoreError`]. All of the batches may be on the disk nevertheless.
     ///
     /// # Panics
     /// If a batch's entries leave a gap.
@@ -129,11 +130,11 @@ impl ReplicaStore {
         guarded(|| self.commit(batches))
     }
 
-    /// Commits what is there once more, unless that was done: then no damage to a single commit
-    /// takes anything away. To be called when nothing waits.
+    /// Commits the present content once more, unless that was done. Then no damage to a single
+    /// commit takes anything away. The caller does this when no batch waits.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`] if the disk fails.
     pub fn confirm(&mut self) -> Result<(), StoreError> {
         if self.confirmed {
             return Ok(());
@@ -175,7 +176,8 @@ impl ReplicaStore {
 type EntriesTable<'t> = Table<'t, u64, (u64, bool, &'static Digest, &'static [u8])>;
 
 impl Header {
-    /// Drops what is not behind a place; everything, if the entry there is not the one meant.
+    /// Drops the entries up to a place. Drops all entries if the one at that index has another
+    /// term.
     fn begin_behind(
         &mut self,
         table: &mut EntriesTable<'_>,
@@ -200,7 +202,7 @@ impl Header {
         Ok(())
     }
 
-    /// Appends entries; what stands at the first one's place and behind goes.
+    /// Appends entries. Older entries at the first one's index and behind it go.
     fn append(
         &mut self,
         table: &mut EntriesTable<'_>,
@@ -224,7 +226,7 @@ impl Header {
         Ok(())
     }
 
-    /// The header when one more entry is there, sealed.
+    /// The header after one more entry, with that entry's seal.
     fn followed_by(self, entry: &Entry) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.seal);
@@ -288,7 +290,7 @@ impl Header {
         }
     }
 
-    /// Whether it is the file that was asked for.
+    /// Whether the file has this build's layout and belongs to this owner.
     fn check(&self, owner: Owner) -> Result<(), StoreError> {
         if self.schema != schema() {
             return Err(StoreError::OtherVersion { found: self.schema, ours: schema() });
@@ -311,7 +313,7 @@ fn half(hasher: &blake3::Hasher) -> Digest {
     *hasher.finalize().as_bytes().first_chunk().expect("32 bytes")
 }
 
-/// Reads everything, and proves that it is what was written.
+/// Reads everything, and proves that it is the same as written.
 fn read(database: &Database, owner: Owner) -> Result<(Header, Kept), StoreError> {
     let transaction = database.begin_read()?;
     let header = Header::read(&transaction)?;
@@ -371,7 +373,7 @@ fn lacks(what: &str) -> StoreError {
     StoreError::Damaged(format!("it has no {what}"))
 }
 
-/// A digest of how rows are laid out, and what is in them.
+/// A digest of the layout of the rows and of their content.
 fn schema() -> u64 {
     super::schema().rotate_left(1) ^ FORMAT
 }

@@ -94,7 +94,7 @@ fn batches_that_come_while_the_disk_is_busy_go_together() {
 #[test]
 fn a_history_that_cannot_be_made_durable_is_told_by_its_own_name() {
     let room = Room::new();
-    // Of all files that every system has, one that refuses.
+    // A file that every system has, and that refuses a sync.
     let file = File::open("/dev/null").expect("a file");
     let history = Beside { path: "history.log".into(), file };
     let (tell, told) = mpsc::channel();

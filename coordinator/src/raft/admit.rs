@@ -1,8 +1,9 @@
 //! Which messages of peers reach Raft: those that a sound peer could have sent.
 //!
-//! Raft stops the process over what cannot be, such as a commit of what is not in the log. A peer
-//! can say such things all the same: its disk was lost or damaged, or its program is another one.
-//! So each message is held against what this replica knows, and refused if Raft could trip over it.
+//! Raft stops the process over an impossible message, such as a commit of an entry that the log
+//! lacks. A peer can send one all the same: its disk was lost or damaged, or it runs another
+//! program. So the replica compares each message with its own knowledge, and refuses it if Raft
+//! could trip over it.
 
 use everstep_transport::protocol::Term;
 
@@ -12,13 +13,13 @@ use super::message::{Kind, Message};
 use super::settings::{MAX_CHANGE_BYTES, MAX_ENTRY_BYTES, MAX_MESSAGE_BYTES};
 use super::{Replica, parse_change};
 
-/// What a replica objects to that has lost what it acknowledged.
+/// The objection of a replica that has lost entries that it acknowledged.
 pub(super) const FORGOTTEN: &str = "a commit of what this replica has not";
-/// The longest context: Raft's own words, and numbers of reads.
+/// The longest context. A context holds Raft's own words, or the number of a read.
 const MAX_CONTEXT_BYTES: usize = 32;
 
 impl Replica {
-    /// Why a message is refused, if it is.
+    /// The reason to refuse a message. None if Raft may have it.
     pub(super) fn objection(&self, from: ReplicaId, message: &Message) -> Option<&'static str> {
         let numbers = [message.term, message.index, message.commit, message.reject_hint];
         if from == self.id || from == NOBODY {
@@ -47,7 +48,8 @@ impl Replica {
         }
     }
 
-    /// A leader knows that this replica holds what it is told to commit; unless it has lost it.
+    /// A leader asks a replica to commit only what that replica holds, unless the replica has lost
+    /// it.
     fn objection_to_heartbeat(&self, message: &Message) -> Option<&'static str> {
         let raft = &self.node.raft;
         let lost = message.term >= raft.term && message.commit > raft.raft_log.last_index();
@@ -57,8 +59,8 @@ impl Replica {
     fn objection_to_response(&self, from: ReplicaId, message: &Message) -> Option<&'static str> {
         let raft = &self.node.raft;
         let matched = self.matched(from).filter(|_| self.leads());
-        // Raft would send the entries again. The replica may have lost its votes with them: the
-        // next heartbeat tells it what it had, and it ends.
+        // Raft would send the entries again. The replica may have lost its votes with them. The
+        // next heartbeat tells it which entries it had, and it ends.
         if message.reject
             && message.term == raft.term
             && matched.is_some_and(|matched| message.index <= matched)
@@ -90,7 +92,7 @@ impl Replica {
     }
 }
 
-/// Whether entries follow each other, and the place that they are said to follow.
+/// Checks that the entries follow each other, and follow the place that the message names.
 fn objection_to_entries(message: &Message) -> Option<&'static str> {
     if message.snapshot.is_some() {
         return Some("it carries what its kind does not");
@@ -118,7 +120,7 @@ fn objection_to_entries(message: &Message) -> Option<&'static str> {
     None
 }
 
-/// Whether an entry can stand there.
+/// Whether an entry can stand at this place.
 fn exists(place: Place) -> bool {
     place.index > 0 && place.term > Term(0)
 }

@@ -1,10 +1,10 @@
 //! What a replica keeps on its disk, and the batches that change it.
 //!
-//! [`Kept`] is a disk's content as the replica sees it; [`Kept::absorb`] says what a [`Batch`]
-//! makes of it. The store does the same to a file, the mirror to memory, and tests to a disk that
-//! fails. What is restored from a disk is validated here before anything relies on it.
+//! [`Kept`] is a disk's content as the replica sees it. [`Kept::absorb`] applies a [`Batch`] to it.
+//! The store does the same to a file, the mirror to memory, and tests to a disk that fails. The
+//! replica validates what it restores from a disk before it relies on it.
 //!
-//! A log begins behind its *base*, the last entry that was dropped; the snapshot stands for
+//! A log begins behind its *base*, the last entry that the replica dropped. The snapshot stands for
 //! everything up to its own place, which is the base or later. So a replica that is a little behind
 //! gets entries, and only one that is far behind gets the snapshot.
 
@@ -21,7 +21,7 @@ use super::members::{Members, ReplicaId};
 /// Largest index and term: far enough below the largest number that nothing overflows.
 pub(crate) const MAX_NUMBER: u64 = u64::MAX / 4;
 
-/// Where an entry stands, and in which term it was proposed.
+/// Where an entry stands, and in which term a leader proposed it.
 #[derive(
     Archive,
     Serialize,
@@ -37,18 +37,18 @@ pub(crate) const MAX_NUMBER: u64 = u64::MAX / 4;
     Hash,
 )]
 pub struct Place {
-    /// The place, from 1, without gaps.
+    /// The index, from 1, without gaps.
     pub index: u64,
     /// The term of its proposer.
     pub term: Term,
 }
 
-/// Who reads an entry.
+/// The reader of an entry.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The state machine; or nobody, if it is empty: a leader begins its term with such a one.
+    /// The state machine reads it. An empty entry has no reader: a leader begins its term with one.
     Command,
-    /// Raft: it changes who the members are.
+    /// Raft reads it, because it changes the members.
     Members,
 }
 
@@ -61,69 +61,69 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether it is for the state machine.
+    /// Whether the state machine has to apply it.
     pub(super) fn is_command(&self) -> bool {
         self.kind == Kind::Command && !self.bytes.is_empty()
     }
 }
 
-/// What Raft must not forget.
+/// The numbers that Raft must not forget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
-    /// The newest term that was heard of.
+    /// The newest term that this replica has heard of.
     pub term: Term,
-    /// For whom it voted in that term.
+    /// The replica that it voted for in that term.
     pub vote: Option<ReplicaId>,
-    /// Up to where the log is known to be agreed. May be older than what was known.
+    /// The index up to which the log is known to be agreed. It may be older than the known commit.
     pub commit: u64,
 }
 
 /// The state machine at a place of the log.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The last entry whose effect it holds; of index 0 on a disk to which nothing was sent yet.
+    /// The last entry that the state includes. Index 0 on a disk without any log yet.
     pub place: Place,
     /// The members at that place.
     pub members: Members,
-    /// The state machine, encoded; none for one at its beginning.
+    /// The encoded state machine. Empty if it is at its beginning.
     pub bytes: Vec<u8>,
 }
 
-/// What is to become durable together, in one transaction.
+/// What has to become durable together, in one transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Counted from 1 since the replica was started; batches are written in this order.
+    /// Counts from 1 since the replica started. The store writes batches in this order.
     pub number: u64,
-    /// Replaces the one before.
+    /// The new hard state.
     pub hard_state: HardState,
-    /// Replaces the one before, if any.
+    /// The new snapshot. None: the old one stays.
     pub snapshot: Option<Snapshot>,
-    /// Where the log begins: what is not behind it goes. If the entry that stands there is not the
-    /// one that is meant, the whole log goes.
+    /// The new base of the log. The store drops the entries up to it. If the entry at this index
+    /// has another term, the store drops the whole log.
     pub base: Place,
-    /// To be appended; what stands at the first one's place and behind goes.
+    /// Entries to append. Older entries at the first one's index and behind it go.
     pub entries: Vec<Entry>,
 }
 
-/// The content of a replica's disk. That of a new one is the default.
+/// The content of a replica's disk. The default is that of a new disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub hard_state: HardState,
     pub snapshot: Snapshot,
-    /// The last entry that was dropped.
+    /// The last entry that the replica dropped.
     pub base: Place,
     /// The log behind the base.
     pub entries: VecDeque<Entry>,
 }
 
-/// What a disk holds cannot be: somebody has changed it, or a program is wrong.
+/// The content of a disk is contradictory: another program has changed it, or this one is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("what is kept is contradictory: {0}")]
 pub struct Unsound(&'static str);
 
 impl Kept {
-    /// The disk of a cluster's first replica. Its log begins behind place 1: whoever joins holds
-    /// less, and so gets a snapshot first, which says who the members are.
+    /// The disk of a cluster's first replica. Its log begins behind place 1. A joiner holds less,
+    /// and so first gets a snapshot, which lists the members.
     pub fn founded_by(id: ReplicaId) -> Self {
         let place = Place { index: 1, term: Term(1) };
         let members = Members { voters: vec![id], ..Members::default() };
@@ -135,7 +135,7 @@ impl Kept {
         }
     }
 
-    /// What is there when a batch is durable.
+    /// Applies a batch, as the disk does when the batch is durable.
     pub fn absorb(&mut self, batch: &Batch) {
         self.hard_state = batch.hard_state;
         if batch.base != self.base {
@@ -154,12 +154,12 @@ impl Kept {
         }
     }
 
-    /// The last entry's place, or the base.
+    /// The last entry's place. The base if there are no entries.
     pub fn last(&self) -> Place {
         self.entries.back().map_or(self.base, |entry| entry.place)
     }
 
-    /// The term of the entry at a place, of the base too; none where the log does not reach.
+    /// The term of the entry at an index, also of the base. None where the log does not reach.
     pub fn term(&self, index: u64) -> Option<Term> {
         if index == self.base.index {
             return Some(self.base.term);
@@ -168,12 +168,12 @@ impl Kept {
         Some(self.entries.get(usize::try_from(behind).ok()?)?.place.term)
     }
 
-    /// Where in `entries` an index is that is not before the base.
+    /// The position in `entries` of an index behind the base.
     pub(super) fn position(&self, index: u64) -> usize {
         usize::try_from(index - self.base.index - 1).expect("a log fits into memory")
     }
 
-    /// Whether a replica may rely on it.
+    /// Whether a replica may rely on this content.
     ///
     /// # Errors
     /// [`Unsound`], with the first contradiction.

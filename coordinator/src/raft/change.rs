@@ -1,9 +1,10 @@
 //! From one set of members to another, while the log goes on.
 //!
-//! Who joins is a learner first, until it has the log: a voter that has nothing would be missing at
-//! every agreement. Then the voters change at once, through a joint configuration in which a
-//! majority of the old and one of the new agree. Only one change is in the log at a time. The wish
-//! is the leader's own and goes with it; but a joint configuration is left by whoever leads.
+//! A joiner is a learner until it has the log. A voter without the log would be missing at every
+//! agreement. Then the voters change at once, through a joint configuration in which a majority of
+//! the old and one of the new agree. Only one change is in the log at a time. The goal is the
+//! leader's own and is lost with its lead, but every leader leaves a joint configuration that it
+//! finds.
 
 use ::raft::StateRole;
 use ::raft::eraftpb::{ConfChangeTransition, ConfChangeType, ConfChangeV2};
@@ -13,7 +14,7 @@ use super::members::{Members, NOBODY, ReplicaId};
 use super::writes::Waiting;
 use super::{Effect, Replica};
 
-/// A learner that lacks so many entries, or fewer, has the log: the rest comes while it is made a
+/// A learner that lacks at most this many entries has the log. The rest comes while it becomes a
 /// voter.
 const NEARLY: u64 = 64;
 
@@ -28,7 +29,7 @@ impl Replica {
         }
         let members = self.members().clone();
         let Some(change) = self.next_change(&members) else { return };
-        // While leadership is being handed over it is refused; and asked for again later.
+        // Raft refuses it while leadership is being handed over. The leader asks again later.
         let _ = self.node.propose_conf_change(Vec::new(), change);
     }
 
@@ -54,7 +55,8 @@ impl Replica {
         }
         let (ready, behind): (Vec<ReplicaId>, Vec<ReplicaId>) =
             members.learners.iter().partition(|id| self.has_the_log(**id));
-        // Who is silent is not waited for: it may be dead, and the others change without it.
+        // The leader does not wait for a silent replica. It may be dead, and the others change
+        // without it.
         if behind.iter().any(|id| self.hears(*id)) {
             return None;
         }
@@ -68,9 +70,10 @@ impl Replica {
         Some(changes(join.chain(leave), true))
     }
 
-    /// A joint configuration is left by a majority of those to come: entered without one, it cannot
-    /// be, and nothing is agreed on until one of them comes back. Who has died since the newest
-    /// count of votes, some heartbeats ago, still passes for alive.
+    /// Whether the leader hears a majority of the voters to come. Leaving a joint configuration
+    /// takes one. A cluster that enters it without one can agree on nothing until one of them comes
+    /// back. A replica that died since the newest count of votes, some heartbeats ago, still passes
+    /// for alive.
     fn hears_majority_of(&self, to_come: &[ReplicaId]) -> bool {
         2 * to_come.iter().filter(|id| self.hears(**id)).count() > to_come.len()
     }
@@ -86,16 +89,17 @@ impl Replica {
         progress.is_some_and(|it| it.matched > 0 && it.matched + NEARLY >= raft.raft_log.committed)
     }
 
-    /// A change of members is agreed on. What Raft finds impossible changes nothing, here as on
-    /// every other replica.
+    /// A change of members is agreed on. A change that Raft finds impossible changes nothing, here
+    /// as on every other replica.
     pub(super) fn apply_change(&mut self, entry: &Entry) {
         let Some(change) = parse_change(&entry.bytes) else { return };
         let Ok(state) = self.node.apply_conf_change(&change) else { return };
         let members = Members::from_raft(&state);
         self.history.insert(entry.place.index, members.clone());
         self.step_down_if_removed();
-        // Who hears this may let go of whoever was removed, once others know as well. Then the
-        // agreement has to be on this disk: started again, this replica would ask for their vote.
+        // The coordinator that gets this effect may let a removed replica go once others know the
+        // change, too. By then the agreement has to be on this disk. Otherwise this replica,
+        // started again, would ask for the removed one's vote.
         let hard_state = HardState::from_raft(&self.node.raft.hard_state());
         if self.node.store().kept().hard_state.commit < entry.place.index {
             self.write(hard_state, None, Vec::new());
@@ -144,7 +148,7 @@ fn changes(
     ConfChangeV2 { changes, transition, ..ConfChangeV2::default() }
 }
 
-/// A change of members as Raft has encoded it.
+/// Decodes a change of members from Raft's bytes.
 pub(super) fn parse_change(bytes: &[u8]) -> Option<ConfChangeV2> {
     ::raft::parse_conf_change_v2(bytes).ok()
 }

@@ -1,8 +1,8 @@
-//! What Raft has to say, carried out: its Ready loop.
+//! Carries out Raft's wishes: its Ready loop.
 //!
-//! Raft hands out what is to be written, said and applied in one piece (a `Ready`), and must not be
-//! touched until that is taken. All of it becomes effects here: some at once, some when the batch
-//! that they rest on is durable.
+//! Raft hands out its writes, messages and entries to apply in one piece (a `Ready`). No call may
+//! reach Raft until the replica has taken it. All of it becomes effects here: some at once, some
+//! when the batch that they rest on is durable.
 
 use ::raft::eraftpb;
 use everstep_transport::protocol::Term;
@@ -74,8 +74,8 @@ impl Replica {
         self.apply(&committed);
     }
 
-    /// Whether what is said now rests on nothing that is not durable: a leader's entries count here
-    /// only when they are, but its term has to be on the disk already.
+    /// Whether this replica's messages rest only on durable facts. A leader's entries count here
+    /// only when they are durable, but its term has to be on the disk already.
     fn may_speak_at_once(&self) -> bool {
         #[cfg(feature = "planted")]
         if self.plant == Some(super::plant::Plant::SayEarly) {
@@ -84,7 +84,7 @@ impl Replica {
         self.leads()
     }
 
-    /// Writes what Raft must not forget.
+    /// Writes the hard state, with a snapshot and entries if there are any.
     pub(super) fn write(
         &mut self,
         hard_state: HardState,
@@ -114,7 +114,7 @@ impl Replica {
         self.effects.push_back(Effect::Persist(batch));
     }
 
-    /// Does what has waited for what is durable now.
+    /// Does the work that has waited for a batch which is durable now.
     pub(super) fn release(&mut self) {
         while let Some(waiting) = self.writes.released() {
             if let Some(ready) = waiting.ready {
@@ -157,7 +157,7 @@ impl Replica {
     fn tell_who_leads(&mut self) {
         let raft = &self.node.raft;
         if self.is_elected() && !self.leads() {
-            return; // it might be elected a second time in this term, and not know
+            return; // this replica might be elected a second time in this term, without knowing it
         }
         let leader = ReplicaId(raft.leader_id);
         let standing = ((leader != NOBODY).then_some(leader), Term(raft.term));
@@ -178,7 +178,7 @@ fn to_be_sent(message: eraftpb::Message) -> Option<Effect> {
     Some(Effect::Send { to, message })
 }
 
-/// What is for the state machine.
+/// The entries for the state machine.
 fn commands(entries: &[Entry]) -> Vec<Agreed> {
     let agreed = |entry: &Entry| Agreed { place: entry.place, bytes: entry.bytes.clone() };
     entries.iter().filter(|entry| entry.is_command()).map(agreed).collect()

@@ -1,4 +1,4 @@
-//! Who takes part in the log: ids, and sets of them.
+//! The members of the log: ids, and sets of them.
 
 // The derive does not carry the docs of fields over to the archived types.
 #![allow(missing_docs)]
@@ -11,8 +11,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 /// Most members of each sort.
 pub const MAX_MEMBERS: usize = 16;
 
-/// A replica: a process and its disk. Never 0. A disk that was lost never comes back under the
-/// same id: it would not know what it has promised.
+/// The id of a replica, which is a process and its disk. Never 0. A lost disk never comes back
+/// under the same id, because the new disk would not know what the old one promised.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
@@ -23,10 +23,10 @@ pub struct ReplicaId(pub u64);
 pub struct Members {
     /// A majority of these agrees.
     pub voters: Vec<ReplicaId>,
-    /// They get the log and have no vote.
+    /// Learners get the log and have no vote.
     pub learners: Vec<ReplicaId>,
-    /// The voters before, until a change is complete: while there are any, a majority of these has
-    /// to agree as well.
+    /// The voters before, until a change is complete. While this list is not empty, a majority of
+    /// it has to agree as well.
     pub outgoing: Vec<ReplicaId>,
 }
 
@@ -36,7 +36,7 @@ impl Members {
         !self.outgoing.is_empty()
     }
 
-    /// Whether a replica is one of them, as whatever.
+    /// Whether a replica is a voter, a learner or an outgoing voter.
     pub fn contain(&self, id: ReplicaId) -> bool {
         [&self.voters, &self.learners, &self.outgoing].iter().any(|ids| ids.contains(&id))
     }
@@ -46,7 +46,7 @@ impl Members {
         self.voters == [id] && (self.outgoing.is_empty() || self.outgoing == [id])
     }
 
-    /// Whether there can be such members: what Raft takes for granted.
+    /// Whether Raft can have such members. Raft takes this for granted.
     pub(crate) fn is_sound(&self) -> bool {
         let Self { voters, learners, outgoing } = self;
         let listed = |ids: &[ReplicaId]| {
@@ -58,7 +58,7 @@ impl Members {
             && !learners.iter().any(votes)
     }
 
-    /// As Raft says it.
+    /// The same as a `ConfState` of Raft.
     pub(super) fn to_raft(&self) -> ConfState {
         let numbers = |ids: &[ReplicaId]| ids.iter().map(|id| id.0).collect();
         ConfState {
@@ -69,8 +69,8 @@ impl Members {
         }
     }
 
-    /// As Raft has said it. Nobody is demoted from voter to learner, nor is a joint configuration
-    /// ever left by Raft itself, so nothing else is in it.
+    /// The members from a `ConfState`. This program never demotes a voter to a learner, and Raft
+    /// never leaves a joint configuration by itself, so a `ConfState` holds nothing else.
     pub(super) fn from_raft(state: &ConfState) -> Self {
         let ids = |numbers: &[u64]| {
             let mut ids: Vec<_> = numbers.iter().copied().map(ReplicaId).collect();
@@ -85,7 +85,7 @@ impl Members {
     }
 }
 
-/// Raft's word for no replica.
+/// The id that Raft uses for no replica.
 pub(super) const NOBODY: ReplicaId = ReplicaId(::raft::INVALID_ID);
 
 impl fmt::Display for ReplicaId {

@@ -1,8 +1,8 @@
-//! What replicas say to one another: Raft's messages, without what no peer may say.
+//! The messages between replicas: Raft's own, without those that no peer may send.
 //!
-//! Who speaks and who is spoken to is not in a message: the link knows, and it has proved it. Local
-//! events, forwarded proposals and forwarded reads have no word here. Bytes from a peer are
-//! validated and bounded; whether what they say can be is asked in `admit.rs`.
+//! A message names neither its sender nor its receiver: the link has proved both. The vocabulary
+//! has no local events, forwarded proposals or forwarded reads. This module validates and bounds
+//! the bytes of a peer. `admit.rs` checks whether their content is possible.
 
 // The derive does not carry the docs of fields over to the archived types.
 #![allow(missing_docs)]
@@ -15,8 +15,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::batch::{Entry, Snapshot};
 use super::members::ReplicaId;
 
-/// A message from one replica to another. All of them but snapshots go over one stream, in order;
-/// a snapshot is large, and goes by itself.
+/// A message from one replica to another. All messages but snapshots go over one stream, in order.
+/// A snapshot is large, and goes by itself.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Message {
     pub(super) kind: Kind,
@@ -30,13 +30,14 @@ pub struct Message {
     pub(super) context: Vec<u8>,
     pub(super) entries: Vec<Entry>,
     pub(super) snapshot: Option<Snapshot>,
-    /// The sender's tick, microseconds.
+    /// The sender's tick, in microseconds.
     pub(super) tick_us: u32,
-    /// A request: the sender's clock, microseconds. Its answer: the same number. Otherwise 0.
+    /// In a request: the sender's clock, in microseconds. In its answer: the same number. Otherwise
+    /// 0.
     pub(super) asked_us: u64,
 }
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Append,
@@ -51,7 +52,7 @@ pub(super) enum Kind {
     TimeoutNow,
 }
 
-/// Bytes that are no message.
+/// Bytes that do not decode to a message.
 #[derive(Debug, thiserror::Error)]
 #[error("bytes that are not a message between replicas: {0}")]
 pub struct Garbled(Failure);
@@ -62,7 +63,7 @@ impl Message {
         self.kind == Kind::Snapshot
     }
 
-    /// A word for it, where a test may make a replica fail that says or hears it.
+    /// Its name at a failpoint, where a test may make a replica fail that sends or hears it.
     #[cfg(feature = "failpoints")]
     pub(crate) fn name(&self) -> &'static str {
         match self.kind {
@@ -76,37 +77,38 @@ impl Message {
         }
     }
 
-    /// Whether a leader asks with it to be succeeded at once.
+    /// Whether a leader asks with it for an election at once.
     pub(super) fn is_summons(&self) -> bool {
         self.kind == Kind::TimeoutNow
     }
 
-    /// Whether only a leader says it.
+    /// Whether only a leader sends it.
     pub(super) fn is_of_leader(&self) -> bool {
         matches!(self.kind, Kind::Append | Kind::Heartbeat | Kind::Snapshot)
     }
 
-    /// The term of one who asks whether it would be elected in the next.
+    /// In a PreVote request: the sender's term, which is one less than the term it asks for.
     pub(super) fn term_of_asker(&self) -> Option<u64> {
         (self.kind == Kind::PreVote).then(|| self.term - 1)
     }
 
-    /// Its bytes.
+    /// The bytes of the message.
     pub fn encode(&self) -> AlignedVec {
         rkyv::to_bytes::<Failure>(self).expect("a message is finite and needs no shared pointers")
     }
 
-    /// Reads a message. The caller has bounded `bytes`; whatever is inside cannot be larger.
+    /// Decodes a message. The caller has bounded `bytes`, and nothing inside can be larger.
     ///
     /// # Errors
-    /// [`Garbled`].
+    /// [`Garbled`] if the bytes are no message.
     pub fn decode(bytes: &[u8]) -> Result<Self, Garbled> {
         let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
         aligned.extend_from_slice(bytes);
         rkyv::from_bytes::<Self, Failure>(&aligned).map_err(Garbled)
     }
 
-    /// What this replica says, and to whom; none for what does not go to peers.
+    /// The message of this replica's Raft, with its receiver. None for a message that no peer may
+    /// get.
     pub(super) fn from_raft(mut message: eraftpb::Message) -> Option<(ReplicaId, Self)> {
         let kind = Kind::from_raft(message.get_msg_type())?;
         let snapshot =
@@ -129,7 +131,7 @@ impl Message {
         Some((ReplicaId(message.to), said))
     }
 
-    /// As Raft hears it.
+    /// The message as this replica's Raft takes it.
     pub(super) fn to_raft(&self, from: ReplicaId, to: ReplicaId) -> eraftpb::Message {
         let mut message = eraftpb::Message::default();
         message.set_msg_type(self.kind.to_raft());

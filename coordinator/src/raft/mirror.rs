@@ -1,7 +1,7 @@
 //! The disk's content in memory, where Raft reads it.
 //!
-//! It has what the disk will have when all batches are durable: Raft knows which of them are, and
-//! asks for the rest only to send it. Entries since the snapshot are few and small.
+//! It has what the disk will have when all batches are durable. Raft knows which batches are, and
+//! reads the rest only to send it. Entries since the snapshot are few and small.
 
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ use super::members::{Members, NOBODY, ReplicaId};
 
 pub(super) struct Mirror {
     kept: Kept,
-    /// Somebody needs a snapshot, and is no member in the one that there is: it would be ignored.
+    /// A replica needs a snapshot, and is no member in the current one. It would ignore that one.
     is_stale: Cell<bool>,
 }
 
@@ -31,7 +31,7 @@ impl Mirror {
         &self.kept
     }
 
-    /// Whether a newer snapshot has been missed since this was asked last.
+    /// Whether a replica has needed a newer snapshot since the last call.
     pub(super) fn lacks_a_snapshot(&self) -> bool {
         self.is_stale.take()
     }
@@ -92,7 +92,7 @@ impl ::raft::Storage for Mirror {
     }
 }
 
-/// What an entry is charged besides its bytes.
+/// The bytes that an entry counts for besides its own.
 const ENTRY_OVERHEAD: u64 = 24;
 
 impl HardState {

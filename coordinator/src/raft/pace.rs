@@ -1,4 +1,4 @@
-//! How long a tick is: Raft counts its time-outs in ticks, and a tick grows with the round trip.
+//! How long a tick is. Raft counts its time-outs in ticks, and a tick grows with the round trip.
 //!
 //! Within one place a tick is [`LAN_TICK`]. An election takes two round trips, a new leader has to
 //! hear a majority within its lease, and two candidates whose time-outs end within half a round
@@ -6,13 +6,13 @@
 //! a voter: the lease is two and a half round trips, the shortest time-out three, and time-outs
 //! differ by up to two. Round trips below 40 ms change nothing.
 //!
-//! Every request between replicas carries its sender's time, every answer carries it back; a
-//! candidate that is answered too late to be elected knows the round trip for its next attempt.
-//! Leaders and candidates tell their tick, so that no follower loses patience earlier than they
-//! expect.
+//! Every request between replicas carries its sender's time, and every answer carries it back. A
+//! candidate that gets its answers too late to be elected knows the round trip for its next
+//! attempt. Leaders and candidates tell their tick, so that no follower loses patience earlier than
+//! they expect.
 //!
-//! A leader that was given up and is heard again was slow, not gone: then ticks double for a while,
-//! as on a machine that has too much to do.
+//! A leader that its followers gave up and hear again was slow, not gone. Then ticks double for a
+//! while, as on a machine that has too much to do.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,12 +28,12 @@ use super::settings::{self, LAN_TICK, LEASE};
 const LONGEST_TICK: Duration = Duration::from_millis(160);
 /// Ticks to a round trip.
 const TICKS_A_ROUND_TRIP: u32 = 8;
-/// The network's part of a round trip is the shortest of the last span and of this one: pauses of
-/// processes lengthen single measurements.
+/// The network's part of a round trip is the shortest one of the last span and of this span. Pauses
+/// of processes lengthen single measurements.
 const SPAN: Duration = Duration::from_secs(5);
-/// What took longer says nothing of the network.
+/// A longer measurement says nothing of the network.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(10);
-/// For so long a leader that was given up too early makes ticks longer.
+/// How long ticks stay longer after a replica gave a leader up too early.
 const CAUTION_LASTS: Duration = Duration::from_secs(30);
 /// The shortest round trips to a replica, in the last span and in the one that began at a time.
 #[derive(Clone, Copy, Debug)]
@@ -49,13 +49,13 @@ pub(super) struct Pace {
     now: Time,
     tick: Duration,
     round_trips: BTreeMap<ReplicaId, RoundTrip>,
-    /// The newest time that a replica's request stated, for the answers to it.
+    /// The newest time that each replica's request stated, for the answers to it.
     echoes: BTreeMap<ReplicaId, u64>,
     /// The tick that a leader or candidate has told.
     told: Duration,
-    /// The leader that was given up last, and its term.
+    /// The leader that this replica gave up last, and its term.
     given_up: Option<(ReplicaId, u64)>,
-    /// When a leader was last given up too early.
+    /// When this replica last gave up a leader too early.
     erred: Option<Time>,
 }
 
@@ -72,14 +72,14 @@ impl Pace {
         }
     }
 
-    /// Time has passed.
+    /// Time has passed. Forgets measurements and errors that are too old.
     pub(super) fn pass(&mut self, now: Time) {
         self.now = now;
         self.round_trips.retain(|_, it| now.since(it.began) <= 2 * SPAN);
         self.erred = self.erred.filter(|erred| now.since(*erred) <= CAUTION_LASTS);
     }
 
-    /// What the replica counts time in. A leader's tick changes with its heartbeats alone.
+    /// The tick that the replica counts time in. A leader's tick changes with its heartbeats alone.
     pub(super) fn tick(&mut self, leads: bool) -> Duration {
         if !leads {
             self.tick = self.wanted(self.told);
@@ -87,7 +87,7 @@ impl Pace {
         self.tick
     }
 
-    /// The tick as it was last.
+    /// The tick of the last call of [`Pace::tick`] or of the last heartbeat.
     pub(super) fn current(&self) -> Duration {
         self.tick
     }
@@ -99,7 +99,8 @@ impl Pace {
         (longest / TICKS_A_ROUND_TRIP).max(least).max(told).min(LONGEST_TICK)
     }
 
-    /// A message is said now: it tells the tick and the time, or a request's time again.
+    /// Stamps a message that goes out now with the tick and the time, or with a request's time
+    /// again.
     pub(super) fn stamp(&mut self, to: ReplicaId, message: &mut Message) {
         if message.kind == Kind::Heartbeat {
             // Followers that know the old tick must hear the next heartbeat in time.
@@ -116,7 +117,7 @@ impl Pace {
         };
     }
 
-    /// A replica has said something; this one is in a term.
+    /// A replica has sent a message. `term` is the term of this replica.
     pub(super) fn hear(&mut self, from: ReplicaId, message: &Message, term: u64) {
         match message.kind {
             Kind::Heartbeat | Kind::Vote | Kind::PreVote => {
@@ -140,17 +141,18 @@ impl Pace {
         }
     }
 
-    /// The link to a replica is gone: no answer comes to what was asked on it.
+    /// The link to a replica is gone. No answer comes to a request on it.
     pub(super) fn link_lost(&mut self, peer: ReplicaId) {
         self.echoes.remove(&peer);
     }
 
-    /// This replica waits for a leader no longer.
+    /// This replica no longer waits for a leader.
     pub(super) fn give_up(&mut self, leader: ReplicaId, term: u64) {
         self.given_up = Some((leader, term));
     }
 
-    /// A leader that lives was given up, or lost its followers for a moment.
+    /// This replica gave up a leader that lives, or was a leader that lost its followers for a
+    /// moment.
     pub(super) fn be_cautious(&mut self) {
         self.erred = Some(self.now);
     }
@@ -172,12 +174,12 @@ impl Pace {
 }
 
 impl Replica {
-    /// Who leads, as Raft knows it, in which term.
+    /// The leader according to Raft, and the term.
     pub(super) fn leader_of_term(&self) -> (ReplicaId, u64) {
         (ReplicaId(self.node.raft.leader_id), self.node.raft.term)
     }
 
-    /// A tick may have ended the wait for a leader, or the lease of this one.
+    /// Notices if a tick has ended the wait for a leader, or this replica's own lease.
     pub(super) fn notice_if_given_up(&mut self, (leader, term): (ReplicaId, u64)) {
         if leader == NOBODY || self.leader_of_term().0 != NOBODY {
             return;
@@ -188,14 +190,15 @@ impl Replica {
         }
     }
 
-    /// Whether the next tick makes a follower give its leader up, or a leader itself.
+    /// Whether the next tick makes a follower give its leader up, or a leader its lead.
     pub(super) fn times_out_next(&self) -> bool {
         let raft = &self.node.raft;
         let patience = if self.is_elected() { LEASE } else { raft.randomized_election_timeout() };
         raft.election_elapsed + 1 >= patience
     }
 
-    /// After every step: Raft draws a time-out from the system's generator whenever it begins anew.
+    /// Due after every step: Raft draws a time-out from the system's generator whenever it begins
+    /// anew.
     pub(super) fn set_patience(&mut self) {
         let ticks = settings::election_ticks(self.seed, self.id, self.node.raft.term);
         self.node.raft.set_randomized_election_timeout(ticks);

@@ -1,25 +1,25 @@
 //! Bugs on purpose: each breaks a promise in one line, and a simulation must find it.
 //!
-//! Only the replicas' own tests build this (feature `planted`). A plant is set on a replica, and
-//! asked for at the place that it breaks; what finds it is never at that place.
+//! Only the replicas' own tests build this (feature `planted`). A test sets a plant on a replica,
+//! and the broken place asks for it. The check that finds a plant is never at that place.
 
 /// A bug that can be planted in a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
-    /// A vote is not written down.
+    /// The replica does not write down its vote.
     ForgetVote,
-    /// What is to be said once a batch is durable is said at once.
+    /// The replica sends at once a message that has to wait until a batch is durable.
     SayEarly,
-    /// Entries are applied when they are appended.
+    /// The replica applies entries when it appends them.
     ApplyEarly,
-    /// A snapshot does not say who the members are.
+    /// A snapshot does not list the members.
     ForgetMembers,
-    /// A read is answered without asking whether another one leads.
+    /// A leader answers a read without asking whether another replica leads.
     ReadAtOnce,
-    /// Nobody leaves a joint configuration.
+    /// No leader leaves a joint configuration.
     StayJoint,
     /// A leader that stands alone leads before its term is durable.
     LeadEarly,
-    /// However much waits for the disk, more is taken in.
+    /// However much waits for the disk, the replica takes in more.
     HoldEverything,
 }

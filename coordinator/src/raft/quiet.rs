@@ -1,7 +1,7 @@
-//! When a replica has something to do by itself next, so that its driver may sleep until then.
+//! When a replica next has to do something by itself. Its driver may sleep until then.
 //!
-//! A cluster without a run is at rest: leaders say less often that they live. Time-outs stay as
-//! they are, so a leader that has ended is noticed no later.
+//! A cluster without a run is at rest: its leader sends heartbeats less often. Time-outs stay as
+//! they are, so the followers notice no later that a leader has ended.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ impl Replica {
 
     /// The same, in ticks. A tick that comes after more than these is late.
     ///
-    /// A follower at rest wakes a heartbeat's time before its patience ends, and then at its end: a
-    /// process that was paused meanwhile is late at the first of the two, and hears what has come
-    /// before it gives the leader up.
+    /// A follower at rest wakes a heartbeat's time before its patience ends, and again at the end.
+    /// A process that was paused meanwhile is late at the first wake-up. So it hears the messages
+    /// that have come before it gives the leader up.
     pub(super) fn quiet_ticks(&self) -> usize {
         let (raft, heartbeat) = (&self.node.raft, self.heartbeat());
         let election = raft.randomized_election_timeout().saturating_sub(raft.election_elapsed);
@@ -31,7 +31,7 @@ impl Replica {
         due.clamp(1, heartbeat)
     }
 
-    /// The cluster is at rest, or is not any more.
+    /// Tells the replica whether the cluster is at rest.
     pub fn rest(&mut self, rests: bool) {
         if std::mem::replace(&mut self.rests, rests) != rests {
             let ticks = self.heartbeat();

@@ -1,29 +1,29 @@
 //! Reads that see everything that was agreed before they began.
 //!
-//! A leader notes its commit, hears from a majority that it still leads, and answers when that much
-//! is applied (ReadIndex; Ongaro's dissertation, 6.4). Whether an answer comes at all, Raft does
-//! not say; here each ticket is answered once, or lost.
+//! A leader notes its commit, hears from a majority that it still leads, and answers when it has
+//! applied that much (ReadIndex; Ongaro's dissertation, 6.4). Raft does not promise an answer. This
+//! module answers each ticket once, or reports it lost.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use ::raft::ReadState;
 
-/// Most reads that wait.
+/// Most reads that wait at a time.
 const MAX_READS: usize = 1024;
 
-/// Tickets that are not answered.
+/// Tickets without an answer.
 #[derive(Default)]
 pub(super) struct Reads {
-    /// How many were asked: each has a number of its own, whatever its ticket.
+    /// The number of reads so far. Each read has a number of its own, whatever its ticket.
     asked: u64,
-    /// By number, those of which it is not known whether this replica led.
+    /// Tickets by number, while this replica does not know yet whether it led.
     asking: BTreeMap<u64, u64>,
-    /// The commit that a ticket saw: it waits until that is applied.
+    /// The commit that a ticket saw. The ticket waits until the replica has applied that commit.
     known: VecDeque<(u64, u64)>,
 }
 
 impl Reads {
-    /// Takes a ticket; gives what to ask Raft with, unless too many wait.
+    /// Takes a ticket. Returns the context to ask Raft with, or none if too many reads wait.
     pub(super) fn ask(&mut self, ticket: u64) -> Option<Vec<u8>> {
         if self.asking.len() + self.known.len() >= MAX_READS {
             return None;
@@ -33,7 +33,7 @@ impl Reads {
         Some(self.asked.to_le_bytes().to_vec())
     }
 
-    /// A read is known to have seen a commit.
+    /// Raft confirms which commit a read saw.
     pub(super) fn confirm(&mut self, state: &ReadState) {
         let number = state.request_ctx.as_slice().try_into().map(u64::from_le_bytes);
         if let Some(ticket) = number.ok().and_then(|number| self.asking.remove(&number)) {
@@ -41,14 +41,14 @@ impl Reads {
         }
     }
 
-    /// The tickets, and what they saw, whose time has come.
+    /// The tickets that may be answered now, with the commits that they saw.
     pub(super) fn answered(&mut self, applied: u64) -> Vec<(u64, u64)> {
         let (ready, rest) = self.known.drain(..).partition(|(index, _)| *index <= applied);
         self.known = rest;
         Vec::from_iter::<VecDeque<(u64, u64)>>(ready)
     }
 
-    /// This replica leads no more: what was asked, nobody answers.
+    /// This replica no longer leads. The tickets that are still asking get no answer.
     pub(super) fn lose(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.asking).into_values().collect()
     }

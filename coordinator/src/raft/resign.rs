@@ -1,11 +1,11 @@
-//! How a leader comes to lead no longer: it lets another replica lead, or nobody for a while.
+//! How a leader stops leading: it hands over to another replica, or leaves no leader for a while.
 
 use super::members::NOBODY;
 use super::{Refused, Replica, ReplicaId};
 
 impl Replica {
-    /// Asks to hand leadership over. Proposals are refused until that is done, or given up after
-    /// some heartbeats.
+    /// Asks to hand leadership over. The replica refuses proposals until that is done, or until it
+    /// gives the transfer up after some heartbeats.
     ///
     /// # Errors
     /// [`Refused::NotLeader`], [`Refused::Impossible`].
@@ -19,13 +19,13 @@ impl Replica {
         Ok(())
     }
 
-    /// Whether leadership is being handed over.
+    /// Whether a transfer of leadership is under way.
     pub fn is_handing_over(&self) -> bool {
         self.node.raft.lead_transferee.is_some()
     }
 
-    /// Leads no longer, if it does. Whoever may be elected, this replica too, then is: of those
-    /// that write nothing at the moment.
+    /// Stops leading, if this replica leads. The next leader is any replica that may be elected and
+    /// has no write under way. It may be this replica again.
     pub fn resign(&mut self) {
         if self.is_elected() {
             let raft = &mut self.node.raft;

@@ -1,20 +1,20 @@
-//! How Raft is set, and why.
+//! The settings of Raft, with their reasons.
 
 use std::time::Duration;
 
 use super::members::ReplicaId;
 
-/// What Raft counts time in, within one place: a heartbeat each 25 ms, an election after 125 to
-/// 205 ms of silence. `pace.rs` says when a tick is longer.
+/// The shortest tick, used within one place: a heartbeat each 25 ms, an election after 125 to 205
+/// ms of silence. `pace.rs` says when a tick is longer.
 pub const LAN_TICK: Duration = Duration::from_millis(5);
 
 /// Ticks between a leader's heartbeats.
 pub(super) const HEARTBEAT: usize = 5;
-/// The same while the cluster is at rest: each costs every replica a few wake-ups.
+/// The same while the cluster is at rest, because each heartbeat costs every replica some wake-ups.
 pub(super) const HEARTBEAT_AT_REST: usize = 10;
-/// Ticks for which who has heard a leader elects no other, and within which a leader has to hear a
-/// majority. Below the shortest time-out, so that whoever runs out of patience does not find the
-/// others bound by a heartbeat that came to them a moment later.
+/// A replica that has heard a leader elects no other one for this many ticks. A leader has to hear
+/// a majority within them. Below the shortest time-out, so that a replica that runs out of patience
+/// does not find the others bound by a heartbeat that reached them a moment later.
 pub(super) const LEASE: usize = 20;
 /// The shortest and, exclusively, the longest time-out of an election, in ticks.
 const TIMEOUT: std::ops::Range<usize> = 25..42;
@@ -25,9 +25,9 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 pub const MAX_ENTRY_BYTES: usize = 4 << 20;
 /// Most bytes of a change of members.
 pub(super) const MAX_CHANGE_BYTES: usize = 1 << 10;
-/// Messages with entries that are under way to a follower.
+/// Messages with entries that may be under way to one follower.
 const MAX_INFLIGHT: usize = 64;
-/// Most bytes that a leader has proposed and not seen agreed.
+/// Most bytes of entries that a leader has proposed and has not seen agreed.
 const MAX_UNCOMMITTED_BYTES: u64 = 16 << 20;
 /// Most entries that a leader has proposed and not seen applied.
 pub(super) const MAX_UNCOMMITTED: u64 = 16 << 10;
@@ -41,9 +41,10 @@ pub(super) fn settings(id: ReplicaId, applied: u64) -> ::raft::Config {
         heartbeat_tick: HEARTBEAT,
         min_election_tick: TIMEOUT.start,
         max_election_tick: TIMEOUT.end,
-        // Who was cut off comes back without disturbing anybody, and who is removed never can.
+        // A replica that was cut off comes back without disturbing the others. A removed one never
+        // can.
         pre_vote: true,
-        // A leader without a majority steps down, and does not go on promising.
+        // A leader without a majority steps down instead of going on promising.
         check_quorum: true,
         max_size_per_msg: MAX_MESSAGE_BYTES as u64,
         max_inflight_msgs: MAX_INFLIGHT,
@@ -53,8 +54,8 @@ pub(super) fn settings(id: ReplicaId, applied: u64) -> ::raft::Config {
     }
 }
 
-/// How many ticks a replica waits for a leader in a term: other replicas wait longer or shorter,
-/// and in another term it is another number. Raft would draw it from the system's generator.
+/// How many ticks a replica waits for a leader in a term. Other replicas wait longer or shorter,
+/// and each term has another number. Raft would draw it from the system's generator.
 pub(super) fn election_ticks(seed: u64, id: ReplicaId, term: u64) -> usize {
     let mut mixed = seed ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ term.rotate_left(32);
     // The finaliser of SplitMix64 (Steele, Lea, Flood, 2014): neighbours become strangers.

@@ -41,7 +41,7 @@ fn effects(replica: &mut Replica) -> Vec<Effect> {
     std::iter::from_fn(|| replica.poll_effect()).collect()
 }
 
-/// Everything that is to be written is written, and its consequences too; what else was wanted.
+/// Completes all writes, with their consequences. Returns the other effects.
 fn written(replica: &mut Replica) -> Vec<Effect> {
     let mut wanted = Vec::new();
     while let Some(effect) = replica.poll_effect() {
@@ -327,7 +327,7 @@ fn what_no_replica_can_have_left_is_refused() {
     }
 }
 
-/// Hears a heartbeat of a leader at each tick, for so many ticks.
+/// Gives the replica a leader's heartbeat at each tick, for so many ticks.
 fn lead_on(replica: &mut Replica, from: Time, ticks: u32, tick_us: u32) -> Time {
     let beat = Message { tick_us, ..message(Word::Heartbeat, 1) };
     (1..=ticks).fold(from, |now, _| {
@@ -336,7 +336,7 @@ fn lead_on(replica: &mut Replica, from: Time, ticks: u32, tick_us: u32) -> Time 
     })
 }
 
-/// For how many ticks a replica waits for a leader that was heard a moment ago.
+/// For how many ticks a replica waits for a leader that it heard a moment ago.
 fn patience(replica: &mut Replica, from: Time) -> (u32, Time) {
     effects(replica);
     let ticks = (1..1_000).find(|number| {

@@ -1,31 +1,31 @@
-//! Batches that are under way to the disk, and what waits for them.
+//! Batches that are under way to the disk, and the effects that wait for them.
 //!
-//! Raft's promises hold only once they are durable: a vote, an acknowledged entry. What says them
-//! waits here, in order, until the disk has them.
+//! A vote or an acknowledged entry is a promise of Raft, which holds only once it is durable. The
+//! effects that tell it wait here, in order, until the disk has it.
 
 use std::collections::VecDeque;
 
 use super::{Effect, Message, Replica};
 
-/// Most effects that wait for the disk: answers to what a leader says in some seconds.
+/// Most effects that wait for the disk: the answers to some seconds of a leader's messages.
 const MAX_HELD: usize = 256;
 
-/// What is done when a batch is durable.
+/// What the replica does when a batch is durable.
 pub(super) struct Waiting {
-    /// The batch.
+    /// The number of the batch.
     pub(super) batch: u64,
-    /// Raft's own number, if it waits as well.
+    /// The number of Raft's `Ready`, if that waits as well.
     pub(super) ready: Option<u64>,
-    /// The term that the batch made durable.
+    /// The term that the batch makes durable.
     pub(super) term: u64,
-    /// Up to where a snapshot in it stands for the log.
+    /// The index of the snapshot in it, if it has one.
     pub(super) installed: Option<u64>,
-    /// What may then be said and done.
+    /// The effects that may go out then.
     pub(super) effects: Vec<Effect>,
 }
 
 impl Waiting {
-    /// What comes behind it waits for the same batch.
+    /// Adds effects that wait for the same batch.
     fn join(&mut self, next: Self) {
         self.ready = next.ready.or(self.ready); // Raft takes it for all before
         self.term = next.term;
@@ -34,23 +34,23 @@ impl Waiting {
     }
 }
 
-/// The batches so far.
+/// The batches that the replica has given to the disk so far.
 pub(super) struct Writes {
     given: u64,
     durable: u64,
     term: u64,
     waiting: VecDeque<Waiting>,
-    /// How many effects wait.
+    /// The number of effects that wait.
     held: usize,
 }
 
 impl Writes {
-    /// None yet, on a disk that knows a term.
+    /// No batch yet, on a disk that knows a term.
     pub(super) fn new(term: u64) -> Self {
         Self { given: 0, durable: 0, term, waiting: VecDeque::new(), held: 0 }
     }
 
-    /// The newest term that is on the disk.
+    /// The newest term on the disk.
     pub(super) fn durable_term(&self) -> u64 {
         self.term
     }
@@ -60,18 +60,18 @@ impl Writes {
         self.given
     }
 
-    /// The number of a new batch.
+    /// Returns the number of a new batch.
     pub(super) fn next(&mut self) -> u64 {
         self.given += 1;
         self.given
     }
 
-    /// Whether a batch is not durable.
+    /// Whether the disk still has a batch to write.
     pub(super) fn are_under_way(&self) -> bool {
         self.durable < self.given
     }
 
-    /// Something waits for the newest batch, or for nothing if that is durable.
+    /// Lets effects wait for the newest batch. They are due at once if that batch is durable.
     pub(super) fn wait(&mut self, waiting: Waiting) {
         self.held += waiting.effects.len();
         match self.waiting.back_mut().filter(|last| last.batch == waiting.batch) {
@@ -80,13 +80,13 @@ impl Writes {
         }
     }
 
-    /// A batch is durable, and so are all before.
+    /// A batch and all before it are durable.
     pub(super) fn persisted(&mut self, number: u64) {
         assert!(number <= self.given, "batch {number} of {}", self.given);
         self.durable = self.durable.max(number);
     }
 
-    /// The next that need not wait any more.
+    /// The next effects that need not wait any more.
     pub(super) fn released(&mut self) -> Option<Waiting> {
         let waiting = self.waiting.pop_front_if(|waiting| waiting.batch <= self.durable)?;
         self.term = waiting.term;
@@ -100,14 +100,15 @@ impl Replica {
         self.writes.are_under_way()
     }
 
-    /// Whether time-outs rest: none is elected meanwhile, and who was has nothing to say before its
-    /// term is durable.
+    /// Whether time-outs rest. No replica is elected during its own write, and an elected one must
+    /// not speak before its term is durable.
     pub(super) fn must_rest(&self) -> bool {
         !self.leads() && self.is_writing()
     }
 
-    /// Whether a message is as good as lost: the disk stands still, and enough waits to be said
-    /// when it goes on. What matters is said again; a snapshot is not, while its link lasts.
+    /// Whether this replica drops a message as if it were lost, because the disk stands still and
+    /// enough answers wait already. The sender repeats every message that matters, except a
+    /// snapshot while its link lasts.
     pub(super) fn must_ignore(&self, message: &Message) -> bool {
         #[cfg(feature = "planted")]
         if self.plant == Some(super::plant::Plant::HoldEverything) {

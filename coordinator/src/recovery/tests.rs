@@ -21,7 +21,7 @@ fn coordinator(number: u16) -> Coordinator {
     }
 }
 
-/// The disk of the first of three coordinators; the last entry is not known to be agreed on.
+/// The disk of the first of three coordinators. Its last entry is not known to be agreed on.
 fn disk() -> Kept {
     let mut kept = Kept::founded_by(ReplicaId(1));
     let join = |id| Command::Coordinator { id: None, coordinator: coordinator(id) };

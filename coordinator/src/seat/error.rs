@@ -6,29 +6,29 @@ use crate::state::SnapshotError;
 /// Why a coordinator cannot begin, or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum SeatError {
-    /// What its disk holds cannot be.
+    /// The content of its disk is contradictory.
     #[error(transparent)]
     Unsound(#[from] Unsound),
-    /// A snapshot holds no state.
+    /// A snapshot does not decode to a state.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// An entry that was agreed on cannot be read.
+    /// An agreed entry does not decode.
     #[error("entry {index} of the log cannot be read ({problem}); run the same build everywhere")]
     Entry {
-        /// Its place.
+        /// The entry's index in the log.
         index: u64,
-        /// What is wrong with it.
+        /// The decoder's error, in words.
         problem: String,
     },
-    /// The disk has been taken back to an earlier time.
+    /// The disk holds an older state than before.
     #[error(
         "the log ends at entry {last}, but this coordinator has acknowledged entry {agreed}: its \
          directory was replaced by an older copy, from a backup or a snapshot of the machine"
     )]
     Forgotten {
-        /// The last entry that is there.
+        /// The index of the last entry on the disk.
         last: u64,
-        /// An entry that it had.
+        /// The index of an entry that this coordinator had acknowledged.
         agreed: u64,
     },
 }

@@ -1,9 +1,9 @@
-//! A leader that hears no worker, while another coordinator does, lets that one lead.
+//! A leader that hears no worker, while another coordinator does, hands over to that coordinator.
 //!
-//! The log may be led by a coordinator whose roads to the workers alone are shut: it can agree on
-//! anything, and has nobody to tell. Every coordinator that follows tells the leader how many
-//! workers have links with it. A new leader keeps the lead for a time, whatever it hears, so that
-//! leadership cannot go to and fro.
+//! The leader of the log may be a coordinator with roads to the other coordinators, but none to the
+//! workers. It can agree on anything, and can tell no worker. Every follower tells the leader how
+//! many workers have links with it. A new leader keeps the lead for a time, whatever it hears, so
+//! that leadership cannot go to and fro.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use super::{Effect, Seat};
 use crate::core::LinkId;
 use crate::raft::ReplicaId;
 
-/// How often a coordinator that follows tells how many workers it hears.
+/// How often a follower tells the leader how many workers it hears.
 const TELL: Duration = Duration::from_secs(1);
-/// What was told counts for this long: two of three may be lost or late.
+/// How long a follower's count is valid. Two of three messages may be lost or late.
 const FRESH: Duration = Duration::from_millis(2_500);
-/// A leader that has heard no worker for this long, after each was silent, is deaf. A link that
-/// nothing passes has ended by then at the other coordinators, too.
+/// A leader that has heard no worker for this long, after each was silent, is deaf. By then, links
+/// on which no packet passes have ended at the other coordinators, too.
 const DEAF: Duration = Duration::from_secs(3);
-/// A leader leads for this long before it hands over, and before it tries that again.
+/// How long a leader leads before it hands over, and before it tries that again.
 const KEEP: Duration = Duration::from_secs(10);
 
-/// Who hears workers.
+/// How many workers the coordinators hear.
 #[derive(Debug, Default)]
 pub(super) struct Hearing {
-    /// How many workers each of the others has told of last, and when.
+    /// The count that each follower told last, and when.
     told: BTreeMap<ReplicaId, (Time, u32)>,
-    /// When this coordinator has told so last.
+    /// When this coordinator last counted its workers for the leader.
     said: Option<Time>,
-    /// Since when this one, which leads, hears no worker.
+    /// Since when this leader hears no worker.
     deaf_since: Option<Time>,
-    /// Since when it leads, or when it last tried to hand over.
+    /// Since when this coordinator leads, or when it last tried to hand over.
     kept_since: Time,
 }
 
@@ -53,8 +53,8 @@ impl Seat {
         }
     }
 
-    /// Time has passed: a follower tells how many workers it hears, and a leader that hears none
-    /// looks for one that does.
+    /// Time has passed. A follower tells how many workers it hears. A leader that hears none looks
+    /// for a follower that does.
     pub(super) fn compare_hearing(&mut self, now: Time) {
         match (self.leads, self.leader) {
             (Some(_), _) => self.yield_to_hearing(now),
@@ -89,7 +89,7 @@ impl Seat {
             told.filter(|(at, _)| now.since(*at) < FRESH).map_or(0, |(_, workers)| *workers)
         };
         let heirs = self.heirs(now).into_iter().filter(|id| hears(id) > 0);
-        // Of equals the one with most of the log, which comes first.
+        // Among equals the coordinator with most of the log wins. It comes first in `heirs`.
         if let Some(heir) = heirs.rev().max_by_key(hears) {
             self.hearing.kept_since = now;
             let _ = self.replica.transfer(heir); // refused while another transfer is under way

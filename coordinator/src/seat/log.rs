@@ -1,4 +1,5 @@
-//! What goes between a core and its replica: proposals into the log, what is agreed out of it.
+//! Carries proposals from a core into its replica's log, and agreed entries from the log to the
+//! core.
 
 use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
@@ -11,13 +12,13 @@ use crate::core;
 use crate::raft::{self, Agreed, Refused, ReplicaId, Snapshot};
 use crate::state::{Entry, State};
 
-/// A snapshot is taken when so many bytes of entries are behind the one before, however few.
+/// The seat also takes a snapshot after this many bytes of entries since the last snapshot.
 const SNAPSHOT_BYTES: usize = 4 << 20;
 
 impl Seat {
-    /// Carries what the replica and the core want from one to the other, until both are quiet. The
-    /// core goes first: what an entry brings to the history comes before a batch in which a
-    /// snapshot takes that entry's place.
+    /// Carries the effects of the replica and the core from one to the other, until both are quiet.
+    /// The core goes first: the history gets an entry's frame before a batch in which a snapshot
+    /// takes that entry's place.
     pub(super) fn advance(&mut self, now: Time) -> Result<(), SeatError> {
         loop {
             if let Some(effect) = self.core.poll_effect() {
@@ -116,7 +117,7 @@ impl Seat {
                 let message = Message::Raft(message.encode().to_vec());
                 self.effects.push_back(Effect::Send { to: link, message });
             }
-            // Raft says the rest again by itself.
+            // Raft repeats other messages by itself.
             None if message.is_snapshot() => self.replica.snapshot_done(to, false),
             None => {}
         }
@@ -154,8 +155,8 @@ impl Seat {
         Ok(())
     }
 
-    /// Who the coordinators are, as the log has it by now, and whose word may still be needed: one
-    /// that comes back from its disk alone knows them by nothing else.
+    /// Learns the coordinators from the state, and also leaving ones that may still have a vote. A
+    /// coordinator that restarts from its disk alone knows them from nowhere else.
     fn learn_of_peers(&mut self) {
         let (state, members) = (self.core.state(), self.replica.members());
         self.peers.learn(state.revision(), state.coordinators(), members);
@@ -165,7 +166,7 @@ impl Seat {
         }
     }
 
-    /// What the history says of entries that are not in the log any more, if all of it is there.
+    /// Restores the history of the entries that the log has dropped, if all of it is there.
     fn begin_past(&mut self) {
         if let Some(frames) = self.past.take()
             && !self.lacks_history
@@ -188,7 +189,8 @@ impl Seat {
         }
         match self.replica.propose(bytes.clone()) {
             Err(Refused::Full | Refused::HandingOver) => self.put_off(bytes),
-            // It leads no longer, and hears so next; the core looks anew at everything then.
+            // This coordinator no longer leads, and its next effect says so. The core re-evaluates
+            // all pending work then.
             Ok(_) | Err(Refused::NotLeader) => {}
             Err(Refused::Impossible(reason)) => {
                 tracing::error!(reason, bytes = bytes.len(), "an entry is not for the log");
@@ -197,8 +199,8 @@ impl Seat {
         }
     }
 
-    /// Where too much waits, nobody leads here any more: what was asked for is looked at anew by
-    /// whoever comes to lead, and that is not a coordinator whose disk stands still.
+    /// Resigns when the proposal queue is full. The next leader re-evaluates the pending work, and
+    /// a coordinator with a disk that stands still cannot become that leader.
     fn put_off(&mut self, bytes: Vec<u8>) {
         if !self.put_off.push(bytes) {
             tracing::error!("too much waits for the log: this coordinator leads no longer");
@@ -213,13 +215,13 @@ impl Seat {
     }
 }
 
-/// An entry of the log, as a batch holds it.
+/// Encodes an entry of the log for a batch.
 pub(crate) fn encode(entry: &Entry) -> Vec<u8> {
     let bytes = rkyv::to_bytes::<rancor::Error>(entry);
     bytes.expect("an entry is finite and needs no shared pointers").to_vec()
 }
 
-/// An entry of the log, from what a batch holds of it.
+/// Decodes an entry of the log from a batch.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Entry, String> {
     let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
     aligned.extend_from_slice(bytes);

@@ -1,11 +1,11 @@
-//! Who the coordinators are: how one becomes one of them, and how one ceases to be.
+//! How a process becomes a coordinator, and how it ceases to be one.
 //!
-//! The state says who they are to be; the replica's members follow it, and then the log does
-//! without whoever was removed. But nobody is told so, nor shut out, before the log says that, too:
-//! the leader proposes it when the change is on its own disk, so whoever takes that entry knows the
-//! change with it, and agreed, a majority of those that are left does. Shut out any earlier, a
-//! coordinator could be switched off while the others, started again or bereft of their leader,
-//! still need its vote.
+//! The state lists the coordinators. The replica's members follow that list, and then the log goes
+//! on without a removed coordinator. But the leader tells and shuts out a removed coordinator only
+//! when the log says that, too. The leader proposes this entry when the change is on its own disk.
+//! So every replica that takes the entry knows the change with it. Once the entry is agreed, a
+//! majority of the remaining coordinators knows it. Shut out any earlier, a removed coordinator
+//! could be switched off while the others, restarted or without their leader, still need its vote.
 
 use std::time::Duration;
 
@@ -20,22 +20,22 @@ use crate::core::{self, LinkId, TELLING};
 use crate::raft::ReplicaId;
 use crate::state::{Command, Coordinator, Entry};
 
-/// How often what the log is to say is said again, until it does.
+/// How long a coordinator waits before it proposes or announces the same again.
 const PAUSE: Duration = Duration::from_millis(500);
-/// For so long whoever has lost its link may come back by itself.
+/// How long a leader waits for a leaving coordinator that has lost its link to return.
 const ABSENCE: Duration = Duration::from_secs(10);
 
-/// Since when somebody is kept who may tell this coordinator what it lacks.
+/// Since when the leader keeps a leaving coordinator that may send the missing history.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Teller {
-    /// When it was found to be needed, or the newest page came.
+    /// When the leader found that it needs one, or when the newest page came.
     since: Time,
-    /// When there was a link last.
+    /// When a link to a leaving coordinator existed last.
     linked: Time,
 }
 
 impl Seat {
-    /// The names of coordinators that are to have no link any more.
+    /// The names of coordinators that may have no link any more.
     pub fn shut_out(&self) -> Vec<NodeName> {
         let views = self.core.state().those_shut_out().into_iter();
         #[cfg(feature = "planted")]
@@ -50,7 +50,7 @@ impl Seat {
         leaving.filter(|view| !self.replica.members().contain(ReplicaId(view.id)))
     }
 
-    /// Coordinators to which there is no link.
+    /// Coordinators to which this one has no link and should dial.
     pub fn to_dial(&self) -> Vec<CoordinatorView> {
         self.peers.missing(self.replica.members())
     }
@@ -60,8 +60,9 @@ impl Seat {
         !all.is_empty() && all.iter().all(|view| view.id != id)
     }
 
-    /// Whoever is at the other end may have been removed, and not know. But this one may not know
-    /// either that it leads no longer, and that the other has joined since: it asks.
+    /// The coordinator at the other end may have been removed, and not know. But this leader may
+    /// not know either that it no longer leads, and that the other has joined since. So it asks the
+    /// log with a read.
     pub(super) fn doubt(&mut self, link: LinkId) {
         if self.leads.is_some() && !self.doubts.values().any(|other| *other == link) {
             let ticket = FIRST_DOUBT + self.doubts_before;
@@ -71,7 +72,8 @@ impl Seat {
         }
     }
 
-    /// A doubt is over: all that was agreed when it arose is applied here, or nobody knows.
+    /// A doubt is over. If `is_certain`, this coordinator has applied all that was agreed when the
+    /// doubt arose. Otherwise it learns nothing.
     pub(super) fn settle_doubt(&mut self, ticket: u64, is_certain: bool) {
         let Some(link) = self.doubts.remove(&ticket) else { return };
         let Some(name) = self.peers.name_of(link) else { return };
@@ -83,7 +85,7 @@ impl Seat {
         }
     }
 
-    /// A coordinator says where it is to every other that it meets.
+    /// A coordinator tells its address to every other coordinator that it meets.
     pub(super) fn introduce_to(&mut self, to: LinkId, identity: &Identity) {
         if peers::is_coordinator(identity) {
             self.say_where(to);
@@ -96,8 +98,8 @@ impl Seat {
         self.effects.push_back(Effect::Send { to, message });
     }
 
-    /// Whether a coordinator is to be one no more, the log decides; but whether anything could be
-    /// agreed on without it, only who leads knows, and at this moment.
+    /// The log decides whether a coordinator is removed. But only the leader knows, and only at
+    /// this moment, whether the others could agree on anything without that coordinator.
     pub(super) fn asked_to_remove(
         &mut self,
         now: Time,
@@ -105,7 +107,7 @@ impl Seat {
         id: RequestId,
         gone: CoordinatorId,
     ) {
-        // What was asked for before may be in the log, and is answered from there.
+        // An earlier copy of this request may be in the log. The log answers it then.
         let is_new = self.core.leader().is_some() && !self.core.knows_request(id);
         match is_new.then(|| self.why_needed(now, gone)).flatten() {
             Some(reason) => {
@@ -137,13 +139,13 @@ impl Seat {
         })
     }
 
-    /// The replicas are to be those of the coordinators. The wish goes with leadership, and is
-    /// repeated until it has come true.
+    /// Asks for the replicas of the listed coordinators as members. The request is lost with
+    /// leadership, so the leader repeats it until it has come true.
     pub(super) fn seek_members(&mut self, now: Time) {
         let all = self.core.state().coordinators();
         let wanted: Vec<_> = all.iter().map(|view| ReplicaId(view.id)).collect();
         if !wanted.is_empty() && !self.replica.is_settled_on(&wanted) {
-            let _ = self.replica.change(wanted); // refused while leadership is handed over
+            let _ = self.replica.change(wanted); // refused while leadership is being handed over
         }
         self.shut_out_who_left(now);
     }
@@ -166,7 +168,8 @@ impl Seat {
         }
     }
 
-    /// Whether who leaves may tell what this coordinator lacks of the history, and be the only one.
+    /// Whether a leaving coordinator, perhaps the only one, may still send this one the missing
+    /// history.
     fn may_yet_be_told(&mut self, now: Time, leaving: &[CoordinatorView]) -> bool {
         #[cfg(feature = "planted")]
         if self.core.plant == Some(crate::plant::Plant::ShutOutTellers) {
@@ -183,7 +186,7 @@ impl Seat {
         now.since(teller.linked) < ABSENCE && now.since(teller.since) < TELLING
     }
 
-    /// A page of the history that is missing has come: the rest is waited for as long again.
+    /// A page of the missing history has come. The leader waits as long again for the rest.
     pub(super) fn told_history(&mut self, now: Time) {
         if let Some(teller) = &mut self.teller {
             teller.since = now;
@@ -191,7 +194,7 @@ impl Seat {
         self.core.handle(now, core::Input::HistoryTold);
     }
 
-    /// Founds the cluster, or says where it is found by now, until the log says the same.
+    /// Founds the cluster, or announces a new address, until the log says the same.
     pub(super) fn settle_in(&mut self, now: Time) {
         let due = self.introduced.is_none_or(|last| now.since(last) >= PAUSE);
         let (state, id) = (self.core.state(), self.peers.own());
@@ -207,13 +210,13 @@ impl Seat {
                 Command::Found { ephemeral, founder: coordinator, tokens }
             }
             _ if listed => Command::Coordinator { id: Some(id.0), coordinator },
-            // It does not know the log yet, or was removed, and asks whether it may go.
+            // It does not know the log yet, or was removed. It asks whether it may go.
             _ => {
                 self.introduced = Some(now);
                 return self.peers.links().into_iter().for_each(|link| self.say_where(link));
             }
         };
-        // Where there is nobody to tell yet, it is told as soon as there is.
+        // Without a leader it waits. It announces itself as soon as it knows one.
         if self.leads.is_some() {
             self.introduced = Some(now);
             let entry = Entry { unix_ms: self.core.unix_ms(now), command };

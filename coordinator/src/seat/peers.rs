@@ -1,9 +1,10 @@
-//! The links to other coordinators, and under which ids and where those are.
+//! The links to the other coordinators, with their ids and addresses.
 //!
-//! A link proves a name; which id that is, the state says, and before there is one, whoever has
-//! told this coordinator of the others. The newest list counts: its own log may be behind, and so
-//! may what it has heard. Who is on it no more is spoken to as long as the log needs its word. Who
-//! has several links is spoken to on the newest.
+//! A link proves a name. The state says which id has that name. Before this coordinator has a
+//! state, another coordinator's list says it. The newest list counts, since this coordinator's log
+//! may be behind, and so may a list that it has heard. A coordinator that the newest list lacks
+//! keeps its link as long as the log needs its vote. Messages to a coordinator with several links
+//! go on the newest.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +18,9 @@ use crate::raft::{Members, ReplicaId};
 pub(super) struct Peers {
     own: ReplicaId,
     links: BTreeMap<LinkId, NodeName>,
-    /// The newest list's revision.
+    /// The revision of the newest list.
     revision: u64,
-    /// Who they are, and who were on lists before: by id, which is never given twice.
+    /// The coordinators of the newest list and of lists before it, by id. No id is given twice.
     known: BTreeMap<CoordinatorId, Known>,
 }
 
@@ -51,8 +52,8 @@ impl Peers {
         }
     }
 
-    /// A link is gone; returns whose it was. There may be a newer one, but what was said on this
-    /// one may not have been heard.
+    /// Removes a link and returns the coordinator at its other end. A newer link to it may exist,
+    /// but messages on the old link may be lost.
     pub(super) fn disconnected(&mut self, members: &Members, link: LinkId) -> Option<ReplicaId> {
         let name = self.links.remove(&link)?;
         self.named(members, &name)
@@ -62,8 +63,8 @@ impl Peers {
         self.links.contains_key(&link)
     }
 
-    /// Takes a list of who they are, from the log or from another of them. Of who is on an old one
-    /// alone only the name counts, and only while the log is for that one.
+    /// Takes a list of coordinators, from the log or from another coordinator. A coordinator that
+    /// only an old list has counts by its name alone, and only while it is a member of the log.
     pub(super) fn learn(&mut self, revision: u64, views: Vec<CoordinatorView>, members: &Members) {
         let is_newest = revision >= self.revision;
         if is_newest {
@@ -81,7 +82,7 @@ impl Peers {
         }
     }
 
-    /// Who is at the other end of a link, by name.
+    /// The name at the other end of a link.
     pub(super) fn name_of(&self, link: LinkId) -> Option<&NodeName> {
         self.links.get(&link)
     }
@@ -91,7 +92,7 @@ impl Peers {
         self.links.keys().copied().collect()
     }
 
-    /// Who is at the other end of a link.
+    /// The id of the coordinator at the other end of a link, if this coordinator knows it.
     pub(super) fn id_of(&self, members: &Members, link: LinkId) -> Option<ReplicaId> {
         self.named(members, self.links.get(&link)?)
     }
@@ -99,7 +100,7 @@ impl Peers {
     /// The link to a coordinator.
     pub(super) fn link_of(&self, members: &Members, id: ReplicaId) -> Option<LinkId> {
         let view = self.concerned(members).find(|view| view.id == id.0)?;
-        // What is said to one of two with a name must not be heard by the other.
+        // Two coordinators may have one name. A message for the one must not reach the other.
         let has_name = self.named(members, &view.name) == Some(id);
         let mut links = self.links.iter().rev().filter(|_| has_name);
         links.find(|(_, name)| **name == view.name).map(|(link, _)| *link)
@@ -109,7 +110,7 @@ impl Peers {
         self.links.values().any(|linked| linked == name)
     }
 
-    /// To whom there is no link.
+    /// The coordinators to which there is no link.
     pub(super) fn missing(&self, members: &Members) -> Vec<CoordinatorView> {
         let is_missing =
             |view: &&CoordinatorView| view.id != self.own.0 && !self.is_linked(&view.name);
@@ -117,12 +118,12 @@ impl Peers {
     }
 
     fn named(&self, members: &Members, name: &NodeName) -> Option<ReplicaId> {
-        // A name may be given again to who joins in the place of another.
+        // A coordinator that joins in the place of another one may get its name.
         let view = self.concerned(members).filter(|view| view.name == *name).last()?;
         Some(ReplicaId(view.id))
     }
 
-    /// Who is one of them, or was and has a vote until the log does without it.
+    /// The coordinators of the newest list, and former ones that still have a vote in the log.
     fn concerned(&self, members: &Members) -> impl Iterator<Item = &CoordinatorView> {
         let concerns =
             |known: &&Known| known.is_listed || members.contain(ReplicaId(known.view.id));

@@ -1,7 +1,7 @@
-//! Proposals for which the log had no room, in order, until it has.
+//! Proposals for which the log had no room. They wait here, in order, until it has.
 //!
-//! The log has room for what the disk and the others can be behind with; here may be as much again.
-//! What becomes of a coordinator for which that is not enough, this module does not know.
+//! The log has room for the backlog of the disk and of the followers. This queue holds as much
+//! again. The caller decides what a coordinator does when the queue is full, too.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ impl PutOff {
         self.entries.is_empty()
     }
 
-    /// Whether there was room for it.
+    /// Appends an entry. Returns false if there was no room for it.
     pub(super) fn push(&mut self, entry: Vec<u8>) -> bool {
         let bytes = self.bytes + entry.len();
         let fits = bytes <= MOST_BYTES;
@@ -30,7 +30,7 @@ impl PutOff {
         fits
     }
 
-    /// All of them; none is left.
+    /// Takes all of them. The queue is empty afterwards.
     pub(super) fn take(&mut self) -> VecDeque<Vec<u8>> {
         std::mem::take(self).entries
     }

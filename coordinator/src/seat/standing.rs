@@ -1,8 +1,7 @@
-//! How the coordinators stand: who has a vote, who leads, who has how much of the log, who is
-//! silent.
+//! How the coordinators stand: their votes, the leader, their share of the log, and silent ones.
 //!
-//! Who leads hears every replica many times a second; any other one hears the leader alone, and
-//! knows of itself.
+//! A leader hears every replica many times a second. Any other coordinator hears the leader alone,
+//! and knows its own state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,19 +14,19 @@ use super::{Effect, Seat};
 use crate::core::LinkId;
 use crate::raft::ReplicaId;
 
-/// A replica that is not heard for so long is silent: many heartbeats.
+/// A replica that the leader has not heard for this long is silent. Many heartbeats fit into it.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// When each replica was heard last.
+/// When this coordinator last heard each replica.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    /// Nobody can have been silent for longer.
+    /// When this coordinator began to listen. No silence began earlier.
     since: Time,
     last: BTreeMap<ReplicaId, Time>,
 }
 
 impl Heard {
-    /// Who leads begins to listen to all.
+    /// A new leader begins to listen to all replicas.
     pub(super) fn begin(&mut self, now: Time) {
         self.since = now;
     }
@@ -42,7 +41,7 @@ impl Heard {
 }
 
 impl Seat {
-    /// Since when a replica is not heard by this one, which leads; none if it is.
+    /// Since when this leader has not heard a replica. None if it hears it.
     pub(super) fn silent_since(&self, now: Time, id: ReplicaId) -> Option<Time> {
         let last = self.heard.last(id);
         let linked = self.peers.link_of(self.replica.members(), id).is_some();
@@ -50,7 +49,7 @@ impl Seat {
         (id != self.peers.own() && silent).then_some(last)
     }
 
-    /// All coordinators, as far as the log has come here, and last those that leave.
+    /// All coordinators, as far as the log has come here. Leaving coordinators come last.
     pub fn standings(&self, now: Time) -> Vec<CoordinatorStanding> {
         let (members, leads) = (self.replica.members(), self.leads.is_some());
         let state = self.core.state();
@@ -78,8 +77,7 @@ impl Seat {
         self.effects.push_back(Effect::Send { to, message });
     }
 
-    /// How many of the coordinators that vote can be reached, this one included, and how many there
-    /// are.
+    /// How many voting coordinators this one can reach, itself included, and how many there are.
     pub fn reachable(&self) -> (usize, usize) {
         let (own, voters) = (self.peers.own(), &self.replica.members().voters);
         let linked = |id: &&ReplicaId| {

@@ -1,5 +1,5 @@
-//! Several seats on virtual time, with disks that take a millisecond and links that take half of
-//! one; who is killed keeps its disk.
+//! Several seats on virtual time. A disk takes a millisecond and a link half a millisecond. A
+//! killed seat keeps its disk.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -23,9 +23,9 @@ enum Happening {
     /// A batch is durable on the disk of a seat that was started the nth time.
     Written(u64, u64, Batch),
     Arrives(u64, Box<Input>),
-    /// A disk stands still from now on.
+    /// The disk of this seat stands still from now on.
     Stalls(u64),
-    /// With what it has just said.
+    /// This seat dies, and the messages that it has just sent are lost.
     Dies(u64),
     Nothing,
 }
@@ -35,30 +35,30 @@ struct World {
     seats: BTreeMap<u64, Seat>,
     disks: BTreeMap<u64, Kept>,
     starts: BTreeMap<u64, u64>,
-    /// From each end of a link to the other: whose seat that is, and its name for the link.
-    /// Nobody's seat is the test itself.
+    /// From each end of a link to the other: the seat at the other end, and its name for the link.
+    /// None stands for the test itself.
     links: BTreeMap<LinkId, (Option<u64>, LinkId)>,
     coming: BinaryHeap<Reverse<(Time, u64)>>,
     happenings: BTreeMap<u64, Happening>,
     count: u64,
-    /// The newest event that each seat has brought to its history.
+    /// The newest event that each seat has added to its history.
     told: BTreeMap<u64, u64>,
-    /// What every entry has brought to the history.
+    /// The frames that all entries have added to the history.
     history: BTreeMap<u64, Frame>,
-    /// What was said to the test.
+    /// The messages that the seats sent to the test, by link.
     said: BTreeMap<LinkId, Vec<Message>>,
     removed: Vec<u64>,
-    /// Whom anybody has shut out.
+    /// The names that any seat has shut out.
     shut_out: BTreeSet<NodeName>,
-    /// Who dies of the next snapshot that comes, and whether it has.
+    /// The seat that dies of the next snapshot that arrives. None once it has.
     struck: Option<u64>,
-    /// Its disk stands still.
+    /// The seat with a disk that stands still.
     stalled: Option<u64>,
-    /// Who hears nothing of the log.
+    /// The seat that hears no message of the log.
     deaf: Option<u64>,
-    /// Whether the others tell what happened before a snapshot.
+    /// Whether the others send the history before a snapshot.
     tells: bool,
-    /// The newest snapshot that one sent to another.
+    /// The newest snapshot that one seat sent to another.
     snapshot: Option<Message>,
 }
 
@@ -80,7 +80,7 @@ impl World {
         world
     }
 
-    /// The same, before it leads.
+    /// The same, before that coordinator leads.
     fn begun() -> Self {
         let mut world = Self {
             now: Time(0),
@@ -106,7 +106,7 @@ impl World {
         world
     }
 
-    /// Three coordinators; returns their ids.
+    /// Three coordinators. Returns their ids.
     fn of_three() -> (Self, [u64; 3]) {
         let mut world = Self::founded();
         let ids = [1, world.join(2), world.join(3)];
@@ -146,7 +146,7 @@ impl World {
         self.drain(id);
     }
 
-    /// Another coordinator joins; returns its id.
+    /// Another coordinator joins. Returns its id.
     fn join(&mut self, number: u64) -> u64 {
         let id = self.apply_for(number);
         self.start(id, own(number));
@@ -154,7 +154,7 @@ impl World {
         id
     }
 
-    /// Another coordinator is to be one of them, and was told its id.
+    /// Another coordinator applies to join. Returns the id that the leader gave it.
     fn apply_for(&mut self, number: u64) -> u64 {
         let own = own(number);
         let leader = self.leader().expect("somebody leads");
@@ -170,14 +170,14 @@ impl World {
         joined.expect("it is one of them")
     }
 
-    /// The test, as somebody, has a link to a seat.
+    /// Connects the test, under an identity, to a seat.
     fn connect(&mut self, to: u64, identity: Identity) -> LinkId {
         let (here, there) = self.link(None, Some(to));
         self.give(to, Input::Connected { link: there, identity });
         here
     }
 
-    /// The test, as an operator.
+    /// Connects the test, as an operator, to a seat.
     fn operator(&mut self, to: u64) -> LinkId {
         self.connect(to, identity(Role::Operator, "operator"))
     }
@@ -206,7 +206,8 @@ impl World {
         self.later(WAY, Happening::Arrives(to, Input::Message { from, message }.into()));
     }
 
-    /// It is gone from one moment to the next; what it had told its disk to write may be written.
+    /// A seat is gone from one moment to the next. The disk may still write the batches that it was
+    /// given.
     fn kill(&mut self, id: u64) {
         self.seats.remove(&id);
         let ends: Vec<LinkId> =
@@ -262,7 +263,7 @@ impl World {
         }
     }
 
-    /// What a snapshot takes the place of was brought to the history before.
+    /// The history has every event that a snapshot of the log replaces.
     fn assert_told(&mut self, id: u64, batch: &Batch) {
         let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) else {
             return;
@@ -270,7 +271,7 @@ impl World {
         let state = State::decode(&snapshot.bytes).expect("a state");
         let newest = state.events().last().map_or(0, |event| event.number);
         if batch.base == snapshot.place {
-            self.told.insert(id, newest); // another's: the shell fetches what happened before
+            self.told.insert(id, newest); // another seat's: the shell fetches the history
         }
         let told = self.told.get(&id).copied().unwrap_or(0);
         assert!(
@@ -367,7 +368,7 @@ impl World {
         }
     }
 
-    /// The others have told a seat what happened before the snapshot that it has installed.
+    /// The others send a seat the history before the snapshot that it has installed.
     fn recall(&mut self, id: u64) {
         let Some(seat) = self.seats.get_mut(&id).filter(|_| self.tells) else { return };
         let known = self.history.range(..=seat.core.state().index());
@@ -379,7 +380,7 @@ impl World {
         leaders.next_back().map(|(id, _)| *id)
     }
 
-    /// An operator wishes something of the leader; returns the answer.
+    /// An operator asks the leader for a wish. Returns the answer.
     fn wish(&mut self, number: u64, wish: Wish) -> Option<Option<String>> {
         let leader = self.leader().expect("somebody leads");
         let link = self.operator(leader);
@@ -395,7 +396,7 @@ impl World {
         self.seats[&id].replica.members().voters.iter().map(|id| id.0).collect()
     }
 
-    /// Invariant I14: where as much is applied, the state is the same.
+    /// Invariant I14: seats with an equal applied index have an equal state.
     fn assert_agreed(&self) {
         let states: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         self.seats.values().fold(states, |mut known, seat| {
@@ -454,7 +455,7 @@ fn i9_what_was_answered_survives_the_death_of_all() {
     world.assert_agreed();
 }
 
-/// What it was asked before, it has not kept.
+/// It has not kept the request that came before it led.
 #[test]
 fn who_asks_one_that_has_just_begun_is_told_when_it_leads_and_asks_again() {
     let mut world = World::begun();
@@ -473,7 +474,7 @@ fn who_asks_one_that_has_just_begun_is_told_when_it_leads_and_asks_again() {
     assert_eq!(world.said[&link], [Message::Answer { id, refusal: None, run }]);
 }
 
-/// What it cannot write, it cannot answer.
+/// A leader cannot answer a request that it cannot write.
 #[test]
 fn a_leader_whose_disk_stands_still_lets_another_one_lead() {
     let (mut world, _) = World::of_three();
@@ -521,7 +522,7 @@ fn who_leaves_hands_leadership_over_at_once() {
     assert!(world.leader().is_some_and(|next| next != leader));
 }
 
-/// It has just died, or stands still, and nobody knows that yet.
+/// The first heir has just died, or stands still, and the leader does not know that yet.
 #[test]
 fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
     for deaf in [0, 1] {
@@ -535,7 +536,7 @@ fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
     }
 }
 
-/// The only disk stands still, and everybody goes on asking.
+/// The only disk stands still, and an operator goes on asking.
 #[test]
 fn i10_a_leader_for_whose_log_too_much_waits_leads_no_longer_before_its_disk_goes_on() {
     let mut world = World::founded();
@@ -548,7 +549,7 @@ fn i10_a_leader_for_whose_log_too_much_waits_leads_no_longer_before_its_disk_goe
         world.give(1, Input::Message { from, message: Message::Request { id, wish } });
         world.seats[&1].leads().is_some()
     };
-    // As much in the log as before it.
+    // As many bytes in the log as in the queue before it.
     let least = 2 * put_off::MOST_BYTES as u64 / 61_000;
     assert!((0..least).all(|number| ask(&mut world, number)), "it has room");
     assert!((least..2 * least).any(|number| !ask(&mut world, number)), "it waits for ever more");
@@ -559,7 +560,7 @@ fn i10_a_leader_for_whose_log_too_much_waits_leads_no_longer_before_its_disk_goe
     assert_eq!(world.wish(1, Wish::RevokeToken([0; 9])).map(|_| ()), Some(()));
 }
 
-/// Its new link may be there before the old one is known to be lost.
+/// Its new link may exist before the leader knows that the old one is lost.
 #[test]
 fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
     let mut world = World::founded();
@@ -577,7 +578,7 @@ fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
     assert_eq!(world.voters(1), [1, id]);
 }
 
-/// Whoever sent it would wait for ever.
+/// Otherwise the sender of the snapshot would wait for ever.
 #[test]
 fn a_snapshot_from_one_that_is_not_known_costs_it_the_link() {
     let (mut world, ids) = World::of_three();
@@ -588,7 +589,7 @@ fn a_snapshot_from_one_that_is_not_known_costs_it_the_link() {
     assert!(!world.links.contains_key(&link));
 }
 
-/// It knows none of them, and the log that it lacks is gone.
+/// It knows none of the others, and they have dropped the part of the log that it lacks.
 #[test]
 fn who_was_away_while_all_others_were_replaced_comes_back() {
     let (mut world, ids) = World::of_three();
@@ -621,9 +622,10 @@ impl World {
     }
 }
 
-// What is asked of the leader, and what it knows of the others.
+// Requests to the leader, and its knowledge of the others.
 impl World {
-    /// An operator says something to a coordinator; returns what it is told within this time.
+    /// An operator sends a message to a coordinator. Returns the answers that come within this
+    /// time.
     fn ask(&mut self, id: u64, message: Message, ms: u64) -> Vec<Message> {
         let link = self.operator(id);
         self.say(link, message);
@@ -631,7 +633,7 @@ impl World {
         self.said.remove(&link).unwrap_or_default()
     }
 
-    /// The leader's answer to a wish for another leader.
+    /// The leader's answer to a request for another leader.
     fn transfer(&mut self, to: Option<u64>) -> Option<Option<String>> {
         let leader = self.leader().expect("somebody leads");
         let id = RequestId { client: 8, number: 1 };
@@ -663,7 +665,7 @@ fn another_coordinator_leads_when_that_is_asked_for() {
     assert_eq!(world.transfer(Some(dead)), Some(Some(silent)));
 }
 
-/// Its first link is lost with the answer.
+/// The answer on its first link is lost with that link.
 #[test]
 fn who_asks_again_for_another_leader_is_answered_where_it_asks() {
     let (mut world, ids) = World::of_three();
@@ -706,7 +708,7 @@ fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
     assert_eq!(world.seats[&leader].reachable(), (2, 3));
 }
 
-/// It believes that it leads, until it notices that nobody answers.
+/// It believes that it leads, until it notices that no other coordinator answers.
 #[test]
 fn a_leader_that_is_cut_off_answers_nobody_who_reads() {
     let (mut world, ids) = World::of_three();

@@ -1,9 +1,9 @@
-//! Letting another coordinator lead, because an operator, the end of this process or its disk asks
-//! for it.
+//! Hands the lead to another coordinator: for an operator, at the end of this process, or because
+//! this disk stands still.
 //!
-//! It does not go through the log: who leads sees to it that another one has all of its log, and
-//! has it begin an election at once. That may fail, and is given up then; the operator is told what
-//! became of it. One transfer is under way at a time.
+//! A transfer does not go through the log. The leader sends the heir all of its log and asks it to
+//! begin an election at once. If that fails, the leader gives the transfer up. The operator gets
+//! the result in either case. Only one transfer is under way at a time.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::{Effect, Seat};
 use crate::core::LinkId;
 use crate::raft::ReplicaId;
 
-/// How long it may take: some round trips, and what the other lacks of the log.
+/// How long a transfer may take: some round trips, and the part of the log that the heir lacks.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// An operator waits for it.
+/// A transfer that an operator waits for.
 #[derive(Debug)]
 pub(super) struct Transfer {
     asked_by: LinkId,
@@ -37,7 +37,7 @@ impl Seat {
     ) {
         let own = self.peers.own();
         if let Some(same) = self.transfer.as_mut().filter(|transfer| transfer.id == id) {
-            same.asked_by = asked_by; // it is said again, perhaps on another link
+            same.asked_by = asked_by; // the operator asks again, perhaps on another link
             return;
         }
         let answer = match to.map(ReplicaId) {
@@ -72,7 +72,7 @@ impl Seat {
         Ok(to)
     }
 
-    /// Who could lead instead, whoever has most of the log first.
+    /// The coordinators that could lead instead. Those with most of the log come first.
     pub(super) fn heirs(&self, now: Time) -> Vec<ReplicaId> {
         let (own, voters) = (self.peers.own(), self.replica.members().voters.iter());
         let is_heir = |id: &ReplicaId| *id != own && self.silent_since(now, *id).is_none();
@@ -81,14 +81,15 @@ impl Seat {
         heirs
     }
 
-    /// This coordinator ends: if it leads, another one should. Who cannot leaves all the same.
+    /// This process ends. If it leads, another coordinator should lead. It leaves even if that
+    /// fails.
     pub(super) fn hand_over(&mut self, now: Time) {
         self.asked_to_lead.get_or_insert_default();
         self.seek_heir(now);
     }
 
-    /// Who was asked and does not come to lead may be dead, and not known to be yet: then it is the
-    /// next one's turn.
+    /// An heir that was asked and does not come to lead may be dead without this leader knowing.
+    /// Then it is the next heir's turn.
     pub(super) fn seek_heir(&mut self, now: Time) {
         if self.asked_to_lead.is_none() || self.replica.is_handing_over() {
             return;
@@ -98,22 +99,23 @@ impl Seat {
             && let Some(heir) = heirs.min_by_key(|heir| asked.get(heir).copied())
         {
             *asked.entry(heir).or_default() += 1;
-            let _ = self.replica.transfer(heir); // refused where it leads no longer
+            let _ = self.replica.transfer(heir); // refused if this coordinator no longer leads
         }
     }
 
-    /// Who leads, and whose disk stands still, lets one lead that has more of the log on its own.
+    /// A leader with a disk that stands still hands over to an heir with more of the log on its own
+    /// disk.
     pub(super) fn yield_to_faster(&mut self, now: Time) {
         let own = self.replica.matched(self.peers.own());
         if self.writes.stand_still(now)
             && let Some(heir) = self.heirs(now).first()
             && self.replica.matched(*heir) > own
         {
-            let _ = self.begin_transfer(now, None); // no news where it is under way
+            let _ = self.begin_transfer(now, None); // refused while a transfer is under way
         }
     }
 
-    /// Somebody leads, perhaps whoever was to.
+    /// A new leader is known. An operator that waits for a transfer gets the result.
     pub(super) fn transferred(&mut self, leader: Option<ReplicaId>) {
         let Some(leader) = leader else { return };
         if let Some(Transfer { asked_by, id, to, .. }) = self.transfer.take() {
@@ -122,7 +124,7 @@ impl Seat {
         }
     }
 
-    /// What takes too long is given up.
+    /// Gives up a transfer that takes too long.
     pub(super) fn end_transfer(&mut self, now: Time) {
         let is_over = |transfer: &mut Transfer| now.since(transfer.began) > PATIENCE;
         if let Some(Transfer { asked_by, id, to, .. }) = self.transfer.take_if(is_over) {

@@ -1,7 +1,8 @@
-//! What waits for this coordinator's disk, and for how long.
+//! The batches that this coordinator's disk has not written yet, and for how long they wait.
 //!
-//! A replica applies what is durable on its own disk, too: one whose disk stands still can answer
-//! nothing, though others agree with it. Whether theirs are any faster, this module does not know.
+//! A replica applies only entries that are durable on its own disk. So a leader with a disk that
+//! stands still can answer no request, though the others agree with it. This module does not know
+//! whether the other disks are any faster.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,11 +11,10 @@ use everstep_transport::time::Time;
 
 use super::Seat;
 
-/// A disk that takes this long for one batch stands still: a hundred times what one takes that
-/// has other work.
+/// A disk that takes this long for one batch stands still. A busy disk takes a hundredth of it.
 const STANDSTILL: Duration = Duration::from_millis(250);
 
-/// The batches that were given to the disk and are not durable yet, in order.
+/// The batches that the disk has taken and not made durable yet, in order.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     waiting: VecDeque<(u64, Time)>,
@@ -25,7 +25,7 @@ impl Writes {
         self.waiting.push_back((number, now));
     }
 
-    /// This batch is durable, and so are all before it.
+    /// This batch and all before it are durable.
     pub(super) fn durable(&mut self, number: u64) {
         while self.waiting.pop_front_if(|(waiting, _)| *waiting <= number).is_some() {}
     }

@@ -1,5 +1,5 @@
-//! Which nodes are let in: revoked tokens, workers and operators; tokens that a failed
-//! join does not spend; an HTTP API that is read with one token, changed with another, and crowded.
+//! Which nodes the cluster admits: revoked tokens, workers and operators. A failed join spends no
+//! token. The HTTP API has one token for reading and one for changes, and stands a crowd.
 
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
@@ -33,9 +33,9 @@ async fn ends(node: &Node) {
     ended.await.expect("the link is closed at once");
 }
 
-/// Why the node is not let in. A coordinator that has just started knows its log a moment later
-/// than its peers reach it: the links of that moment end, and nothing is done that came on them,
-/// since it does not lead yet.
+/// The reason against admitting the node. Peers reach a coordinator that has just started a moment
+/// before it knows its log. The links of that moment end. It does nothing that came on them, since
+/// it does not lead yet.
 async fn refused(address: SocketAddr, credentials: &Credentials) -> String {
     for _ in 0..2 {
         match Node::call(address, credentials).await {
@@ -158,7 +158,7 @@ fn a_token_file_that_everybody_reads_is_refused() {
     assert!(!home.exists(), "nothing is made");
 }
 
-/// Four hundred connections that say nothing, and forty more a second.
+/// Four hundred connections that send nothing, and forty more a second.
 #[tokio::test]
 async fn a_probe_is_answered_however_many_idle_connections_there_are() {
     let cluster = Cluster::lasting().await;
@@ -231,7 +231,7 @@ async fn a_join_that_cannot_be_spends_no_token_and_its_key_is_used_again() {
     }
 }
 
-/// An operator finds the founder as soon as that says that it listens.
+/// An operator finds the founder as soon as the founder says that it listens.
 #[tokio::test]
 async fn a_founder_is_listed_before_it_says_that_it_listens() {
     for _ in 0..3 {

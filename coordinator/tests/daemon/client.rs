@@ -1,4 +1,4 @@
-//! A client of the HTTP API that says what a test lets it say.
+//! A client of the HTTP API that sends exactly the bytes of a test.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 /// Longer than any answer takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An answer.
+/// The answer to a request.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
@@ -19,7 +19,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// None if that is no answer.
+    /// None if the text is no answer.
     fn parse(answer: &str) -> Option<Self> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
@@ -27,7 +27,7 @@ impl Response {
         Some(Self { status, headers, body: body.to_string() })
     }
 
-    /// Whether all of it is there.
+    /// Whether the whole body is there.
     fn is_whole(&self) -> bool {
         let length = self.headers.lines().find_map(|line| line.strip_prefix("content-length: "));
         length.is_none_or(|length| length.parse() == Ok(self.body.len()))
@@ -38,7 +38,7 @@ impl Response {
     }
 }
 
-/// A request, before anybody has it.
+/// A request before it is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     pub method: &'a str,
@@ -59,12 +59,12 @@ impl Request<'_> {
     }
 }
 
-/// Reads what is at a path of a coordinator that may be killed meanwhile.
+/// Reads a path of a coordinator that another task may kill meanwhile.
 pub async fn try_look(api: SocketAddr, path: &str) -> Option<Response> {
     try_ask(api, Request { method: "GET", path, headers: &[], body: "" }).await
 }
 
-/// Asks a coordinator that may be killed meanwhile.
+/// Sends a request to a coordinator that another task may kill meanwhile.
 pub async fn try_ask(api: SocketAddr, request: Request<'_>) -> Option<Response> {
     let mut stream = TcpStream::connect(api).await.ok()?;
     stream.write_all(request.text(api).as_bytes()).await.ok()?;
@@ -73,7 +73,7 @@ pub async fn try_ask(api: SocketAddr, request: Request<'_>) -> Option<Response> 
     Response::parse(&answer).filter(Response::is_whole)
 }
 
-/// Reads what is at a path.
+/// Reads a path.
 pub async fn look(api: SocketAddr, path: &str) -> Response {
     ask(api, "GET", path, &[], "").await
 }
@@ -84,7 +84,7 @@ pub async fn send(api: SocketAddr, path: &str, token: &str, body: &str) -> Respo
     ask(api, "POST", path, &[("authorization", &bearer)], body).await
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a connection of its own.
 pub async fn ask(
     api: SocketAddr,
     method: &str,
@@ -98,12 +98,12 @@ pub async fn ask(
     Response::parse(&answer).expect("a head and a body")
 }
 
-/// What comes back for these bytes, until the connection ends.
+/// Sends these bytes, and returns all bytes that come back until the connection ends.
 async fn exchange(api: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(api).await.expect("connected");
     stream.write_all(bytes).await.expect("sent");
     let mut answer = Vec::new();
-    // Whoever refuses a body may close before it has read all of it.
+    // A server that refuses a body may close before it has read all of it.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).expect("text")
 }

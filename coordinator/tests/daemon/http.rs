@@ -20,7 +20,7 @@ use crate::support::{Cluster, Node, anywhere, lines};
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asks how the run stands until it stands so.
+/// Asks for the status until it is as wanted.
 async fn until(api: SocketAddr, wanted: impl Fn(&Value) -> bool) -> Value {
     let start = Instant::now();
     loop {
@@ -180,7 +180,7 @@ async fn figures_outlive_the_coordinator_where_the_log_tells_them() {
     let start = Instant::now();
     let figures = loop {
         let figures = look(cluster.api, "/metrics").await;
-        // Figures are of a moment ago, and may be of before it led again.
+        // Figures are a moment old, and may be from before this coordinator led again.
         if !figures.body.contains("\neverstep_term 0\n") {
             break figures;
         }
@@ -224,7 +224,7 @@ async fn a_run_is_submitted_with_the_token_and_only_if_it_is_one() {
         "this cluster already trains example, another run; cancel it or wait"
     );
     assert_eq!(cluster.watch().await.events.len(), 2, "it leads, and the run was submitted once");
-    // A worker is welcomed to it.
+    // The coordinator welcomes a worker to the run.
     let node = Node::connect(cluster.address, &cluster.enrol().await).await;
     node.say(Message::Hello { schema: codec::schema(), worker: None });
     assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run(), term: Term(2) });
@@ -261,7 +261,7 @@ async fn a_page_in_a_browser_cannot_pass_itself_off_as_this_machine() {
     }
 }
 
-/// As its owner alone can read it.
+/// Writes a file that its owner alone can read.
 pub fn write_secret(path: &Path, text: &str) {
     std::fs::write(path, text).expect("written");
     let private = std::fs::Permissions::from_mode(0o600);
@@ -337,7 +337,8 @@ async fn clients_that_are_many_and_slow_do_not_hold_up_heartbeats() {
     for number in 0..200 {
         let mut stream =
             TcpStream::connect((Ipv4Addr::LOCALHOST, api.port())).await.expect("heard");
-        // A head that never ends, a body that never comes, answers that nobody reads.
+        // A head that never ends, a body that never comes, and answers that the client does not
+        // read.
         let words = match number % 3 {
             0 => "GET /metr".to_string(),
             1 => "POST /api/v1/run HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n".into(),

@@ -1,5 +1,5 @@
-//! What was acknowledged survives the death of all coordinators at once, and that of a minority for
-//! good (I9).
+//! Everything that was acknowledged survives the death of all coordinators at once, and the death
+//! of a minority for good (I9).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::operator::Operator;
 use crate::several::leader;
 use crate::support::{Cluster, Member};
 
-/// How often all of them are killed.
+/// How often the test kills all of them.
 const ROUNDS: usize = 6;
 
 /// Draws numbers below a bound, the same in every run.
@@ -26,13 +26,14 @@ fn dice() -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Three coordinators, an operator, and the tokens that the operator was told are accepted.
+/// Three coordinators, an operator, and the tokens that the cluster has accepted from that
+/// operator.
 struct Room {
     members: Vec<Member>,
     operator: Operator,
     authority: Authority,
     acknowledged: Vec<JoinToken>,
-    /// The one that was wished for when everybody died: it may be there.
+    /// The token of the request that was open when all coordinators died. It may exist.
     unanswered: Option<JoinToken>,
 }
 
@@ -53,18 +54,18 @@ impl Room {
         leader(&self.members.iter().collect::<Vec<_>>(), voters).await
     }
 
-    /// Wishes for the next token, or once more for the one that nobody has answered.
+    /// Wishes for the next token, or again for the one without an answer.
     async fn wish(&mut self) {
         let token = self.unanswered.take().unwrap_or_else(|| JoinToken::create(&self.authority));
         self.unanswered = Some(token.clone());
-        // Their uses go through the log as well; one that was left undecided may be spent.
+        // Their uses go through the log as well. A use that was left undecided may be spent.
         let terms = Terms { uses: Some(1_000), ..Terms::unlimited(Role::Worker) };
         let wish = Wish::CreateToken(token.accepted(terms));
         self.operator.wish(&self.members, wish).await.expect("it is accepted");
         self.acknowledged.extend(self.unanswered.take());
     }
 
-    /// All die, some while they write; and are started again.
+    /// Kills all, some while they write, and starts them again.
     async fn strike(&mut self) {
         self.members.iter_mut().for_each(Member::strike);
         let struck = std::mem::take(&mut self.members);
@@ -72,7 +73,7 @@ impl Room {
         self.leader(3).await;
     }
 
-    /// Each of these tokens admits a worker, wherever that is asked of whoever leads.
+    /// Each of these tokens admits a worker, whichever coordinator leads.
     async fn assert_kept(&self, tokens: &[JoinToken]) {
         for token in tokens {
             let mut refusals = Vec::new();
@@ -98,7 +99,8 @@ async fn i9_what_was_acknowledged_survives_the_death_of_all_at_once() {
         for _ in 0..1 + dice(8) {
             room.wish().await;
         }
-        // Whether the next is answered before they die, is written or is only said, is chance.
+        // Chance decides whether the next request is answered, written or only sent before they
+        // die.
         let moment = Duration::from_micros(dice(12_000));
         let _ = timeout(moment, room.wish()).await;
         room.strike().await;
@@ -115,11 +117,11 @@ async fn i9_what_was_acknowledged_survives_a_leader_whose_disk_is_gone() {
     }
     let leader = room.leader(3).await;
     let (lost, address) = (leader.id().await, leader.address);
-    // Its directory goes with it.
+    // The member's directory goes with it.
     room.members.retain(|member| member.address != address);
     room.wish().await;
     room.assert_kept(&room.acknowledged).await;
-    // One that takes its place is another one, and learns all of it.
+    // A coordinator in its place has another id, and learns the whole log.
     room.operator.wish(&room.members, Wish::Remove(lost)).await.expect("it is removed");
     let next = room.leader(2).await.joined_by();
     room.members.push(next);

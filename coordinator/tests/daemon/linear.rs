@@ -1,8 +1,8 @@
-//! What clients see of a cluster whose leaders are killed and stopped is one story.
+//! Clients of a cluster with leaders that are killed and stopped see one story.
 //!
-//! Each token is a register: it is there, or not. So is whether a run is under way. Writers make
-//! and revoke tokens, submit and cancel runs; readers read lists of all; both over links and over
-//! HTTP. What each has seen, and when, is judged in the end.
+//! Each token is a register: it exists, or not. So is whether a run is under way. Writers make and
+//! revoke tokens, and submit and cancel runs. Readers read lists of all. Both use links and HTTP.
+//! In the end a judge checks all answers and their times.
 
 #[path = "../../../chaos/src/check/linear.rs"]
 mod judge;
@@ -27,18 +27,18 @@ use crate::support::{Cluster, Member, anywhere};
 
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A leader is stopped for so long: readers wait longer, to hear what it has to say then.
+/// How long a leader is stopped. Readers wait longer, to hear its answer afterwards.
 const STOPPED: Duration = Duration::from_millis(700);
-/// How often a leader is killed or stopped.
+/// How often the test kills or stops a leader.
 const ROUNDS: u64 = 9;
-/// How many answers there are between one of these and the next.
+/// How many answers come between one of these and the next.
 const PROGRESS: u64 = 100;
-/// How many tokens there are, or not, that writers share.
+/// How many tokens the writers share.
 const TOKENS: u8 = 6;
-/// The register that is no token's.
+/// The register of the run, which belongs to no token.
 const RUN: &str = "a run is under way";
 
-/// Where one coordinator is, and what it wants to be shown.
+/// The addresses of one coordinator, and the token of its API.
 #[derive(Clone)]
 struct Place {
     links: SocketAddr,
@@ -49,9 +49,9 @@ struct Place {
 /// The coordinators, by place.
 type Places = Arc<Mutex<Vec<Place>>>;
 
-/// All that a client was told of at once.
+/// The content of one list, which a client saw at once.
 struct List {
-    /// Whether runs are listed; otherwise, tokens.
+    /// Whether the list is of runs. Otherwise it is of tokens.
     of_runs: bool,
     /// The registers that hold true.
     there: BTreeSet<String>,
@@ -59,7 +59,7 @@ struct List {
     answered: u64,
 }
 
-/// What all clients have seen.
+/// The observations of all clients.
 struct Record {
     start: Instant,
     changes: Mutex<Vec<Operation<String, bool>>>,
@@ -106,8 +106,8 @@ impl Record {
         }
     }
 
-    /// Everything as operations: a list is a read of each register of its kind.
-    /// The tokens that the cluster began with were made by no client.
+    /// Everything as operations: a list is a read of each register of its kind. No client made the
+    /// tokens that the cluster began with.
     fn history(&self, first: &[String]) -> Vec<Operation<String, bool>> {
         let mut history = self.changes.lock().expect("nobody panics").clone();
         let known: BTreeSet<String> = history.iter().map(|it| it.key.clone()).collect();
@@ -137,7 +137,7 @@ fn name_of(key: u8) -> String {
     format_token_id(&id_of(key))
 }
 
-/// An operator, who has a link to one coordinator at a time.
+/// An operator with a link to one coordinator at a time.
 struct Client {
     number: u64,
     endpoint: Endpoint,
@@ -157,7 +157,7 @@ impl Client {
         self.places.lock().expect("nobody panics")[at].clone()
     }
 
-    /// The answer of the coordinator at a place, if it leads; otherwise the link is not used again.
+    /// The answer of the coordinator at a place, if it leads. Otherwise the client drops the link.
     async fn ask(&mut self, place: usize, question: Message, haste: Duration) -> Option<Message> {
         let link = match self.link.take().filter(|(at, _)| *at == place) {
             Some((_, link)) => link,
@@ -173,7 +173,7 @@ impl Client {
     }
 }
 
-/// The answer, or none where somebody else leads, or nobody.
+/// The answer. None if another coordinator leads, or none does.
 async fn hear(link: &Link, question: Message) -> Option<Message> {
     link.send(question).ok()?;
     loop {
@@ -195,7 +195,7 @@ fn place_of(member: &Member) -> Place {
     Place { links: member.address, api: member.api, bearer }
 }
 
-/// Where the one is that leads.
+/// The place of the leader.
 async fn leading(members: &[Option<Member>]) -> usize {
     let there: Vec<&Member> = members.iter().flatten().collect();
     let address = leader(&there, 3).await.address;
@@ -203,7 +203,7 @@ async fn leading(members: &[Option<Member>]) -> usize {
     members.iter().position(leads).expect("one of them")
 }
 
-/// Kills one, which comes back, or stops it for a while.
+/// Kills a coordinator, which comes back, or stops it for a while.
 async fn strike(members: &mut [Option<Member>], place: usize, places: &Places, kill: bool) {
     if kill {
         let killed = members[place].take().expect("it is there");

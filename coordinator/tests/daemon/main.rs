@@ -13,7 +13,7 @@ mod said_again;
 mod several;
 mod support;
 
-/// No test by itself: the process that the others start. They end it with SIGKILL.
+/// Not a test by itself, but the process that the others start. They end it with SIGKILL.
 #[test]
 fn a_coordinator_runs_where_another_test_wants_one() {
     support::be_a_coordinator();

@@ -1,4 +1,4 @@
-//! An operator who asks again, of whoever leads, until it has an answer.
+//! An operator that repeats a request, to whichever coordinator leads, until it has an answer.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,26 +11,26 @@ use crate::support::{Member, Node};
 
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one coordinator may take, before another is asked.
+/// How long one coordinator may take before the operator asks another one.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// One operator.
+/// An operator with one link at a time.
 pub struct Operator {
     credentials: Credentials,
-    /// The newest request.
+    /// The number of the newest request.
     number: u64,
-    /// Where the last answer came from.
+    /// The link of the last answer.
     node: Option<Node>,
 }
 
 impl Operator {
-    /// With the credentials that this coordinator has made.
+    /// An operator with the credentials that this coordinator has made.
     pub fn of(member: &Member) -> Self {
         let credentials = Credentials::load(&member.path("operator")).expect("credentials");
         Self { credentials, number: 0, node: None }
     }
 
-    /// Wishes something, until one of these has answered.
+    /// Asks for a wish until one of these coordinators has answered.
     pub async fn wish(&mut self, members: &[Member], wish: Wish) -> Result<(), String> {
         self.number += 1;
         let id = RequestId { client: 7, number: self.number };
@@ -63,7 +63,7 @@ impl Operator {
                     self.node = Some(node);
                     return Some(refusal.map_or(Ok(()), Err));
                 }
-                // It knows of another one that leads, or of none.
+                // It knows another leader, or none.
                 Message::Coordinators { leader, members, .. } => {
                     let here = node.link.remote_address();
                     let there = members.iter().find(|view| view.address == here);

@@ -1,5 +1,6 @@
-//! What cannot be is refused in words, and nothing is begun anew over what is there: directories
-//! that are damaged, cut, mixed up or of another version; tokens and certificates that do not fit.
+//! A coordinator refuses impossible files in words, and begins nothing anew over existing ones:
+//! directories that are damaged, cut, mixed up or of another version, and tokens and certificates
+//! that do not fit.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 use crate::operator::Operator;
 use crate::support::{Cluster, Node, anywhere, lines};
 
-/// What a coordinator begins with; all but what is made anew at every start.
+/// The files that a coordinator begins with, except those that every start makes anew.
 const FILES: [&str; 7] = [
     "authority/authority.pem",
     "authority/authority.key",
@@ -28,7 +29,8 @@ const FILES: [&str; 7] = [
     "history.log",
 ];
 
-/// Begins where nobody can listen: who finds that out has found nothing else wrong.
+/// Begins at an address where no process can listen. A start that fails there has found nothing
+/// else wrong.
 fn begin(dir: &Path, start: Start) -> CoordinatorError {
     let listen = SocketAddr::from(([192, 0, 2, 1], 1));
     let options = Options { dir: dir.to_path_buf(), listen, start, http: None };
@@ -43,7 +45,7 @@ fn bootstrap() -> Start {
     Start::Bootstrap { ephemeral: true }
 }
 
-/// The founder of a cluster that was killed in the midst of a run.
+/// The directory of a founder that was killed in the middle of a run.
 async fn left_by_a_run() -> TempDir {
     let mut cluster = Cluster::start().await;
     let workers = [cluster.worker().await, cluster.worker().await];
@@ -69,7 +71,7 @@ fn put(dir: &TempDir, file: &str, bytes: &[u8]) {
     fs::write(dir.path().join(file), bytes).expect("written");
 }
 
-/// Every file in a directory, with a digest of what is in it.
+/// Every file in a directory, with a digest of its content.
 fn content(dir: &Path) -> Vec<(PathBuf, u64)> {
     let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("read").path());
     let all = entries.flat_map(|path| match path.is_dir() {
@@ -87,7 +89,7 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// What a file may come back as from a disk that has lost or changed some of it.
+/// Forms in which a file may come back from a disk that has lost or changed some of it.
 fn damages(whole: &[u8]) -> Vec<(String, Vec<u8>)> {
     let cut = |length: usize| (format!("cut to {length}"), whole[..length].to_vec());
     let flip = |at: usize| {
@@ -112,8 +114,8 @@ async fn a_directory_with_any_file_damaged_is_refused_and_the_file_is_named() {
                 put(&dir, file, &bytes);
                 let error = begin(dir.path(), Start::Again);
                 let words = error.to_string();
-                // Not every byte says something, and what the log has the history gets again; that
-                // all is there or nothing, the tests of the single files show.
+                // Not every byte matters, and the history gets from the log what it has lost. The
+                // tests of the single files show that the rest is all there or refused.
                 let goes_on = matches!(error, CoordinatorError::Bind(_));
                 let name = file.split('/').next().expect("a name");
                 assert!(goes_on || words.contains(name), "{file}, {damage}: {words}");
@@ -141,7 +143,7 @@ async fn a_directory_with_a_file_of_another_cluster_is_refused() {
     checked.await.expect("all are refused");
 }
 
-/// What is another coordinator's of the same cluster is nobody else's either.
+/// The files of another coordinator of the same cluster fit no other one.
 #[tokio::test]
 async fn a_directory_with_the_log_or_the_book_of_another_coordinator_is_refused() {
     let mut cluster = Cluster::idle(None).await;
@@ -231,7 +233,7 @@ async fn files_of_another_version_say_so() {
     checked.await.expect("both are refused");
 }
 
-/// Whoever may write everywhere is refused nothing.
+/// The system refuses nothing to a user that may write everywhere.
 #[tokio::test]
 async fn a_directory_that_cannot_be_written_is_refused() {
     use std::os::unix::fs::PermissionsExt;
@@ -246,7 +248,7 @@ async fn a_directory_that_cannot_be_written_is_refused() {
         set(0o700).expect("it is ours");
     });
     checked.await.expect("it is refused");
-    // Nobody can write here.
+    // No user can write here.
     let nowhere = PathBuf::from("/proc/cluster");
     let options = Options { dir: nowhere, listen: anywhere(), start: bootstrap(), http: None };
     let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");
@@ -300,7 +302,7 @@ async fn a_certificate_of_another_cluster_opens_no_link() {
     assert!(error.to_string().contains("cluster"), "{error}");
 }
 
-/// Whoever has the keys can be anybody.
+/// A node with the keys can take any identity.
 #[tokio::test]
 async fn the_keys_of_the_cluster_are_for_coordinators_alone() {
     let cluster = Cluster::start().await;

@@ -1,11 +1,11 @@
-//! A coordinator that is killed goes on, where it is started again, with what it has promised.
+//! A killed coordinator that starts again where it was keeps its promises.
 
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
 use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId, codec};
 
 use crate::support::{Cluster, Node, Worker, lines};
 
-/// The terms that the events tell of.
+/// The terms in the events.
 fn terms(update: &Update) -> Vec<u64> {
     let leading = update.events.iter().filter_map(|event| match event.kind {
         EventKind::Leading { term, .. } => Some(term.0),
@@ -66,7 +66,7 @@ async fn every_registration_that_was_answered_survives_and_no_id_is_given_twice(
         let newcomer = cluster.worker().await;
         assert!(known.iter().all(|worker| worker.id < newcomer.id));
         known.push(newcomer);
-        // Killed the moment after it has answered.
+        // Kills it the moment after it has answered.
         cluster.restart().await;
         for worker in &mut known {
             let registered = Message::Registered { worker: worker.id, term };

@@ -1,4 +1,4 @@
-//! A run from Hello to the end, and what a directory is good for.
+//! A run from Hello to the end, and the uses of a directory.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -41,7 +41,7 @@ async fn a_dropped_worker_is_lost_within_five_seconds() {
     assert_eq!(record.world_size(), 2);
     let (start, lost) = (Instant::now(), dropped.id);
     drop(dropped);
-    // A worker that is silent as well would make it an outage of the coordinator's network.
+    // A second silent worker would make this an outage of the coordinator's network.
     let beats = async {
         loop {
             alive.lives(Vec::new());
@@ -59,7 +59,7 @@ async fn a_dropped_worker_is_lost_within_five_seconds() {
     assert!(events.iter().any(|event| is_loss(&event.kind)), "{events:?}");
 }
 
-/// What becomes of a coordinator in this process.
+/// The end of a coordinator in this process.
 async fn try_run(options: Options) -> CoordinatorError {
     let ended = tokio::task::spawn_blocking(|| run(options, |_| ())).await;
     ended.expect("no panic").expect_err("it cannot run")
@@ -71,7 +71,8 @@ async fn a_cluster_is_made_once_and_its_secrets_are_private() {
     let nothing = try_run(options(dir.path(), false)).await;
     assert!(matches!(nothing, CoordinatorError::NothingThere(_)));
     assert!(nothing.to_string().starts_with("nothing to start from in"));
-    // The address is not of this machine: nothing is made, and the same command may be corrected.
+    // The address is not of this machine. The start makes nothing, and the same command may be
+    // corrected.
     let listen = SocketAddr::from(([192, 0, 2, 1], 1));
     let unbound = try_run(Options { listen, ..options(dir.path(), true) }).await;
     assert!(matches!(unbound, CoordinatorError::Bind(_)), "{unbound}");

@@ -1,5 +1,6 @@
-//! What is said again over HTTP under the same `Idempotency-Key` is carried out once, and answered
-//! as before: after the answer was lost, by another coordinator, after the death of the first.
+//! A request repeated over HTTP under the same `Idempotency-Key` is carried out once, and gets the
+//! same answer as before: after the answer was lost, from another coordinator, after the death of
+//! the first.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,15 +15,15 @@ use crate::support::{Cluster, Member};
 
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one coordinator may take, before another is asked.
+/// How long one coordinator may take before the client asks another one.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How often a leader is killed.
+/// How often the test kills a leader.
 const ROUNDS: u64 = 5;
 
 const TOKENS: &str = "/api/v1/tokens";
 const WANTED: &str = r#"{"role": "worker", "uses": 1, "ttl_s": 900}"#;
 
-/// What one client says to one coordinator.
+/// A client of one coordinator.
 struct Client {
     api: SocketAddr,
     bearer: String,
@@ -39,7 +40,7 @@ impl Client {
         (answer.status, answer.json())
     }
 
-    /// Those that were made since the cluster was founded.
+    /// The tokens made since the cluster was founded.
     async fn tokens(&self) -> Vec<Value> {
         let told = look(self.api, TOKENS).await.json();
         let all = told["tokens"].as_array().expect("a list");
@@ -51,7 +52,7 @@ fn bearer(token: &str) -> String {
     format!("Bearer {}", token.trim())
 }
 
-/// A key that nobody else has.
+/// A key that no other request has.
 fn key(number: u64) -> String {
     format!("\"a-key-of-this-test-{number}\"")
 }
@@ -62,7 +63,7 @@ async fn what_is_said_again_with_its_key_is_done_once_and_answered_as_before() {
     let client = Client { api: cluster.api, bearer: bearer(&cluster.api_token()) };
     let made = client.post(TOKENS, &key(1), WANTED).await;
     assert_eq!((made.0, &made.1["uses_left"]), (201, &json!(1)), "{made:?}");
-    // The end of its time does not move on.
+    // Its expiry does not move on.
     let of_the_next_second = made.1["expires_unix_s"].as_u64().expect("a time") - 900;
     let now = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
     while now() <= of_the_next_second {
@@ -124,7 +125,7 @@ fn place(member: &Member) -> (SocketAddr, String) {
     (member.api, bearer(&token))
 }
 
-/// Asks one of these after the other, until somebody leads who has an answer.
+/// Asks these coordinators one after the other, until a leader has an answer.
 async fn make(members: &[&Member], key: &str) -> Value {
     let start = Instant::now();
     loop {
@@ -149,7 +150,8 @@ async fn i9_a_token_is_made_once_however_many_are_asked_and_whoever_dies_meanwhi
         let at = members.iter().position(|member| member.address == address).expect("one of them");
         let key = key(round);
         let asked = tokio::spawn(try_make(place(&members[at]), key.clone()));
-        // Whether it is heard, agreed to or answered before the leader dies, is chance.
+        // Chance decides whether the request is heard, agreed to or answered before the leader
+        // dies.
         sleep(Duration::from_micros(1_500 * round)).await;
         let mut struck = members.remove(at);
         struck.strike();
@@ -159,7 +161,7 @@ async fn i9_a_token_is_made_once_however_many_are_asked_and_whoever_dies_meanwhi
             assert_eq!(before.json(), made, "it was answered");
         }
         members.insert(at, spawn_blocking(|| struck.restarted()).await.expect("it starts"));
-        // Said to each first.
+        // Each coordinator gets the request first once.
         for first in 0..members.len() {
             let mut order: Vec<&Member> = members.iter().collect();
             order.rotate_left(first);

@@ -1,4 +1,4 @@
-//! Three coordinators in processes of their own: what one has promised the others keep.
+//! Three coordinators in processes of their own: the others keep the promises of each.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::support::{Cluster, Member, anywhere, lines};
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// For so long a coordinator that was stopped is waited for, before another one is looked at.
+/// How long the test waits for a stopped coordinator before it looks at another one.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Waits until somebody of these leads, and all of so many have a vote.
+/// Waits until one of these leads, and so many have a vote.
 pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
     let start = Instant::now();
     loop {
@@ -61,12 +61,12 @@ async fn i9_when_the_leader_is_killed_another_goes_on_with_the_run_and_the_worke
     assert_eq!(page["metrics"].as_array().expect("lines").len(), 7, "each step has its line");
     let generations = look(next.api, "/api/v1/generations").await.json();
     assert_eq!(generations["generations"].as_array().expect("a list").len(), 1, "nobody was lost");
-    // A worker that comes with the founder's token is admitted by whoever is there.
+    // The present leader admits a worker that comes with the founder's token.
     cluster.address = next.address;
     cluster.enrol().await;
 }
 
-/// It begins with a snapshot, in which the lines are not.
+/// It begins with a snapshot, which does not have the lines.
 #[tokio::test]
 async fn who_joins_learns_what_happened_before() {
     let mut cluster = Cluster::start().await;
@@ -135,7 +135,7 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     }
 }
 
-/// It may have voted since, and forgotten that: it must not go on under its id.
+/// It may have voted since, and forgotten that. It must not go on under its id.
 #[tokio::test]
 async fn a_coordinator_whose_directory_is_an_older_copy_ends_with_the_reason() {
     let mut cluster = Cluster::idle(None).await;
@@ -160,7 +160,7 @@ async fn a_coordinator_whose_directory_is_an_older_copy_ends_with_the_reason() {
     assert!(how.contains("was replaced by an older copy"), "{how}");
 }
 
-/// How soon, the seat's own tests show on virtual time.
+/// The seat's own tests show on virtual time how soon that is.
 #[tokio::test]
 async fn a_leader_that_is_told_to_stop_ends_and_another_leads() {
     let mut cluster = Cluster::idle(None).await;
@@ -182,7 +182,7 @@ async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
     let (second, third) = (first.joined_by(), first.joined_by());
     leader(&[&first, &second, &third], 3).await;
     let mut operator = Operator::of(&second);
-    // If it leads, another one has to, then.
+    // If it leads, another one has to lead afterwards.
     let (gone, address, dir) = (first.id().await, first.address, first.path(""));
     let mut members = vec![second, third, first];
     assert_eq!(operator.wish(&members, Wish::Remove(gone)).await, Ok(()));
@@ -234,7 +234,7 @@ async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
         loop {
             match endpoint.connect(member.address, &anyone).await {
                 Err(error) if error.is_expulsion() => break,
-                // One that follows may learn of it a moment later.
+                // A follower may learn of it a moment later.
                 other => assert!(start.elapsed() < PATIENCE, "{:?}", other.err()),
             }
         }

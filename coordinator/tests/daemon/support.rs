@@ -1,4 +1,5 @@
-//! The fixture: a coordinator that can be killed, and peers that say what a test lets them say.
+//! The fixture: a coordinator that a test can kill, and peers that send exactly the test's
+//! messages.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -26,16 +27,16 @@ use crate::client::look;
 const DIR: &str = "EVERSTEP_TEST_DIR";
 const LISTEN: &str = "EVERSTEP_TEST_LISTEN";
 const BOOTSTRAP: &str = "EVERSTEP_TEST_BOOTSTRAP";
-/// For one run.
+/// The value of [`BOOTSTRAP`] for a cluster that exists for one run.
 const EPHEMERAL: &str = "ephemeral";
 const LASTING: &str = "lasting";
 const JOIN: &str = "EVERSTEP_TEST_JOIN";
 const COORDINATORS: &str = "EVERSTEP_TEST_COORDINATORS";
 const HTTP_TOKEN: &str = "EVERSTEP_TEST_HTTP_TOKEN";
 const HTTP_READ_TOKEN: &str = "EVERSTEP_TEST_HTTP_READ_TOKEN";
-/// What the process says before its addresses.
+/// What the process prints before its addresses.
 const LISTENS: &str = "it listens on ";
-/// What the process says before how it ended.
+/// What the process prints before how it ended.
 const ENDED: &str = "it ended: ";
 /// Longer than anything takes here, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -68,10 +69,10 @@ pub fn be_a_coordinator() {
     }
 }
 
-/// A coordinator's process.
+/// A coordinator's process, with its output. Dropping it kills the process.
 struct Process {
     child: Child,
-    /// What it still says.
+    /// The rest of its output.
     rest: BufReader<ChildStdout>,
     address: SocketAddr,
     api: SocketAddr,
@@ -84,8 +85,8 @@ impl Process {
         Self::start_with(dir, listen, bootstrap.into_iter().chain(token))
     }
 
-    /// A port that a coordinator has just left may for a moment be another test's, which took any
-    /// that was free.
+    /// For a moment another test, which took any free port, may have the port that a coordinator
+    /// has just left.
     fn start_with<'e>(
         dir: &Path,
         listen: SocketAddr,
@@ -103,7 +104,7 @@ impl Process {
         panic!("{listen} stays in use");
     }
 
-    /// Or all that it said before it ended.
+    /// Returns all output of the process instead if it ended.
     fn try_start(
         dir: &Path,
         listen: SocketAddr,
@@ -129,7 +130,7 @@ impl Process {
         Ok(Self { child, rest, address, api })
     }
 
-    /// Waits until it ends by itself; returns how.
+    /// Waits until it ends by itself. Returns how it ended.
     fn end(mut self) -> String {
         let mut said = String::new();
         self.rest.read_to_string(&mut said).expect("text");
@@ -139,14 +140,14 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     fn drop(&mut self) {
         let _ = self.child.kill(); // an error means that it has ended
         self.child.wait().expect("it ends");
     }
 }
 
-/// One of several coordinators. Dropped, it is killed.
+/// One of several coordinators. Dropping it kills its process.
 pub struct Member {
     pub address: SocketAddr,
     pub api: SocketAddr,
@@ -155,7 +156,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Another coordinator, that has joined the cluster of this one.
+    /// Another coordinator that has joined the cluster of this one.
     pub fn joined_by(&self) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let token = std::fs::read_to_string(self.path("coordinator.token")).expect("a token");
@@ -165,14 +166,14 @@ impl Member {
         Self::of(Process::start_with(dir.path(), anywhere(), environment), Arc::new(dir))
     }
 
-    /// Killed, and started again in its directory, at its address.
+    /// Kills it, and starts it again in its directory, at its address.
     pub fn restarted(self) -> Self {
         let Self { address, process, dir, .. } = self;
         drop(process);
         Self::of(Process::start(dir.path(), address, false, None), dir)
     }
 
-    /// Killed, copied, and started again; returns the copy of its directory.
+    /// Kills it, copies its directory, and starts it again. Returns the copy.
     pub fn backed_up(self) -> (Self, tempfile::TempDir) {
         let Self { address, process, dir, .. } = self;
         drop(process);
@@ -181,7 +182,7 @@ impl Member {
         (Self::of(Process::start(dir.path(), address, false, None), dir), copy)
     }
 
-    /// Killed, and started again with the files of a copy in the place of its own.
+    /// Kills it, and starts it again with the files of a copy instead of its own.
     pub fn restored(self, copy: &Path) -> Self {
         let Self { address, process, dir, .. } = self;
         drop(process);
@@ -189,23 +190,23 @@ impl Member {
         Self::of(Process::start(dir.path(), address, false, None), dir)
     }
 
-    /// SIGKILL, and nobody waits for what comes of it.
+    /// Sends SIGKILL, and does not wait for the consequences.
     pub fn strike(&mut self) {
         self.process.child.kill().expect("it was started here");
     }
 
-    /// SIGTERM; waits until it has ended, and returns how.
+    /// Sends SIGTERM and waits until it has ended. Returns how it ended.
     pub fn dismissed(self) -> String {
         self.signal("TERM");
         self.process.end()
     }
 
-    /// Waits until it ends by itself; returns how.
+    /// Waits until it ends by itself. Returns how it ended.
     pub fn ended(self) -> String {
         self.process.end()
     }
 
-    /// Its id, as it says.
+    /// Its id, according to its API.
     pub async fn id(&self) -> CoordinatorId {
         let known = look(self.api, "/api/v1/coordinators?stale=true").await.json();
         let all = known["coordinators"].as_array().expect("a list");
@@ -220,7 +221,7 @@ impl Member {
         assert!(sent.success(), "{command}");
     }
 
-    /// A file of the coordinator.
+    /// The path of a file of the coordinator.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -245,14 +246,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// With the run of the examples.
+    /// A cluster with the run of the examples.
     pub async fn start() -> Self {
         let cluster = Self::idle(None).await;
         cluster.submit(exemplars::run()).await;
         cluster
     }
 
-    /// One that has just begun may not lead yet, and says so when it does.
+    /// Submits a run. A coordinator that has just begun may not lead yet, and says so when it does.
     async fn submit(&self, run: RunSpec) {
         let (id, wish) = (RequestId { client: 1, number: 1 }, Wish::Submit(run));
         let request = Message::Request { id, wish };
@@ -267,14 +268,14 @@ impl Cluster {
         }
     }
 
-    /// Without a run. With a token, its API answers nobody else.
+    /// A cluster without a run. With a token, its API answers no client without it.
     pub async fn idle(token: Option<&Path>) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let process = Process::start(dir.path(), anywhere(), true, token);
         Self::of(process, dir).await
     }
 
-    /// Without a run, for as many as are submitted.
+    /// A cluster without a run, for as many runs as a test submits.
     pub async fn lasting() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let lasting = [(BOOTSTRAP, OsStr::new(LASTING))];
@@ -304,7 +305,7 @@ impl Cluster {
         std::fs::read_to_string(self.path("api.token")).expect("a token")
     }
 
-    /// A file of the coordinator.
+    /// The path of a file of the coordinator.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -349,15 +350,15 @@ impl Cluster {
         }
     }
 
-    /// What a node that has a token gets for it.
+    /// The credentials that a node gets for a token.
     pub async fn enrol(&self) -> Credentials {
         let token = std::fs::read_to_string(self.dir.path().join("join.token")).expect("a token");
         let token: JoinToken = token.parse().expect("a token");
         enrol(self.address, &token, Role::Worker).await.expect("enrolled")
     }
 
-    /// Has something changed, by the operator of the coordinator's folder. It is said again until
-    /// it is answered: a founder may not lead yet, and an operator that revokes itself is cut off.
+    /// Asks for a change, as the operator of the coordinator's folder. Repeats the request until an
+    /// answer comes: a founder may not lead yet, and an operator that revokes itself is cut off.
     pub async fn wish(&self, number: u64, wish: Wish) -> Option<String> {
         let (id, start) = (RequestId { client: 2, number }, Instant::now());
         loop {
@@ -374,7 +375,7 @@ impl Cluster {
         }
     }
 
-    /// Everything that a watcher is told. One that has just begun may not lead yet.
+    /// The whole update of a watcher. A coordinator that has just begun may not lead yet.
     pub async fn watch(&self) -> Update {
         let start = Instant::now();
         loop {
@@ -388,8 +389,8 @@ impl Cluster {
         }
     }
 
-    /// Everything that a watcher is told of a run that is over. One that has just begun may know of
-    /// its log's last entries only when it leads.
+    /// The whole update of a watcher of a run that is over. A coordinator that has just begun may
+    /// know the last entries of its log only when it leads.
     pub async fn watch_to_the_end(&self) -> Update {
         let start = Instant::now();
         loop {
@@ -418,7 +419,7 @@ impl Node {
         Self::call(address, credentials).await.expect("connected")
     }
 
-    /// The same, where it may come to nothing.
+    /// The same, but it may fail.
     pub async fn call(
         address: SocketAddr,
         credentials: &Credentials,
@@ -434,8 +435,8 @@ impl Node {
         self.link.send(message).expect("queued");
     }
 
-    /// The answer, or none where somebody else leads, or nobody. Of one link at a time: an answer
-    /// that came too late would be taken for the next.
+    /// The answer. None if another coordinator leads, or none does. One link takes one question at
+    /// a time: a late answer would pass for the answer to the next question.
     pub async fn ask(&self, question: Message) -> Option<Message> {
         self.say(question);
         loop {
@@ -453,7 +454,7 @@ impl Node {
         }
     }
 
-    /// The next message that does not only tell who the coordinators are.
+    /// The next message that is not just a list of the coordinators.
     pub async fn hear(&self) -> Message {
         loop {
             let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
@@ -465,7 +466,7 @@ impl Node {
     }
 }
 
-/// Where every worker writes the model.
+/// The place where every worker writes the model.
 pub fn place() -> ModelPlace {
     ModelPlace { host: "node".into(), path: "/runs/model.safetensors".into() }
 }
@@ -478,8 +479,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Promises what it is asked to, holding the initial state of every shard, until a record
-    /// lists it.
+    /// Promises each number that the coordinator asks for, with the initial state of every shard,
+    /// until a record lists this worker.
     pub async fn enters(&self) -> Record {
         loop {
             match self.node.hear().await {
@@ -499,8 +500,8 @@ impl Worker {
         self.node.say(Message::Status(status));
     }
 
-    /// Gives a sign of life from the first generation; once its lines are written, returns what is
-    /// written, and the number of the generation that the coordinator answers with.
+    /// Sends a heartbeat of the first generation with these lines. Once they are written, returns
+    /// the last written step, and the number of the generation in the coordinator's answer.
     pub async fn beat(&self, lines: Vec<MetricsLine>) -> (Step, Generation) {
         let step = lines.last().map_or(Step(0), |line| line.step);
         self.lives(lines);
@@ -516,7 +517,7 @@ impl Worker {
         }
     }
 
-    /// Says that it lives, in the first generation, with these lines.
+    /// Sends a heartbeat of the first generation, with these lines.
     pub fn lives(&self, lines: Vec<MetricsLine>) {
         let (worker, generation, promised) = (self.id, Generation(1), Generation(1));
         let step = lines.last().map_or(Step(0), |line| line.step);
@@ -539,7 +540,7 @@ impl Worker {
         self.node.say(Message::Heartbeat(heartbeat));
     }
 
-    /// Has trained the last step.
+    /// Reports that it has trained the last step.
     pub fn finishes(&self) {
         let digests = vec![(Shard(0), [3; 32]), (Shard(1), [4; 32])];
         let result = WorkerResult { worker: self.id, digests, ..WorkerResult::default() };
@@ -547,7 +548,7 @@ impl Worker {
         self.node.say(Message::Finished(result));
     }
 
-    /// Comes again on a new link, with its id; returns the answer.
+    /// Comes again on a new link, with its id. Returns the answer.
     pub async fn return_to(&mut self, address: SocketAddr) -> Message {
         self.node = Node::connect(address, &self.credentials).await;
         self.node.say(Message::Hello { schema: codec::schema(), worker: Some(self.id) });

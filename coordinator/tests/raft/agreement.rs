@@ -1,8 +1,8 @@
-//! What holds whatever happens: one leader a term, one log, nothing lost, reads that see all.
+//! What always holds: one leader a term, one log, no lost entry, and reads that see everything.
 
 use super::world::{Climate, World, endure, ms};
 
-/// Runs many seeds; returns how much was agreed, and how many reads were answered.
+/// Runs many seeds. Returns how many entries were agreed, and how many reads were answered.
 fn endure_all(voters: u64, seeds: std::ops::Range<u64>, climate: Climate) -> (usize, usize) {
     let (mut agreed, mut reads) = (0, 0);
     for seed in seeds {

@@ -17,7 +17,7 @@ impl Dice {
         (self.0 >> 8) % limit
     }
 
-    /// Whether something happens that happens so often in a thousand times.
+    /// Returns true in so many of a thousand calls, on average.
     pub fn chance(&mut self, in_a_thousand: u64) -> bool {
         self.below(1000) < in_a_thousand
     }

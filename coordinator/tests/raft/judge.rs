@@ -1,4 +1,4 @@
-//! What replicas promise, held against everything that they do.
+//! Compares everything that replicas do with what they promise.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,20 +8,21 @@ use everstep_transport::protocol::Term;
 
 use super::machine::{Machine, value};
 
-/// A promise.
+/// A promise that the judge checks at every event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// No term has two leaders.
     OneLeader,
     /// Entries of one place are one entry, and follow the same one.
     LogMatching,
-    /// Everybody applies the same entries, each once and in order; equal indices, equal states.
+    /// All replicas apply the same entries, each once and in order. Equal indices have equal
+    /// states.
     Agreement,
-    /// What was acknowledged is there.
+    /// Every acknowledged entry is there.
     Kept,
-    /// A read sees all that was acknowledged before it began.
+    /// A read sees all entries that were acknowledged before it began.
     Linearizable,
-    /// When faults have stopped there is a leader within a second, and all agree soon after.
+    /// When faults have stopped, a leader exists within a second, and all agree soon after.
     Alive,
 }
 
@@ -48,12 +49,12 @@ pub struct Judge {
     leaders: BTreeMap<Term, ReplicaId>,
     /// Entries by place, with the place before.
     written: BTreeMap<Place, (Entry, Place)>,
-    /// What was applied first: the machine afterwards, by index.
+    /// The first application at each index, with the state of the machine after it.
     agreed: BTreeMap<u64, (Agreed, Machine)>,
     /// Proposals by their places, until they are acknowledged.
     proposed: BTreeMap<Place, u64>,
     acknowledged: BTreeMap<u64, u64>,
-    /// What was acknowledged when a read began: the index.
+    /// The index that was acknowledged when each read began.
     reads: BTreeMap<u64, u64>,
     pub answered: usize,
 }
@@ -83,7 +84,8 @@ impl Judge {
         self.proposed.insert(place, number);
     }
 
-    /// A replica applies an entry; `leads` says that it was its proposer, who now acknowledges it.
+    /// A replica applies an entry. `leads` means that it proposed the entry, and now acknowledges
+    /// it.
     pub fn applies(&mut self, machine: &mut Machine, agreed: &Agreed, leads: bool) -> Verdict {
         let Place { index, .. } = agreed.place;
         if index <= machine.applied {
@@ -139,7 +141,7 @@ impl Judge {
         self.acknowledged.values().next_back() == Some(&number)
     }
 
-    /// Whether a machine has everything that was acknowledged.
+    /// Whether a machine has every acknowledged entry.
     pub fn holds_all(&self, machine: &Machine) -> Verdict {
         let last = self.acknowledged.keys().next_back().copied().unwrap_or(0);
         let known = self.agreed.range(..=machine.applied).next_back();

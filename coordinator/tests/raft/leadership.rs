@@ -1,4 +1,4 @@
-//! Who leads, and how that passes on.
+//! Elections, and how leadership passes on.
 
 use std::time::Duration;
 

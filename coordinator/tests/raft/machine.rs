@@ -1,4 +1,5 @@
-//! The state machine: it remembers how many numbers it was given, and a digest of which and where.
+//! The state machine. It keeps the count of its numbers, and a digest of the numbers and their
+//! places.
 
 use everstep_coordinator::raft::Agreed;
 
@@ -24,7 +25,7 @@ impl Machine {
         [self.applied, self.count, self.digest].map(u64::to_le_bytes).concat()
     }
 
-    /// The machine of a snapshot; of none, a new one.
+    /// The machine of a snapshot. An empty snapshot gives a new machine.
     pub fn decode(bytes: &[u8]) -> Self {
         if bytes.is_empty() {
             return Self::default();

@@ -1,5 +1,5 @@
 //! Replicas of the log in a small world of their own: a network, disks and clocks that fail, on
-//! virtual time, all of it following from a seed. What is promised is judged at every event.
+//! virtual time. All of it follows from a seed. A judge checks the promises at every event.
 
 mod agreement;
 mod dice;

@@ -9,14 +9,14 @@ fn ids(numbers: impl IntoIterator<Item = u64>) -> Vec<ReplicaId> {
     numbers.into_iter().map(ReplicaId).collect()
 }
 
-/// A world in which a leader is there.
+/// A world that has a leader.
 fn world(seed: u64, voters: u64, climate: Climate) -> World {
     let mut world = World::new(seed, voters, climate);
     world.wait(ms(1000), "a leader", |world| world.leader().is_some()).expect("alive");
     world
 }
 
-/// Asks whoever leads for voters, again and again, until they are there.
+/// Asks the current leader for voters, again and again, until they are the members.
 fn reach(world: &mut World, voters: &[ReplicaId]) -> Verdict {
     let wanted = Members { voters: voters.to_vec(), ..Members::default() };
     world.wait(ms(3000), "other members", |world| {
@@ -81,7 +81,7 @@ fn members_change_amid_all_other_faults() {
 #[test]
 fn two_worlds_that_waited_for_ever_go_on() {
     let climate = Climate { changes: true, ..Climate::FOUL };
-    // Only those who were removed knew that they were, and their logs were longer; the snapshot
+    // Only the removed replicas knew of their removal, and their logs were longer. The snapshot
     // that a voter needed was older than its membership.
     for seed in [2103, 3984] {
         let (_, verdict) = endure(seed, 1, climate);

@@ -12,29 +12,29 @@ use super::machine::Machine;
 
 pub struct Node {
     pub id: ReplicaId,
-    /// What is durable.
+    /// The content that survives a crash.
     pub disk: Kept,
     /// None while it is down.
     pub process: Option<Process>,
-    /// How often it was started.
+    /// How often the test has started it.
     pub incarnation: u64,
-    /// Until then it does nothing.
+    /// The replica does nothing before this time.
     pub paused_until: Time,
-    /// When the disk has done what it was given.
+    /// When the disk will have finished its writes.
     pub disk_free: Time,
-    /// Its disk was lost: it must not come back.
+    /// Whether the disk was lost. The replica must not come back then.
     pub lost: bool,
 }
 
 pub struct Process {
     pub replica: Replica,
     pub machine: Machine,
-    /// Batches that are given to the disk, and not durable.
+    /// Batches that the disk has, but that are not durable.
     pub unwritten: VecDeque<Batch>,
-    /// What the disk will hold.
+    /// The content that the disk will have.
     pub view: Kept,
     pub leads: Option<Term>,
-    /// As it has said.
+    /// The members of the replica's last effect.
     pub members: Members,
 }
 
@@ -79,14 +79,14 @@ impl Node {
         Ok(())
     }
 
-    /// The process dies. Of what was given to the disk some first batches are there.
+    /// The process dies. The disk keeps some first batches of those that it was given.
     pub fn crash(&mut self, dice: &mut Dice) {
         let Some(process) = self.process.take() else { return };
         let survive = dice.below(process.unwritten.len() as u64 + 1) as usize;
         process.unwritten.iter().take(survive).for_each(|batch| self.disk.absorb(batch));
     }
 
-    /// When a batch that is given to the disk now will be durable.
+    /// When a batch that the disk gets now will be durable.
     pub fn time_to_write(&mut self, now: Time, longest: Duration, dice: &mut Dice) -> Time {
         self.disk_free = self.disk_free.max(now) + dice.span(longest);
         self.disk_free

@@ -1,4 +1,4 @@
-//! How fast a leader is found and replaced, by the round trip.
+//! How fast a cluster finds and replaces a leader, by the round trip.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use everstep_coordinator::raft::ReplicaId;
 
 use super::world::{Climate, World, ms};
 
-/// A message takes so long, and a tenth more or less.
+/// Every message takes this long, a tenth more or less.
 fn far(one_way: Duration) -> Climate {
     Climate { shortest_delay: one_way * 9 / 10, longest_delay: one_way * 11 / 10, ..Climate::FAIR }
 }
 
-/// The first leader, the second one when that has died, and how long each took.
+/// The first leader, its successor after its death, and how long each took to appear.
 fn leaders(seed: u64, voters: u64, one_way: Duration) -> ([ReplicaId; 2], [Duration; 2]) {
     let limit = ms(2_000) + one_way * 40;
     let mut world = World::new(seed, voters, far(one_way));

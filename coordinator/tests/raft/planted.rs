@@ -1,4 +1,4 @@
-//! Planted bugs: what the judge finds none of, it does not judge.
+//! Planted bugs: a judge that finds none of them does not judge.
 
 use everstep_coordinator::raft::Options;
 use everstep_coordinator::raft::plant::Plant;
@@ -6,7 +6,7 @@ use everstep_coordinator::raft::plant::Plant;
 use super::judge::Promise::{self, Agreement, Alive, Kept, Linearizable, LogMatching, OneLeader};
 use super::world::{Climate, endure, ms};
 
-/// Within so many seeds each is found.
+/// The number of seeds within which every bug shows.
 const SEEDS: u64 = 2000;
 
 /// Runs worlds until a promise is broken, which has to be one of these.
@@ -43,7 +43,7 @@ fn what_is_said_before_it_is_durable_is_found() {
 
 #[test]
 fn an_entry_that_is_applied_before_it_is_agreed_is_found() {
-    // A snapshot of what is not agreed would be refused.
+    // A replica would refuse a snapshot of entries that are not agreed.
     let prepare = |it: &mut Options| it.plant = Some(Plant::ApplyEarly);
     let climate = Climate { prepare, compact_every: 1000, ..Climate::FOUL };
     find(climate, 3, &[Agreement, Kept]);

@@ -1,4 +1,4 @@
-//! Snapshots: what is dropped from the log is not lost.
+//! Snapshots: an entry that the log has dropped is not lost.
 
 use everstep_coordinator::raft::ReplicaId;
 

@@ -1,4 +1,4 @@
-//! The world: what happens when. A heap of (virtual time, sequence), and one generator.
+//! The world: the order of events. A heap of (virtual time, sequence), and one generator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,27 +17,27 @@ pub const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// How the world is.
+/// The conditions in a world.
 #[derive(Clone, Copy)]
 pub struct Climate {
-    /// Messages in a thousand that are lost, and that come twice.
+    /// Of a thousand messages, how many are lost, and how many come twice.
     pub lost: u64,
     pub twice: u64,
     pub shortest_delay: Duration,
     pub longest_delay: Duration,
     pub longest_write: Duration,
-    /// The longest time between two mishaps; none without.
+    /// The longest time between two mishaps. None: no mishaps.
     pub mishaps: Option<Duration>,
-    /// Among the mishaps are wishes for other members.
+    /// Whether requests for other members are among the mishaps.
     pub changes: bool,
-    /// A snapshot is taken each so many entries, and so many are kept besides.
+    /// A replica takes a snapshot after so many entries, and keeps so many besides.
     pub compact_every: u64,
     pub keep: u64,
-    /// Done to every replica that starts.
+    /// Changes the options of every replica that starts.
     pub prepare: fn(&mut Options),
-    /// The disk says that it has written what it has not.
+    /// The disk reports a write that it has not done.
     pub disk_lies: bool,
-    /// A replica whose disk is lost comes back as itself.
+    /// A replica that has lost its disk comes back under its old id.
     pub disks_are_lost: bool,
 }
 
@@ -87,14 +87,14 @@ pub struct World {
     pub nodes: BTreeMap<ReplicaId, Node>,
     pub judge: Judge,
     pub dice: Dice,
-    /// With whose incarnation it happens, if that matters.
+    /// Each event comes with the incarnation that it is for, if that matters.
     events: BTreeMap<(Time, u64), (Happening, u64)>,
     sequence: u64,
     cut: BTreeSet<(ReplicaId, ReplicaId)>,
     /// When the last message of a lane arrives.
     lanes: BTreeMap<(ReplicaId, ReplicaId), Time>,
     numbers: u64,
-    /// Everything that happened, in short.
+    /// A digest of everything that has happened.
     pub trace: u64,
 }
 
@@ -126,7 +126,7 @@ impl World {
         world
     }
 
-    /// A new replica, which knows nothing.
+    /// A new replica with an empty disk.
     pub fn join(&mut self, id: ReplicaId) {
         self.join_with(id, Kept::default());
     }
@@ -148,7 +148,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs until something is so, at the latest at the end of a span.
+    /// Runs until a condition holds, at the latest until the end of a span.
     pub fn wait(
         &mut self,
         span: Duration,
@@ -165,7 +165,7 @@ impl World {
         Ok(())
     }
 
-    /// Faults stop; then a leader has to be there within a second, and all have to agree.
+    /// Stops the faults. Then a leader has to appear within a second, and all have to agree.
     pub fn calm_down(&mut self) -> Verdict {
         let Climate { prepare, compact_every, keep, .. } = self.climate;
         self.climate = Climate { prepare, compact_every, keep, ..Climate::FAIR };
@@ -195,13 +195,13 @@ impl World {
         })
     }
 
-    /// Proposes a number to whoever leads in the newest term.
+    /// Proposes a number to the leader of the newest term.
     pub fn propose_to_leader(&mut self) -> Option<u64> {
         let leader = self.leader()?;
         self.propose(leader)
     }
 
-    /// Proposes the next number, and gives it, unless that is refused.
+    /// Proposes the next number. Returns it, unless the replica refuses.
     pub fn propose(&mut self, to: ReplicaId) -> Option<u64> {
         let number = self.numbers + 1;
         let place = self.ask(to, |it| it.propose(number.to_le_bytes().to_vec())).ok()?;
@@ -221,7 +221,7 @@ impl World {
         done
     }
 
-    /// Who leads, as far as it knows itself, in the newest term.
+    /// The leader of the newest term, as far as it knows itself.
     pub fn leader(&self) -> Option<ReplicaId> {
         let leads = |node: &Node| Some((node.process.as_ref()?.leads?, node.id));
         self.nodes.values().filter_map(leads).max().map(|(_, id)| id)
@@ -231,12 +231,12 @@ impl World {
         &self.nodes[&id].process.as_ref().expect("it is up").replica
     }
 
-    /// The members, as a replica has said.
+    /// The members that a replica has told last.
     pub fn members(&self, id: ReplicaId) -> &Members {
         &self.nodes[&id].process.as_ref().expect("it is up").members
     }
 
-    /// The state machine of a replica; an empty one of a replica that is down.
+    /// The state machine of a replica. An empty one if the replica is down.
     pub fn machine(&self, id: ReplicaId) -> Machine {
         let process = self.nodes.get(&id).and_then(|node| node.process.as_ref());
         process.map(|process| process.machine).unwrap_or_default()
@@ -246,7 +246,7 @@ impl World {
         self.nodes.keys().copied().collect()
     }
 
-    /// A replica dies, for a while or for ever; others notice, or do not.
+    /// A replica dies, for a while or for ever. The others notice, or do not.
     pub fn crash(&mut self, id: ReplicaId, down: Option<Duration>) {
         self.nodes.get_mut(&id).expect("it is there").crash(&mut self.dice);
         match down {
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Nothing comes from one replica to another for a while.
+    /// No message passes from one replica to another for a while.
     pub fn cut(&mut self, from: ReplicaId, to: ReplicaId, span: Duration) {
         self.cut.insert((from, to));
         self.after(span, Happening::Heal(from, to));
@@ -342,7 +342,7 @@ impl World {
         self.carry_out(id)
     }
 
-    /// Does what a replica wants done.
+    /// Carries out the effects of a replica.
     fn carry_out(&mut self, id: ReplicaId) -> Verdict {
         while let Some(effect) = self.process(id).and_then(|it| it.replica.poll_effect()) {
             self.remember(id, &effect);
@@ -437,7 +437,7 @@ impl World {
         }
     }
 
-    /// Of a snapshot that does not arrive, its sender hears in the end.
+    /// The sender of a snapshot that does not arrive hears of that in the end.
     fn never_reached(&mut self, happening: Happening) {
         match happening {
             Happening::Deliver { from, to, message } if message.is_snapshot() => {
@@ -448,7 +448,7 @@ impl World {
         }
     }
 
-    /// A client proposes something to somebody, and reads somewhere.
+    /// A client proposes a number to some replica, and reads at another.
     fn client(&mut self) {
         let ids = self.ids();
         for (proposes, chance) in [(true, 600), (false, 400)] {
@@ -507,7 +507,7 @@ impl World {
         self.after(pause, Happening::Mishap);
     }
 
-    /// Somebody wants other members, of whom some may be new.
+    /// Asks for other members. Some of them may be new.
     fn wish(&mut self) {
         let count = 1 + self.dice.below(4);
         let voters: BTreeSet<_> = (0..count).map(|_| ReplicaId(1 + self.dice.below(7))).collect();
@@ -526,7 +526,7 @@ impl World {
         self.nodes.get_mut(&id)?.process.as_mut()
     }
 
-    /// Folds what happens into the trace.
+    /// Folds an effect into the trace.
     fn remember(&mut self, id: ReplicaId, effect: &Effect) {
         let kind = match effect {
             Effect::Send { to, .. } => to.0 << 8,
@@ -545,7 +545,7 @@ impl World {
         self.at(self.now + span, happening, 0);
     }
 
-    /// Happens only if the replica's process is still the same.
+    /// Schedules an event that happens only if the replica's process is still the same.
     fn after_in(&mut self, span: Duration, id: ReplicaId, happening: Happening) {
         let incarnation = self.nodes.get(&id).map_or(0, |node| node.incarnation);
         self.at(self.now + span, happening, incarnation);

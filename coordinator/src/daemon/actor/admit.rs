@@ -1,7 +1,7 @@
 //! Which nodes get certificates, and which lose their links.
 //!
-//! What has to be agreed on, the use of a token, goes through the log. All else is judged by what
-//! this coordinator has applied of it.
+//! The use of a token goes through the log, because the coordinators have to agree on it.
+//! Everything else this coordinator judges by the entries that it has applied.
 
 use actix::Handler;
 use everstep_transport::identity::{Applicant, Identity, Refusal, Role, UnixTime};
@@ -34,7 +34,7 @@ impl Handler<Admission> for Coordinator {
 }
 
 impl Coordinator {
-    /// Whether the applicant may be admitted; true if the log has to count that.
+    /// Whether the applicant may be admitted. True if the log has to count the use of the token.
     fn judge(&self, applicant: &Applicant, now: UnixTime) -> Result<bool, Refusal> {
         self.may_stay(&applicant.identity)?;
         let state = self.seat.core().state();
@@ -57,7 +57,7 @@ impl Coordinator {
         }
     }
 
-    /// Closes the links of removed coordinators and of revoked nodes, and lets none of them in any
+    /// Closes the links of removed coordinators and of revoked nodes, and admits none of them any
     /// more. A revoked operator's folder here gets credentials of another name.
     pub(super) fn expel(&mut self) {
         let state = self.seat.core().state();

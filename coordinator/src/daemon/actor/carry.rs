@@ -1,4 +1,4 @@
-//! What a seat wants done, carried out.
+//! Carries out a seat's effects.
 
 use std::time::Duration;
 
@@ -19,11 +19,12 @@ use crate::lines::PAGE;
 use crate::raft::Batch;
 use crate::seat::Effect;
 
-/// How long a coordinator may take to tell what the journal lacks, before another one is asked.
+/// How long a coordinator may take to send the missing part of the journal, before the actor asks
+/// another one.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 impl Coordinator {
-    /// Does what the seat wants, in its order, until it wants nothing more.
+    /// Carries out the seat's effects, in its order, until there are none.
     pub(super) fn carry_out(&mut self) -> Result<(), CoordinatorError> {
         self.do_all()?;
         if self.seat.leads().is_some()
@@ -45,7 +46,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Does what the seat wants so far.
+    /// Carries out the present effects.
     fn do_all(&mut self) -> Result<(), CoordinatorError> {
         while let Some(effect) = self.seat.poll_effect() {
             #[cfg(feature = "failpoints")]
@@ -79,7 +80,7 @@ impl Coordinator {
                 let waiting = self.admissions.remove(&(token, node)).unwrap_or_default();
                 for answer in waiting {
                     let verdict = refusal.clone().map_or(Ok(()), Err);
-                    let _ = answer.send(verdict); // an error means that nobody waits any more
+                    let _ = answer.send(verdict); // an error means that no node waits any more
                 }
             }
             Effect::Looked(number) => self.looks.answer(number),
@@ -97,7 +98,7 @@ impl Coordinator {
     fn persist(&mut self, batch: Batch) -> Result<(), CoordinatorError> {
         if let Some(snapshot) = &batch.snapshot {
             let index = reach(snapshot)?;
-            // One that has come from another replica stands for the whole log.
+            // A snapshot from another replica stands for the whole log.
             if batch.base == snapshot.place {
                 self.journal.lack(index)?;
                 self.restores = Some(self.seat.core().state().index());
@@ -130,20 +131,20 @@ impl Coordinator {
         Ok(self.journal.take(frame)?)
     }
 
-    /// Another coordinator has told what the journal lacks, or a page of it.
+    /// Another coordinator has sent the missing part of the journal, or a page of it.
     fn fill(&mut self, frames: Vec<Frame>) -> Result<(), CoordinatorError> {
         let wanted = self.journal.wanted();
         self.journal.fill(frames)?;
-        // Who had no more of it is not asked again at once.
+        // If that coordinator had no more, the actor does not ask again at once.
         if self.journal.wanted() != wanted {
             self.asked = None;
         }
         Ok(())
     }
 
-    /// Once a snapshot of another coordinator is installed, and all that happened before is here,
-    /// that is made durable, on a thread that may wait: those who have told may be gone for good
-    /// before the next snapshot.
+    /// Makes the fetched history durable, on a thread that may wait, once a snapshot of another
+    /// coordinator is installed and no part is missing. This must not wait for the next snapshot:
+    /// by then, the senders of the history may be gone for good.
     fn restore(&mut self) -> Result<(), CoordinatorError> {
         let Some(before) = self.is_whole_since() else { return Ok(()) };
         if !self.keeps {
@@ -157,20 +158,21 @@ impl Coordinator {
         Ok(())
     }
 
-    /// From which entry on it was missing, if nothing is any more and nobody was told.
+    /// The entry from which on the history was missing. None if a part still is, or the core has
+    /// all of it.
     fn is_whole_since(&self) -> Option<u64> {
         let index = self.seat.core().state().index();
         let is_whole = self.journal.wanted().is_none();
         self.restores.filter(|before| *before < index && is_whole)
     }
 
-    /// It is durable: watchers are told of it.
+    /// The fetched history is durable. Gives it to the seat, for the watchers.
     pub(super) fn restored(&mut self, before: u64) -> Result<(), CoordinatorError> {
         if self.is_whole_since() != Some(before) {
             return Ok(()); // another snapshot has come since
         }
         let (mut frames, index) = (self.journal.all()?, self.seat.core().state().index());
-        // What is ahead of this coordinator is told when it is applied here.
+        // The core gets frames ahead of this coordinator when it applies their entries.
         frames.retain(|frame| frame.index <= index);
         (self.restores, self.told) = (None, index);
         self.history = recalled(&frames);
@@ -178,7 +180,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Says which coordinators are to be called, and asks one for what the journal lacks.
+    /// Lists the coordinators to dial, and asks one of them for the missing part of the journal.
     pub(super) fn seek_missing(&mut self) {
         let to_dial = self.seat.to_dial();
         self.missing.send_if_modified(|missing| {
@@ -194,7 +196,7 @@ impl Coordinator {
         let others =
             self.links.iter().filter(|(_, link)| link.identity().role == Role::Coordinator);
         let others: Vec<LinkId> = others.map(|(id, _)| *id).collect();
-        // Each in its turn: one may lack it, too.
+        // The actor asks each in its turn, since one may lack that part, too.
         let turn = (now.0 / PATIENCE.as_nanos() as u64) as usize;
         if let Some(to) = others.get(turn % others.len().max(1)) {
             self.asked = Some(now);
@@ -204,7 +206,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether this is said to a petition, which has heard it then.
+    /// Whether this message is for a petition. The petition has heard it then.
     fn is_petition(&mut self, to: LinkId, message: &protocol::Message) -> bool {
         self.petitions.hear(to, message, self.seat.leads().is_some())
     }
@@ -224,7 +226,7 @@ impl Coordinator {
         self.send_encoded(to, &Encoded::new(&message));
     }
 
-    /// A peer that does not read is cut off; that a link is gone, its reader tells.
+    /// Cuts off a peer that does not read. If the link is gone, its reader reports that.
     fn send_encoded(&self, to: LinkId, message: &Encoded) {
         let Some(link) = self.links.get(&to) else { return };
         match link.send_encoded(message) {

@@ -1,4 +1,4 @@
-//! Metrics lines, as the seat wants them written and read.
+//! Writes and reads metrics lines for the seat.
 
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{self, Lineage, Step};
@@ -13,20 +13,20 @@ use crate::lines::{LineRecord, PAGE};
 use crate::seat::Input;
 use crate::state::LineHistory;
 
-/// A coordinator that starts reads the stalls of so many of the newest generations, at most.
+/// A starting coordinator reads the stalls of at most this many of the newest generations.
 const RECALLED: usize = 1_000;
 
-/// What the thread that makes lines durable is about.
+/// The state of the thread that makes lines durable.
 #[derive(Debug, Default)]
 pub(super) struct LineSync {
-    /// It is under way.
+    /// Whether a write is under way.
     is_busy: bool,
-    /// Up to here the file was durable when it was last.
+    /// The last state of the file that was durable.
     durable: Option<(Lineage, Step)>,
 }
 
 impl Coordinator {
-    /// Opens the file of a run's lines; the seat is told what is there at once.
+    /// Opens the file of a run's lines, and gives the seat its content at once.
     pub(super) fn open_lines(&mut self, history: &LineHistory) -> Result<(), CoordinatorError> {
         let found = self.lines.open(history)?;
         let state = self.seat.core().state();
@@ -42,7 +42,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Stalls from before this process started are in the file alone.
+    /// Reads the stalls from before this process started, which only the file has.
     fn recall_stalls(&mut self) -> Result<(), CoordinatorError> {
         for step in self.history.unmeasured(RECALLED) {
             let before = Step(step.next().0.saturating_sub(WINDOW as u64));
@@ -64,8 +64,8 @@ impl Coordinator {
         self.sync_lines()
     }
 
-    /// What is written is made durable, on a thread that may wait: all that is there by then, one
-    /// time after the other.
+    /// Makes the written lines durable, on a thread that may wait. One write is under way at a
+    /// time, and covers all lines written by then.
     fn sync_lines(&mut self) -> Result<(), CoordinatorError> {
         if self.line_sync.is_busy {
             return Ok(());
@@ -83,7 +83,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The file is durable as far as it went; the rest follows.
+    /// The lines up to a step are durable. Begins the next write if there are more.
     pub(super) fn lines_kept(
         &mut self,
         done: Result<(Lineage, Step), CoordinatorError>,
@@ -95,7 +95,7 @@ impl Coordinator {
         Ok(Input::LinesDurable { lineage, reach })
     }
 
-    /// A watcher is told what is new, with a page of lines.
+    /// Sends a watcher its update, with a page of lines.
     pub(super) fn update(
         &mut self,
         to: LinkId,

@@ -1,4 +1,4 @@
-//! What the actor begins with: a coordinator as its predecessor in the same directory left it.
+//! The actor's first state: a coordinator as its predecessor in the same directory left it.
 
 use std::time::Instant;
 
@@ -19,14 +19,15 @@ use crate::raft::{self, ReplicaId};
 use crate::seat::{self, Seat};
 use crate::state::Coordinator;
 
-/// A snapshot is taken when so many entries are behind the one before.
+/// A seat takes a snapshot after this many entries since the last snapshot.
 const SNAPSHOT_ENTRIES: u64 = 10_000;
-/// How many entries before a snapshot's place stay in the log, for who is a little behind.
+/// How many entries before a snapshot's place stay in the log, for a replica that is a little
+/// behind.
 const KEEP: u64 = 1_000;
 
-/// See the module.
+/// The parts of a new actor. See the module.
 pub(in crate::daemon) struct Outfit {
-    /// Which coordinator it is.
+    /// The id of the coordinator.
     pub(in crate::daemon) id: CoordinatorId,
     pub(super) seat: Seat,
     /// The seat's time zero.
@@ -46,7 +47,7 @@ pub(in crate::daemon) struct Outfit {
 }
 
 impl Outfit {
-    /// From what a directory holds.
+    /// Builds the parts from a directory's content.
     pub(in crate::daemon) fn new(
         cluster: Cluster,
         own: Coordinator,
@@ -111,7 +112,7 @@ impl Outfit {
     }
 }
 
-/// What happened before, summed up.
+/// Sums up the history before this process.
 pub(super) fn recalled(frames: &[Frame]) -> History {
     let mut history = History::default();
     for news in frames.iter().flat_map(|frame| &frame.news) {

@@ -1,6 +1,6 @@
-//! The log of what happens: a sentence for people, and what it is made of as fields for machines.
+//! Logs the events: a sentence for people, and its parts as fields for machines.
 //!
-//! Trouble is logged as a warning, all else as information.
+//! Trouble becomes a warning, and every other event information.
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
 use tracing::{info, warn};

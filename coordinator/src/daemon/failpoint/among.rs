@@ -1,15 +1,15 @@
-//! Where a cluster's coordinators may be made to fail: how it is founded, how one joins, what
-//! replicas say to each other, what one of them has on its way to the disk, and how nodes are
-//! admitted that have a token.
+//! Failpoints of a cluster's coordinators: how one founds it, how another one joins, the messages
+//! between replicas, the batches on their way to the disk, and the admission of nodes that have a
+//! token.
 
 use super::find;
 use crate::raft::{self, Batch};
 
-/// See the module.
+/// The points of a coordinator among several. See the module.
 pub const AMONG: &[&str] = &[
-    // One that joins has a certificate; has the keys; has half of its directory, and all of it; was
-    // told its id; has an empty log; has written that it is one of them. One that founds a cluster
-    // has half of its directory; has its log; has all of it.
+    // The steps of a joiner. It has a certificate, the keys, half of its directory, all of it, its
+    // id, an empty log, and the note that it is a coordinator. A founder has half of its directory,
+    // its log, and all of its directory.
     "enrolled",
     "keyed",
     "laying_out",
@@ -17,19 +17,19 @@ pub const AMONG: &[&str] = &[
     "told",
     "begun",
     "admitted",
-    // One that leads is asked for all that.
+    // A leader serves a joiner's requests.
     "fetch_keys.receive",
     "keys.send",
     "join.receive",
     "joined.send",
-    // The cluster begins, and one more is to be one of them: see the entries of one alone.
+    // The cluster begins, and one more coordinator joins. See the entries of one coordinator alone.
     "propose.found",
     "appended.found",
     "applied.found",
     "propose.coordinator",
     "appended.coordinator",
     "applied.coordinator",
-    // Another one is to lead.
+    // Another coordinator has to lead.
     "summons.receive",
     "summons.send",
     "vote.receive",
@@ -44,7 +44,7 @@ pub const AMONG: &[&str] = &[
     "entries_answer.send",
     "entries_answer.receive",
     "batch.applied",
-    // A snapshot does, and what happened before it.
+    // A snapshot goes there, and the history before it.
     "snapshot.send",
     "snapshot.receive",
     "snapshot.write",
@@ -55,11 +55,13 @@ pub const AMONG: &[&str] = &[
     "history.send",
     "history.receive",
     "filled",
-    // Whoever was removed is needed no more, and all are to know: see the entries of one alone.
+    // The cluster no longer needs a removed coordinator, and all have to know. See the entries of
+    // one coordinator alone.
     "propose.shut_out",
     "appended.shut_out",
     "applied.shut_out",
-    // A node that has a token was judged, and a use of the token is to be spent; it is told.
+    // The gatekeeper has judged a node that has a token, and has to spend a use of it. Then it
+    // answers.
     "admission.receive",
     "propose.spend_token",
     "appended.spend_token",
@@ -67,7 +69,7 @@ pub const AMONG: &[&str] = &[
     "admission.send",
 ];
 
-/// The point of what one replica says to another, if it has one.
+/// The point of a message between replicas, if it has one.
 pub(super) fn of_raft(bytes: &[u8], way: &str) -> Option<&'static str> {
     find(raft::Message::decode(bytes).ok()?.name(), way)
 }
@@ -78,7 +80,7 @@ pub(super) fn of_batch(batch: &Batch, stage: &str) -> impl Iterator<Item = &'sta
     entries.into_iter().chain(anothers(batch).then(|| find("snapshot", stage))).flatten()
 }
 
-/// Whether a batch holds a snapshot of another replica: it stands for the whole log.
+/// Whether a batch holds a snapshot of another replica, which stands for the whole log.
 pub(super) fn anothers(batch: &Batch) -> bool {
     batch.snapshot.as_ref().is_some_and(|snapshot| snapshot.place == batch.base)
 }

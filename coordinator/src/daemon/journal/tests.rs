@@ -49,7 +49,7 @@ fn what_is_there_is_left_out_when_the_log_is_gone_through_again() {
     let (mut journal, none) = room.open();
     assert!(none.is_empty());
     take(&mut journal, [2, 5]);
-    // It still holds the file, as a process that was killed did.
+    // The first journal still holds the file, as a killed process did.
     let (mut next, found) = room.open();
     assert_eq!(found, [2, 5]);
     take(&mut next, [2, 5, 9]);
@@ -76,7 +76,7 @@ fn a_file_that_is_cut_anywhere_keeps_every_whole_frame() {
     }
 }
 
-/// What the log has comes again; what it does not have is missed.
+/// The log repeats what it has. A gap in the rest shows.
 #[test]
 fn every_flipped_bit_is_an_error_or_takes_only_what_the_log_has() {
     let room = Room::new();

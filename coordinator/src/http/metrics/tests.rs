@@ -1,4 +1,4 @@
-//! The text is as Prometheus wants it: told by a golden text, and by a checker of the format.
+//! A golden text and a checker of the format show that Prometheus can read the text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,7 +80,7 @@ fn the_checker_finds_what_breaks_a_rule() {
     assert_eq!(problems(&format!("{head}a_total 1\na_total{{x=\"y\"}} 1\n")), Vec::<String>::new());
 }
 
-/// What is wrong with a text in the exposition format.
+/// The problems of a text in the exposition format.
 fn problems(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     if !text.ends_with('\n') {
@@ -133,7 +133,7 @@ fn in_family(name: &str, family: &str) -> Vec<String> {
     found
 }
 
-/// Counts at the bounds do not fall, and the last is all.
+/// Checks that counts at the bounds do not fall, and that the last counts all.
 fn in_histogram(name: &str, family: &str) -> Option<String> {
     let samples: Vec<_> = family.lines().filter_map(sample).collect();
     let buckets = samples.iter().filter(|(series, _)| series.contains("_bucket{le="));

@@ -11,15 +11,15 @@ use crate::raft::Members;
 
 const OWNER: Owner = Owner { cluster: [7; 32], replica: ReplicaId(1) };
 
-/// A disk that is all in memory, whose power can fail. Clones are the same disk.
+/// A disk in memory that can lose its power. Clones are the same disk.
 #[derive(Clone, Debug, Default)]
 struct Memory(Arc<Mutex<Platter>>);
 
 #[derive(Debug)]
 struct Platter {
-    /// What reads see.
+    /// The content that reads see.
     cached: Vec<u8>,
-    /// What survives, and the writes that may not.
+    /// The content that survives, and the writes that may not.
     stored: Vec<u8>,
     unsynced: Vec<(usize, Vec<u8>)>,
     /// Operations until the power fails.
@@ -54,7 +54,7 @@ impl Memory {
         Ok(platter)
     }
 
-    /// The power fails: of what was not synced, any part may be there.
+    /// The power fails. Any part of the writes without a sync may survive.
     fn crash(&self, mut survives: impl FnMut() -> bool) {
         let mut platter = self.platter();
         let length = platter.cached.len();
@@ -101,7 +101,7 @@ impl StorageBackend for Memory {
     }
 }
 
-/// A disk, and what should be on it.
+/// A disk, and the content that it should have.
 struct Room {
     disk: Memory,
     kept: Kept,
@@ -122,7 +122,7 @@ impl Room {
         store
     }
 
-    /// A batch with so many entries, after so many of the last ones that are not agreed have gone.
+    /// A batch with so many entries. So many of the last ones that are not agreed go first.
     fn append(&mut self, gone: u64, entries: u64) -> Batch {
         let Kept { hard_state, .. } = &mut self.kept;
         hard_state.term.0 += gone.min(1);
@@ -137,7 +137,7 @@ impl Room {
         self.batch(None, self.kept.base, (first..first + entries).map(entry).collect())
     }
 
-    /// A batch after which the log begins behind `base`, and all up to `index` is in a snapshot.
+    /// A batch after which the log begins behind `base`, and a snapshot holds all up to `index`.
     fn compact(&mut self, index: u64, keep: u64) -> Batch {
         let place = |index| self.kept.term(index).map(|term| Place { index, term });
         let base = place(self.kept.base.index.max(index.saturating_sub(keep)));
@@ -164,7 +164,7 @@ impl Room {
     }
 }
 
-/// A real file, made if it is not there.
+/// A real file. Makes it if it does not exist.
 fn file(path: &Path) -> FileBackend {
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
     FileBackend::new(options.expect("a file")).expect("nobody else has it")
@@ -235,7 +235,7 @@ proptest! {
             };
             prop_assert!(room.kept.validate().is_ok());
             batches.push(batch);
-            // Some go together.
+            // Some batches go together.
             if !room.batches.is_multiple_of(3) {
                 store.as_mut().expect("open").persist(&batches).expect("written");
                 batches.clear();
@@ -247,7 +247,7 @@ proptest! {
     }
 }
 
-/// A disk with everything on it that there can be; its bytes after a clean stop or a sudden one.
+/// A disk with every kind of content. Returns its bytes after a clean stop or a sudden one.
 fn content(clean_stop: bool) -> (Room, Vec<u8>) {
     let mut room = Room::new();
     let mut store = room.open();
@@ -268,7 +268,7 @@ fn a_flipped_byte_is_an_error_or_changes_nothing() {
     for clean_stop in [true, false] {
         let (room, content) = content(clean_stop);
         let mut noticed = 0;
-        // All of redb's own header; elsewhere what is not empty, and some of what is.
+        // All of redb's own header. Elsewhere every byte that is not zero, and some that are.
         let flipped = content.iter().enumerate().filter(|(at, byte)| match (at, byte) {
             (..320, _) => true,
             (at, 0) => at % 4999 == 0,

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Changes, and the bytes that protobuf 2.28 has made of them: such bytes are on disks.
+/// Changes, with the bytes that protobuf 2.28 makes of them. Disks hold such bytes.
 fn known() -> [(ConfChangeV2, Vec<u8>); 3] {
     let learner = changes([(ConfChangeType::AddLearnerNode, ReplicaId(300))], false);
     let joint = [

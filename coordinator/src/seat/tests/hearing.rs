@@ -1,11 +1,11 @@
-//! A leader that hears no worker lets one lead that does.
+//! A leader that hears no worker hands over to a coordinator that does.
 
 use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::step::Status;
 
 use super::*;
 
-/// A run of one worker, which is a member, and from now on says nothing more to the leader.
+/// A run of one worker, which is a member and from now on sends the leader nothing more.
 fn silent_member(world: &mut World) -> Identity {
     let run = RunSpec { start_workers: 1, min_workers: 1, ..exemplars::run() };
     assert_eq!(world.wish(1, Wish::Submit(run)), Some(None));
@@ -43,7 +43,8 @@ fn i11_a_leader_that_hears_no_worker_lets_one_lead_that_does_and_not_to_and_fro(
     world.greet(heir, &worker);
     world.pass(2_000);
     assert_eq!(world.leader(), Some(heir));
-    // It hears nothing more of the worker, with which the first one has a link.
+    // The new leader hears nothing more of the worker, which still has a link with the first
+    // leader.
     world.pass(8_000);
     assert_eq!(world.leader(), Some(heir), "it keeps the lead for a time");
     world.pass(5_000);
@@ -78,8 +79,8 @@ fn a_leader_whose_run_is_over_is_not_deaf() {
     assert_eq!(world.leader(), Some(first));
 }
 
-/// A worker that builds, or cannot compute, has links with all coordinators, and has no part in the
-/// run that any of them could hear.
+/// A worker that builds, or cannot compute, has links with all coordinators. But it has no part in
+/// the run that a coordinator could hear.
 #[test]
 fn workers_without_a_part_in_the_run_take_the_lead_to_nobody() {
     let (mut world, ids) = World::of_three();
@@ -94,7 +95,7 @@ fn workers_without_a_part_in_the_run_take_the_lead_to_nobody() {
 }
 
 impl World {
-    /// A worker of the run has a link with a coordinator, and says its id.
+    /// A worker of the run connects to a coordinator and says its id.
     fn greet(&mut self, id: u64, worker: &Identity) {
         let link = self.connect(id, worker.clone());
         let known = self.seats[&id].core.state().on_node(&worker.name);

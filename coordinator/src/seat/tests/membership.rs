@@ -1,9 +1,10 @@
-//! How one becomes a coordinator, and how one ceases to be: whoever is let go is switched off.
+//! How a process becomes a coordinator, and how it ceases to be one. The test switches a
+//! coordinator off as soon as the others have let it go.
 
 use super::*;
 
 impl World {
-    /// It was told that it is needed no more, and is believed.
+    /// Switches a coordinator off if the others have told it of its removal, or have shut it out.
     fn switch_off_if_removed(&mut self, id: u64) -> bool {
         let name = &self.seats[&id].own.name;
         let let_go = self.removed.contains(&id) || self.shut_out.contains(name);
@@ -47,7 +48,7 @@ fn of_two_either_can_be_removed() {
     }
 }
 
-/// The history is no part of the log: who has come late to that may not have it yet.
+/// The history is no part of the log. A coordinator that has joined late may not have it yet.
 #[test]
 fn i13_nobody_is_let_go_while_it_can_tell_the_leader_of_history_that_this_lacks() {
     type Way = fn(&mut World, u64);
@@ -82,13 +83,13 @@ fn i13_nobody_is_let_go_while_it_can_tell_the_leader_of_history_that_this_lacks(
     }
 }
 
-/// Microseconds from a wish to a disaster: longer than a removal takes.
+/// Microseconds from a wish to a disaster. The range is longer than a removal takes.
 fn moments() -> impl Iterator<Item = u64> {
     (0..60_000).step_by(250)
 }
 
-/// Who is told that it is not needed is switched off, and its disk thrown away. The other one's
-/// disk stands still from some moment on, and what was not written by then is lost.
+/// The test switches off a coordinator that was told of its removal, and throws its disk away. The
+/// other one's disk stands still from some moment on, and loses what it has not written by then.
 #[test]
 fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
     let mut let_go = 0;
@@ -114,7 +115,7 @@ fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
     assert!((1..moments().count() as u64).contains(&let_go), "{let_go} times, not never or always");
 }
 
-/// Who leads dies for good at some moment.
+/// The leader dies for good at some moment.
 #[test]
 fn nobody_of_four_is_let_go_before_a_majority_of_the_others_knows_it() {
     let mut let_go = 0;
@@ -139,7 +140,7 @@ fn nobody_of_four_is_let_go_before_a_majority_of_the_others_knows_it() {
     assert!((1..moments().count() as u64).contains(&let_go), "{let_go} times, not never or always");
 }
 
-/// The new majority would have to agree, and cannot; the old one could not go back either.
+/// The new majority would have to agree, and cannot. The old one could not go back either.
 #[test]
 fn nobody_is_removed_whose_word_is_needed() {
     let (mut world, ids) = World::of_three();
@@ -159,7 +160,7 @@ fn nobody_is_removed_whose_word_is_needed() {
     assert_eq!(world.voters(leader), [leader]);
 }
 
-/// What it says of itself was heard long ago, and the log has nothing for it any more.
+/// The leader heard its introduction long ago, and the log has no entry for it any more.
 #[test]
 fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
     let (mut world, ids) = World::of_three();
@@ -171,7 +172,7 @@ fn who_was_removed_and_did_not_hear_of_it_is_told_when_it_asks_for_votes() {
     assert!(world.removed.iter().all(|id| *id == ids[2]));
 }
 
-/// Who leads may be removed, too.
+/// The leader may be removed, too.
 #[test]
 fn every_coordinator_can_be_replaced_one_by_one() {
     let (mut world, ids) = World::of_three();
@@ -188,7 +189,7 @@ fn every_coordinator_can_be_replaced_one_by_one() {
     world.assert_agreed();
 }
 
-/// What the leader before had heard is answered from the log, whoever is heard by now.
+/// The new leader answers from the log a removal that its predecessor heard, whatever links it has.
 #[test]
 fn a_removal_that_is_in_the_log_is_never_refused() {
     for moment in moments() {
@@ -204,7 +205,7 @@ fn a_removal_that_is_in_the_log_is_never_refused() {
         for _ in 0..200 {
             world.pass(1);
             for (to, link) in &others {
-                // As soon as it is elected: it does not know yet what has been agreed on.
+                // It asks as soon as a leader is elected, which does not know yet what is agreed.
                 if world.seats[to].leads().is_some() {
                     world.say(*link, Message::Request { id, wish: Wish::Remove(gone) });
                 }
@@ -225,7 +226,7 @@ fn a_removal_that_is_in_the_log_is_never_refused() {
     }
 }
 
-/// It was to be one of them, and died before it had the log.
+/// It applied to join, and died before it had the log.
 #[test]
 fn one_that_died_while_it_learned_holds_up_nobody() {
     let (mut world, ids) = World::of_three();
@@ -242,7 +243,7 @@ fn one_that_died_while_it_learned_holds_up_nobody() {
     assert_eq!(world.voters(leader).len(), 3, "it has come back");
 }
 
-/// The file of the history, which is empty here at first, is no more than what a snapshot knows.
+/// The file of the history is empty at first. The newest events come from the snapshot.
 #[test]
 fn i13_the_newest_events_are_known_before_anybody_has_told_the_history() {
     let mut world = World::founded();

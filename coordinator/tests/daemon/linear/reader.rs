@@ -1,4 +1,4 @@
-//! Who reads all tokens, or all runs, from one coordinator after the other.
+//! Clients that read all tokens, or all runs, from one coordinator after the other.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use tokio::time::{sleep, timeout};
 use super::{Client, List, RUN};
 use crate::client::try_look;
 
-/// Longer than a leader is stopped, to hear what that has to say.
+/// Longer than the test stops a leader, to hear its answer afterwards.
 const CALM: Duration = Duration::from_millis(2_500);
 
 impl Client {
-    /// Reads, as often as somebody answers.
+    /// Reads, as often as a coordinator answers.
     pub(super) async fn read(mut self) {
         let mut round = 0;
         while !self.record.is_over() {
@@ -64,7 +64,7 @@ impl Client {
     }
 }
 
-/// Whether the newest run, which stands so, is under way.
+/// Whether the newest run, which has this state, is under way.
 fn under_way(state: Option<&str>) -> BTreeSet<String> {
     state.filter(|state| *state != "failed").map(|_| RUN.to_string()).into_iter().collect()
 }

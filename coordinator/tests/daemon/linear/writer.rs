@@ -1,5 +1,5 @@
-//! Who has tokens made and revoked, and runs submitted and cancelled: each says the same until it
-//! is answered, one coordinator after the other.
+//! Clients that have tokens made and revoked, and runs submitted and cancelled. Each repeats its
+//! request until an answer comes, to one coordinator after the other.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::client::{Request, try_ask};
 
 /// How long a writer waits for one coordinator.
 const HASTE: Duration = Duration::from_millis(400);
-/// Before it asks another one.
+/// The pause before it asks another coordinator.
 const PAUSE: Duration = Duration::from_millis(5);
-/// What tokens are good for that are made over HTTP.
+/// The request for a token over HTTP.
 const WANTED: &str = r#"{"role": "worker"}"#;
 
 fn token(key: u8) -> AcceptedToken {
@@ -28,7 +28,7 @@ fn token(key: u8) -> AcceptedToken {
 }
 
 impl Client {
-    /// Writes the tokens that all share, over links.
+    /// Writes the shared tokens, over links.
     pub(super) async fn write(mut self) {
         let (mut number, mut place) = (0, self.number as usize % 3);
         while !self.record.is_over() {
@@ -47,7 +47,7 @@ impl Client {
                     Some(Message::Answer { id: answered, refusal, .. }) if answered == id => {
                         break Some(refusal);
                     }
-                    // It may have been done, or be done yet.
+                    // The change may have happened, or may happen yet.
                     _ if self.record.is_over() => break None,
                     _ => place = (place + 1) % 3,
                 }
@@ -63,7 +63,7 @@ impl Client {
         }
     }
 
-    /// Writes over HTTP: tokens that all share, one of its own in each round, and whether a run is
+    /// Writes over HTTP: shared tokens, one token of its own in each round, and whether a run is
     /// under way.
     pub(super) async fn write_api(self) {
         let (mut number, mut place, mut made) = (0, self.number as usize % 3, 0);
@@ -86,7 +86,7 @@ impl Client {
         }
     }
 
-    /// Has a token of its own made; returns its name.
+    /// Has a token of its own made. Returns the token's name.
     async fn make(&self, place: &mut usize, number: u64) -> String {
         let called = self.record.now();
         let (status, answer) = self.insist(place, number, "POST", "/api/v1/tokens", WANTED).await;
@@ -107,7 +107,7 @@ impl Client {
         self.record.note(name, action, called, Some(self.record.now()));
     }
 
-    /// Submits a run, or cancels what is under way.
+    /// Submits a run, or cancels the one under way.
     async fn write_run(&self, place: &mut usize, number: u64) {
         let submits = (self.number + number / 3).is_multiple_of(2);
         let newest = if submits { None } else { self.newest_run(*place).await };
@@ -137,7 +137,7 @@ impl Client {
         told.ok()??.json()["runs"].as_array()?.last()?["id"].as_u64()
     }
 
-    /// Says the same, under one key, until somebody has an answer.
+    /// Repeats a request, under one key, until a coordinator has an answer.
     async fn insist(
         &self,
         place: &mut usize,
@@ -155,7 +155,7 @@ impl Client {
                 Ok(Some(answer)) if ![503, 504].contains(&answer.status) => {
                     return (answer.status, answer.json());
                 }
-                // It may have been done, or be done yet.
+                // The change may have happened, or may happen yet.
                 _ => *place = (*place + 1) % 3,
             }
             assert!(start.elapsed() < PATIENCE, "nobody answers {method} {path}");
