@@ -96,8 +96,8 @@ pub struct Core {
     guide: Guide,
     confirmations: Confirmations,
     links: Links,
-    /// Registered workers whose processes ended while this coordinator followed, and how it noticed
-    /// that. If it comes to lead, it need not wait for them to be silent.
+    /// Registered workers that ended while this coordinator followed, and how it noticed that. If
+    /// it comes to lead, it need not wait for them to be silent.
     departed: BTreeMap<WorkerId, Doubt>,
     silence: Silence,
     partition: Partition,
@@ -199,7 +199,7 @@ impl Core {
         self.clock.set(now, unix_ms);
     }
 
-    /// The next thing to do; `None` until more happens. The driver drains it after every input.
+    /// The next thing to do, `None` until more happens. The driver drains it after every input.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -320,7 +320,7 @@ impl Core {
 
 // Small helpers.
 impl Core {
-    /// The term in which this coordinator leads; `None` while it does not.
+    /// The term in which this coordinator leads. `None` while it does not.
     pub(crate) fn leader(&self) -> Option<Term> {
         match self.reign {
             Reign::Leads(term) => Some(term),

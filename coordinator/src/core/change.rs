@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// A worker is suspected. A suspected member pauses everyone; the log loses any other worker.
+    /// A worker is suspected. If it is a member, everyone pauses. Any other worker is lost at once.
     pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) {
         let reason = doubt.reason.clone();
         let news = self.silence.suspect(now, worker, doubt);
