@@ -1,14 +1,16 @@
-//! Who computes which data shards, and who owns which parameter shards: a pure function.
+//! Which workers compute which data shards, and which own which parameter shards: a pure function.
 //!
 //! Inputs: how much there is, the members in rank order, and the generation before. Output: each
 //! member's data shards, and the owners of every parameter shard. The same inputs give the same
-//! output; shares differ by at most one shard; and what need not move does not. It does not know
-//! who really holds the bits of a shard: whoever acts on a plan lists as owners only those who do.
+//! output. Shares differ by at most one shard, and a shard that need not move does not. The
+//! assignment does not know which workers really hold the bits of a shard: the caller lists as
+//! owners only those that do.
 //!
-//! Intuition: a *share* is how many shards a member gets. Shares follow from the counts alone, up
-//! to who gets one more; that goes to those who hold most already. Everybody keeps what they hold
-//! up to their share, and what is left fills up the others. Data shards have no state between two
-//! steps: a planned change lays them out anew, in as few [`blocks`] of the tree as can be (I24).
+//! Intuition: a *share* is how many shards a member gets. Shares follow from the counts alone,
+//! except which members get one more: that goes to those that hold most already. Every member keeps
+//! what it holds up to its share, and the rest fills up the others. Data shards have no state
+//! between two steps: a planned change lays them out anew, in as few [`blocks`] of the tree as can
+//! be (I24).
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -26,32 +28,32 @@ use everstep_transport::protocol::{DataShard, Ownership, Record, WorkerId, Zone}
 pub struct Demand {
     /// Data shards of every global batch.
     pub data_shards: u32,
-    /// Parameter shards.
+    /// The number of parameter shards.
     pub shards: u32,
     /// Owners of each parameter shard, where there are so many members.
     pub copies: u32,
 }
 
-/// A member to be, as far as assignment goes; its index is its rank.
+/// A future member, as far as assignment goes. Its index is its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its id.
+    /// The candidate's worker id.
     pub worker: WorkerId,
-    /// What it may fail together with; none if it did not say.
+    /// What the worker may fail together with. `None` if it did not say.
     pub zone: Option<Zone>,
 }
 
 /// Why an assignment is made: it decides how data shards move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// A member was lost: the others keep their data shards, whose sums are used again in the step
-    /// that is done anew.
+    /// A member was lost. The others keep their data shards: the step that is done anew uses the
+    /// sums of these again.
     Loss,
-    /// Nothing of a step is under way.
+    /// No step is under way.
     Planned,
 }
 
-/// Who does what in a generation.
+/// The work of each member in a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Each member's data shards, ascending, by rank. None for a spare.
@@ -60,14 +62,13 @@ pub struct Assignment {
     pub owners: Vec<Ownership>,
 }
 
-/// Assigns everything to `members`, moving as little as balance, and the occasion, allow from where
-/// `previous` has it.
+/// Assigns everything to `members`, and moves as little from its place in `previous` as balance,
+/// and the occasion, allow.
 ///
 /// The backups follow from the primary and the ring of members alone, so that all shards of one
 /// primary have the same backups.
 ///
-/// # Panics
-/// If there are no members: nobody can do anything.
+/// # Panics If there are no members: there is no worker to do anything.
 pub fn assign(
     demand: Demand,
     members: &[Candidate],

@@ -1,21 +1,23 @@
-//! A coordinator as a plain state machine: what peers say goes in, messages and proposals come out.
+//! A coordinator as a plain state machine: messages of peers go in, messages and proposals come
+//! out.
 //!
-//! Inputs: links that come and go, their messages, who leads, applied entries of the log, whether
-//! this coordinator still leads, the passing of time. Outputs: messages to send, links to close,
-//! entries to propose, what applied entries bring to the history, questions whether it leads.
-//! Everything agreed on is in [`State`], and changes only when an entry is applied; what is in this
-//! module besides (links, signs of life, evidence, results) is one coordinator's own, and may be
-//! lost with it. It knows no clock, no sockets, and not how an entry comes to be applied.
+//! Inputs: links that come and go, their messages, the current leader, applied entries of the log,
+//! whether this coordinator still leads, the passing of time. Outputs: messages to send, links to
+//! close, entries to propose, what applied entries bring to the history, questions whether this
+//! coordinator still leads. Everything that the coordinators agree on is in [`State`], and changes
+//! only when an entry is applied. The rest of this module (links, signs of life, evidence, results)
+//! belongs to one coordinator alone, and may be lost with it. The core knows no clock, no sockets,
+//! and not how an entry comes to be applied.
 //!
-//! A worker's way: Hello, Welcome once there is a run, Register, an entry, Registered; heartbeats
-//! and their answers. When enough are there, or whenever somebody is lost, comes or goes: Pause,
-//! Status, an entry with the next generation, Announce (`change.rs`). In the end Finished; when all
-//! have, an entry with the outcome, Dismiss.
+//! A worker's way: Hello, Welcome once there is a run, Register, an entry, Registered, then
+//! heartbeats and their answers. When enough workers are there, or whenever a worker is lost, comes
+//! or goes: Pause, Status, an entry with the next generation, Announce (`change.rs`). In the end
+//! each member says Finished. When all have, an entry with the outcome follows, then Dismiss.
 //!
-//! A coordinator follows until it is elected and its own first entry has applied, and follows again
-//! when it is deposed: meanwhile it decides nothing, and says only who leads (`reign.rs`). A
-//! proposal may be applied late, twice, or not at all: conditions are looked at anew after every
-//! entry, and an entry that no longer fits changes nothing.
+//! A coordinator follows until it is elected and its own first entry has applied. It follows again
+//! when it is deposed. A follower decides nothing, and says only which coordinator leads
+//! (`reign.rs`). A proposal may be applied late, twice, or not at all. So the leader checks its
+//! conditions again after every entry, and an entry that no longer fits changes nothing.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -80,7 +82,8 @@ use crate::state::{Command, Entry, State, Verdict};
 /// How often the driver should give a [`Input::Tick`].
 pub const TICK: Duration = Duration::from_millis(50);
 
-/// A link to a peer, numbered by the driver in the order of their coming, never reused.
+/// A link to a peer. The driver numbers links in the order of their coming, and never reuses a
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
@@ -93,26 +96,27 @@ pub struct Core {
     guide: Guide,
     confirmations: Confirmations,
     links: Links,
-    /// Registered workers whose processes have ended while this coordinator followed, and how that
-    /// was noticed: should it come to lead, it need not wait for them to be silent.
+    /// Registered workers that ended while this coordinator followed, and how it noticed that. If
+    /// it comes to lead, it need not wait for them to be silent.
     departed: BTreeMap<WorkerId, Doubt>,
     silence: Silence,
     partition: Partition,
     phase: change::Phase,
-    /// The answers to the newest Pause.
+    /// The answers to the newest Pause, by worker.
     statuses: BTreeMap<WorkerId, Status>,
     feeds: Feeds,
     catch_up: CatchUp,
-    /// The greatest step that a member of the current generation has committed, as far as is known.
+    /// The greatest step that a member of the current generation has committed, as far as this
+    /// coordinator knows.
     reached: Step,
     lines: Lines,
-    /// How the GPUs of workers did a moment ago. What changes so fast is told to nobody but to who
-    /// asks: the log never has it, and whoever comes to lead hears it with the next heartbeats.
+    /// The newest GPU figures of workers. They change so fast that the log never has them: only a
+    /// reader that asks is told. A new leader hears them with the next heartbeats.
     telemetry: BTreeMap<WorkerId, Telemetry>,
-    /// Whose devices are slow.
+    /// The workers that have slow devices.
     progress: Progress,
     past: Past,
-    /// Of members of the current generation.
+    /// The results of members of the current generation, by worker.
     results: BTreeMap<WorkerId, WorkerResult>,
     model: Model,
     unable: Unable,
@@ -130,7 +134,7 @@ impl Core {
     /// A coordinator that follows, with an empty log. `epoch_unix_ms` is the wall clock at time
     /// zero, milliseconds of Unix time: events are stamped with it.
     ///
-    /// One that goes on after a restart is first given what it has of the log: the snapshot, with
+    /// After a restart, the driver first gives the new core its part of the log: the snapshot, with
     /// [`Self::restore_history`], and entries, as [`Input::Applied`].
     pub fn new(now: Time, epoch_unix_ms: u64) -> Self {
         Self {
@@ -195,13 +199,13 @@ impl Core {
         self.clock.set(now, unix_ms);
     }
 
-    /// The next thing to do; none until more happens. To be drained after every input.
+    /// The next thing to do, `None` until more happens. The driver drains it after every input.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Takes the whole history up to the newest entry that was applied, in order: after a snapshot
-    /// its beginning is not known here.
+    /// Takes the whole history up to the newest applied entry, in order. After a snapshot this
+    /// coordinator does not know the beginning of the history.
     pub fn restore_history(&mut self, frames: impl IntoIterator<Item = Frame>) {
         self.past = Past::restored(frames);
     }
@@ -218,12 +222,13 @@ impl Core {
         &self.state
     }
 
-    /// The events after the one with this number, in order, as far as they are known here.
+    /// The events after the one with this number, in order, as far as this coordinator knows them.
     pub fn events_after(&self, number: u64) -> &[Event] {
         self.past.events_after(number)
     }
 
-    /// Messages that their sender may not send, or not then: ignored, but counted.
+    /// How many messages this coordinator ignored, since their sender may not send them, or not
+    /// then.
     pub fn ignored(&self) -> u64 {
         self.ignored
     }
@@ -295,7 +300,7 @@ impl Core {
         }
     }
 
-    /// Ends the run when every member has its result here, and every step its line.
+    /// Ends the run when this coordinator has every member's result and the line of every step.
     fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         if self.results.len() < record.members.len()
@@ -313,9 +318,9 @@ impl Core {
     }
 }
 
-// Small words.
+// Small helpers.
 impl Core {
-    /// The term in which this coordinator leads.
+    /// The term in which this coordinator leads. `None` while it does not.
     pub(crate) fn leader(&self) -> Option<Term> {
         match self.reign {
             Reign::Leads(term) => Some(term),
@@ -331,7 +336,7 @@ impl Core {
         self.links.workers().filter(|(_, phase)| wanted(*phase)).map(|(link, _)| link).collect()
     }
 
-    /// A last word to a worker.
+    /// Sends a last message to a worker. Nothing that the worker says afterwards counts.
     fn release(&mut self, to: LinkId, message: Message) {
         self.links.enter(to, Phase::Released);
         self.send(to, message);

@@ -1,11 +1,11 @@
 //! The replicated state machine: entries of the log in, the history of the cluster out.
 //!
-//! Input: entries, one after the other, each with its index; or a snapshot of what they led to.
+//! Input: entries, one after the other, each with its index, or a snapshot of what they led to.
 //! Output: the run, its workers, the current generation, the outcome, the coordinators, the tokens,
 //! and what each entry brings to the history. [`State::apply`] reads nothing but the log, so equal
-//! applied indices mean equal states. It does not know which workers are connected, who proposed an
-//! entry, or what time it is: an entry carries its own. Of lists that grow with the run it keeps
-//! the newest events only: the whole history is the shell's to keep.
+//! applied indices mean equal states. It does not know which workers are connected, which
+//! coordinator proposed an entry, or what time it is: an entry carries its own time. Of lists that
+//! grow with the run it keeps the newest events only. The shell keeps the whole history.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -45,13 +45,13 @@ pub use self::runs::PastRun;
 pub use self::snapshot::SnapshotError;
 pub use self::workers::{Standing, Worker};
 
-/// So many events are kept: the newest.
+/// How many events the state keeps: the newest.
 const EVENTS: usize = 1_000;
 
 /// What became of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It holds.
+    /// The entry holds.
     Accepted,
     /// The worker is registered under this id.
     Registered(WorkerId),
@@ -59,9 +59,9 @@ pub enum Verdict {
     Coordinator(CoordinatorId),
     /// The run that was submitted has this id.
     Run(RunId),
-    /// The token does not admit the node, and why.
+    /// The token does not admit the node, for this reason.
     NotAdmitted(Refusal),
-    /// It changed nothing, and why.
+    /// The entry changed nothing, for this reason.
     Refused(String),
 }
 
@@ -71,16 +71,16 @@ pub struct State {
     applied: u64,
     ephemeral: bool,
     coordinators: Coordinators,
-    /// Those that were removed, or whose place another one took: until the log does without them,
-    /// and a majority knows, their word may be needed.
+    /// The coordinators that were removed or replaced. Their word may be needed until the log goes
+    /// on without them, and a majority knows that.
     leaving: Coordinators,
-    /// Those of them that were shut out: the newest.
+    /// The newest of the coordinators that were shut out.
     shut_out: Coordinators,
-    /// The index of the newest entry that changed who they are, or where.
+    /// The index of the newest entry that changed the coordinators or their addresses.
     revision: u64,
     tokens: Tokens,
     revocations: Revocations,
-    /// What became of requests.
+    /// The outcomes of operators' requests.
     outcomes: Outcomes,
     past_runs: VecDeque<PastRun>,
     run_id: RunId,
@@ -88,7 +88,7 @@ pub struct State {
     foundation: Option<Foundation>,
     probes: Probes,
     workers: BTreeMap<WorkerId, Worker>,
-    /// Those of them that are gone, in the order in which they went.
+    /// The workers that are gone, in the order in which they went.
     gone: VecDeque<WorkerId>,
     /// The newest registration of each node, unless that worker is gone.
     nodes: BTreeMap<NodeName, WorkerId>,
@@ -99,11 +99,11 @@ pub struct State {
     /// The newest generation there was, of whatever run.
     generation: Generation,
     record: Option<Record>,
-    /// Pairs of members that were told of, since they cannot reach each other.
+    /// Pairs of members that cannot reach each other, and that an event has told of.
     unreachable: BTreeSet<(WorkerId, WorkerId)>,
-    /// Since when the generations are such that start no step, milliseconds of Unix time.
+    /// Since when the generations start no step, milliseconds of Unix time.
     waiting_since: Option<u64>,
-    /// Members of whose loss an event has told already.
+    /// Members with a loss that an event has already told of.
     mourned: BTreeSet<WorkerId>,
     /// The owners that a change of generation waits for.
     awaited: AwaitedOwners,
@@ -111,9 +111,9 @@ pub struct State {
     goes_back: bool,
     lines: LineHistory,
     outcome: Outcome,
-    /// The newest.
+    /// The newest events, at most [`EVENTS`].
     events: Vec<Event>,
-    /// How many there were.
+    /// How many events there were in all.
     noted: u64,
     /// What the newest entry brought to the history.
     #[rkyv(with = rkyv::with::Skip)]
@@ -167,8 +167,8 @@ impl Default for State {
 impl State {
     /// Applies the entry at `index`, of this term of the log.
     ///
-    /// # Panics
-    /// If `index` is not above every index before: the log is broken, and so would be every id.
+    /// # Panics If `index` is not above every earlier index: the log is broken, and so would be
+    /// every id.
     pub fn apply(&mut self, index: u64, term: Term, entry: &Entry) -> Verdict {
         assert!(index > self.applied, "entry {index} applied after entry {}", self.applied);
         self.applied = index;
@@ -193,7 +193,7 @@ impl State {
         applied.unwrap_or_else(Verdict::Refused)
     }
 
-    /// What there is only while a run goes on, or may begin.
+    /// Applies a command that counts only while a run goes on, or may begin.
     fn train(&mut self, unix_ms: u64, term: Term, command: &Command) -> Result<Verdict, String> {
         match command {
             Command::Register { run, name, registration } => {
@@ -221,7 +221,7 @@ impl State {
         }
     }
 
-    /// The index of the newest entry that was applied; 0 before the first.
+    /// The index of the newest applied entry. 0 before the first.
     pub fn index(&self) -> u64 {
         self.applied
     }
@@ -231,7 +231,7 @@ impl State {
         &self.news
     }
 
-    /// The run, once one was submitted.
+    /// The run, once an operator has submitted one.
     pub fn run(&self) -> Option<&RunSpec> {
         self.run.as_ref()
     }
@@ -246,7 +246,8 @@ impl State {
         self.record.as_ref()
     }
 
-    /// The number of the newest generation there was, of this run or one before; 0 if none was.
+    /// The number of the newest generation there was, of this run or an earlier one. 0 if there was
+    /// none.
     pub fn generation(&self) -> Generation {
         self.generation
     }
@@ -261,7 +262,7 @@ impl State {
         self.workers.get(&worker).is_some_and(|known| known.standing.is_present())
     }
 
-    /// Since when the generations start no step, milliseconds of Unix time; none if they do.
+    /// Since when the generations start no step, milliseconds of Unix time. `None` if they do.
     pub fn waiting_since(&self) -> Option<u64> {
         self.waiting_since
     }
@@ -271,12 +272,13 @@ impl State {
         &self.awaited
     }
 
-    /// Whether an event has told of the loss of this member, which no generation is without yet.
+    /// Whether an event has told of the loss of this member, though every generation still lists
+    /// it.
     pub fn is_mourned(&self, worker: WorkerId) -> bool {
         self.mourned.contains(&worker)
     }
 
-    /// The registered workers, by id, and the newest of those that are gone.
+    /// The registered workers and the newest of those that are gone, by id.
     pub fn workers(&self) -> &BTreeMap<WorkerId, Worker> {
         &self.workers
     }
@@ -310,7 +312,7 @@ impl State {
         &self.outcome
     }
 
-    /// What happened: the newest thousand events.
+    /// The newest thousand events.
     pub fn events(&self) -> &[Event] {
         &self.events
     }

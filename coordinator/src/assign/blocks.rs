@@ -1,16 +1,16 @@
 //! Data shards in blocks of the reduction tree.
 //!
-//! A worker sends one sum for each greatest subtree that lies wholly inside its data shards, so
-//! what an assignment costs in bytes and in memory is its number of *blocks*: ranges of `1 <<
-//! level` data shards that begin at a multiple of their length, cut off at the end of the batch.
+//! A worker sends one sum for each greatest subtree that lies wholly inside its data shards. So the
+//! cost of an assignment in bytes and in memory is its number of *blocks*: ranges of `1 << level`
+//! data shards that begin at a multiple of their length, cut off at the end of the batch.
 //!
 //! Intuition: a share of 10 data shards is a block of 8 and a block of 2. Blocks that are laid out
-//! side by side, the longest first, all begin at multiples of their length: so every worker has as
+//! side by side, the longest first, all begin at multiples of their length. So every worker has as
 //! few blocks as its share has binary ones. [`fresh`] does that, and gives each layout to the
 //! worker that has most of it already. [`hand_on`] is for a loss: the survivors keep what they
-//! have, and the orphaned data shards go to them in blocks that are as long as possible.
+//! have, and get the orphaned data shards in blocks that are as long as possible.
 //!
-//! The module knows ranks and data shards; it does not know workers.
+//! The module knows ranks and data shards. It does not know workers.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,7 @@ impl Block {
     }
 }
 
-/// How many sums are sent by a worker that computes these of `count` data shards, ascending.
+/// How many sums a worker sends that computes these of `count` data shards, ascending.
 pub(super) fn sums(count: u32, leaves: &[u32]) -> usize {
     let mut found = Vec::new();
     if count > 0 {
@@ -97,7 +97,7 @@ pub(super) fn fresh(holders: &[Option<usize>], members: usize) -> Vec<Vec<u32>> 
     chosen.map(|index| shapes[index.expect("a shape for each member")].clone()).collect()
 }
 
-/// The layouts: one for each member, without regard to who gets which.
+/// The layouts: one for each member, no matter which member gets which.
 fn shapes(count: u32, members: usize) -> Vec<Vec<u32>> {
     let (share, more) = (count as usize / members, count as usize % members);
     let share = |index: usize| share + usize::from(index < more);
@@ -113,8 +113,8 @@ fn shapes(count: u32, members: usize) -> Vec<Vec<u32>> {
     shapes
 }
 
-/// The data shards of each of `members`, ascending, after a loss. A survivor keeps what it has,
-/// up to its share; the rest goes to those that have room, in blocks as long as possible.
+/// The data shards of each of `members`, ascending, after a loss. A survivor keeps what it has, up
+/// to its share. The rest goes to the members that have room, in blocks as long as possible.
 pub(super) fn hand_on(holders: &[Option<usize>], members: usize) -> Vec<Vec<u32>> {
     let count = holders.len() as u32;
     let shares = share::shares(holders, members);
@@ -140,9 +140,9 @@ pub(super) fn hand_on(holders: &[Option<usize>], members: usize) -> Vec<Vec<u32>
     held
 }
 
-/// Blocks that are to be given away.
+/// Blocks to give away.
 struct Free {
-    /// By length and first data shard.
+    /// The blocks, by length and first data shard.
     blocks: BTreeMap<(u32, u32), Block>,
 }
 
@@ -157,8 +157,8 @@ impl Free {
         (block.len(), block.first)
     }
 
-    /// So many data shards. Each next block is the greatest that still fits: a part of the shortest
-    /// free block that contains one, or the longest free block where none does.
+    /// Takes this many data shards. Each next block is the greatest that still fits: a part of the
+    /// shortest free block that contains one, or the longest free block where none does.
     fn take(&mut self, mut room: usize) -> Vec<u32> {
         let mut taken = Vec::new();
         while room > 0 {

@@ -1,7 +1,7 @@
 //! The owners of parameter shards: primaries evened out, each with its backups on the ring.
 //!
-//! A shard whose primary is gone, or gives it up, goes rather to one of its backups: that worker
-//! has the bits already.
+//! A shard that loses its primary, or that its primary gives up, goes rather to one of its backups:
+//! that worker has the bits already.
 
 use std::iter::repeat_n;
 
@@ -45,7 +45,7 @@ fn owner_sets(copies: u32, members: &[Candidate]) -> Vec<Vec<Rank>> {
     sets
 }
 
-/// Who of the members owned each shard before, by shard.
+/// The ranks of the members that owned each shard before, by shard.
 struct Held {
     primaries: Vec<Option<usize>>,
     /// In the order of the record before: primary first, then the backups.

@@ -1,4 +1,4 @@
-//! The ring of members: whoever follows a primary keeps its backups.
+//! The ring of members: those that follow a primary keep its backups.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use super::Candidate;
 
 /// The ranks in an order in which neighbours differ in zone, where that can be.
 ///
-/// That is the order of ranks, which a loss or a join hardly changes, if it serves. Else members
-/// are seated zone after zone, the largest first, on every second chair and then on those between:
-/// two of a zone sit together only if it has more than half of all members. A member that stated
-/// no zone fits beside everyone.
+/// If the order of ranks serves, it is that order, which a loss or a join hardly changes. Else
+/// members are seated zone after zone, the largest first, on every second chair and then on those
+/// between. Two members of a zone sit together only if it has more than half of all members. A
+/// member that stated no zone fits beside everyone.
 pub(super) fn ring(members: &[Candidate]) -> Vec<usize> {
     let ranks: Vec<usize> = (0..members.len()).collect();
     let next = |rank: usize| (rank + 1) % members.len();
@@ -28,7 +28,7 @@ pub(super) fn ring(members: &[Candidate]) -> Vec<usize> {
     seats
 }
 
-/// The ranks by zone, the largest zone first; each member without one by itself.
+/// The ranks by zone, the largest zone first. Each member without a zone stands by itself.
 fn zones(members: &[Candidate]) -> Vec<Vec<usize>> {
     let mut zones = BTreeMap::<_, Vec<usize>>::new();
     for (rank, member) in members.iter().enumerate() {

@@ -1,13 +1,14 @@
-//! Evens out shards over members, moving as few as that allows.
+//! Evens out shards over members, and moves as few as that allows.
 //!
 //! A shard moves only if its holder is gone, or holds more than its share. So after a loss only
 //! orphans move (a balanced survivor never holds more than its new share), and after a join only
 //! what the newcomers need.
 
-/// The new holder of every shard, by rank; each of `members` gets the same number within one.
+/// The new holder of every shard, by rank. Each of `members` gets the same number within one.
 ///
-/// `holders[shard]` is who has it now, if that is a member. `preferred(shard)` lists who should
-/// rather get a shard that moves, best first; they do if their share has room.
+/// `holders[shard]` is the rank of the current holder, if that is a member. `preferred(shard)`
+/// lists the ranks that should rather get a shard that moves, best first. They do if their shares
+/// have room.
 pub(super) fn even_out<'a>(
     holders: &[Option<usize>],
     members: usize,
@@ -24,7 +25,7 @@ pub(super) fn even_out<'a>(
             *slot = wanted.find(|&rank| take(&mut room, rank));
         }
     }
-    // The rest in rank order, so that what a member gets is contiguous where it can be.
+    // Gives the rest in rank order, so that a member's shards are contiguous where they can be.
     let mut free = (0..members).flat_map(|rank| std::iter::repeat_n(rank, room[rank]));
     assigned
         .into_iter()
@@ -32,7 +33,7 @@ pub(super) fn even_out<'a>(
         .collect()
 }
 
-/// How many shards each member shall have. One more goes to those who hold most.
+/// How many shards each member is to have. One more goes to the members that hold most.
 pub(super) fn shares(holders: &[Option<usize>], members: usize) -> Vec<usize> {
     let mut held = vec![0; members];
     for &rank in holders.iter().flatten() {

@@ -1,8 +1,10 @@
-//! Nodes that were judged to be admitted, until the log has counted that use of their tokens.
+//! Nodes that a coordinator has judged fit to be admitted, until the log has counted that use of
+//! their tokens.
 //!
-//! Each is answered: by its entry, or, where this coordinator leads no longer, by [`Undecided`], so
-//! that the node asks another one. The same node is counted once, so that costs it nothing. Whether
-//! a token admits a node, the state knows, and this module does not.
+//! Every node gets an answer. Its entry answers it, or, where this coordinator leads no longer,
+//! [`Undecided`] does, so that the node asks another coordinator. The log counts the same node
+//! once, so asking again costs the node nothing. The state knows whether a token admits a node;
+//! this module does not.
 //!
 //! [`Undecided`]: Refusal::Undecided
 
@@ -15,7 +17,7 @@ use everstep_transport::time::Time;
 use super::{Core, Effect};
 use crate::state::{Command, Verdict};
 
-/// Those whose entry is on its way.
+/// The nodes with an entry on its way into the log.
 #[derive(Debug, Default)]
 pub(super) struct Admissions(BTreeSet<(TokenId, NodeName)>);
 
@@ -29,7 +31,7 @@ impl Core {
         }
     }
 
-    /// A use of a token was spent, or not.
+    /// The log has spent a use of a token, or refused it.
     pub(super) fn spent(&mut self, token: TokenId, node: NodeName, verdict: Verdict) {
         let refusal = match verdict {
             Verdict::NotAdmitted(refusal) => Some(refusal),
@@ -39,7 +41,8 @@ impl Core {
         self.answer_admission(token, node, refusal);
     }
 
-    /// What becomes of their entries is not told here any more.
+    /// Answers all waiting nodes: this coordinator will not learn any more what becomes of their
+    /// entries.
     pub(super) fn leave_undecided(&mut self) {
         for (token, node) in std::mem::take(&mut self.admissions.0) {
             self.answer_admission(token, node, Some(Refusal::Undecided));

@@ -1,11 +1,11 @@
 //! Whether steps are held back for workers that learn, and when a join is given up.
 //!
-//! Intuition: each step adds to what a worker that learns has to take. Where its link carries no
-//! more than that, it is never done. So the leader looks every few seconds whether what is lacking
-//! has shrunk by a fair part; where it has not, no step begins for a while, which is bounded, and
-//! goes on only as long as more arrives. Where even that helps nothing, several times, no step is
-//! held back for some time; a worker that is no member is fed no more until then, and its view says
-//! why.
+//! Intuition: each step adds to the data that a learning worker has to take. A worker is never done
+//! if its link carries no more than that. So the leader checks every few seconds whether the
+//! missing amount has shrunk by a fair part. If it has not, the leader lets no step begin for a
+//! while. This hold is bounded, and lasts only as long as more data arrives. If several holds do
+//! not bring a worker up to date, the leader holds no step back for some time. Until then it does
+//! not feed a worker that is no member, and the worker's view says why.
 //!
 //! Input: how far each worker says to be behind. Output: an [`Order`]. It knows no messages.
 
@@ -15,27 +15,29 @@ use std::time::Duration;
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::time::Time;
 
-/// Progress is judged after at least so long, or three steps.
+/// The leader judges progress after at least this long, or after three steps.
 const LOOK: Duration = Duration::from_secs(5);
-/// Steps are held back for so long at once, at most: less than an operator would look for a fault.
+/// The longest hold of steps at once: shorter than an operator would wait before looking for a
+/// fault.
 const LONGEST: Duration = Duration::from_secs(20);
-/// A hold ends early when nothing has arrived for so long.
+/// A hold ends early when no data has arrived for this long.
 const IDLE: Duration = Duration::from_secs(4);
-/// The step leader is asked again after so long: it holds for a second, and then goes on by itself.
+/// How often the leader asks the step leader again, which holds for a second and then goes on by
+/// itself.
 const REPEAT: Duration = Duration::from_millis(400);
-/// After so many holds in vain a join is given up.
+/// After this many holds in vain the leader gives a join up.
 const TRIES: u32 = 3;
-/// It is tried again after so long, and each time after twice as long.
+/// The leader tries a join again after this long, and each next time after twice as long.
 const PAUSE: Duration = Duration::from_secs(60);
-/// How often that is doubled, at most.
+/// How often that time is doubled, at most.
 const MAX_DOUBLINGS: u32 = 6;
 
-/// What a look comes to.
+/// The result of a look.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Order {
-    /// The step leader is to hold, or to hold on.
+    /// The step leader is to begin a hold, or to prolong it.
     pub(super) hold: bool,
-    /// These are fed in vain.
+    /// The workers that the leader feeds in vain.
     pub(super) hopeless: Vec<WorkerId>,
 }
 
@@ -43,19 +45,19 @@ pub(super) struct Order {
 pub(super) struct CatchUp {
     learners: BTreeMap<WorkerId, Progress>,
     hold: Option<Hold>,
-    /// Until then no other hold begins: the run is to make progress, too.
+    /// No other hold begins before this time, so that the run makes progress, too.
     rests_until: Option<Time>,
     given_up: BTreeMap<WorkerId, GivenUp>,
 }
 
-/// How far a worker is behind, bytes.
+/// How far a worker is behind.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     behind: u64,
-    /// The same when it was last looked at.
+    /// How many bytes it was behind at the last look.
     before: u64,
     looked: Time,
-    /// How many holds have not brought it up to date.
+    /// How many holds have not brought the worker up to date.
     in_vain: u32,
 }
 
@@ -63,12 +65,12 @@ struct Progress {
 struct Hold {
     since: Time,
     asked: Time,
-    /// The least that was lacking, in all, and since when.
+    /// The least number of bytes that all workers together lacked, since `shrunk`.
     least: u64,
     shrunk: Time,
 }
 
-/// A join that does not come to its end.
+/// A join that was given up.
 #[derive(Debug)]
 struct GivenUp {
     until: Time,
@@ -77,30 +79,30 @@ struct GivenUp {
 }
 
 impl CatchUp {
-    /// A worker says how far it is behind.
+    /// A worker says how many bytes it is behind.
     pub(super) fn tell(&mut self, now: Time, worker: WorkerId, behind: u64) {
         let new = Progress { behind, before: behind, looked: now, in_vain: 0 };
         self.learners.entry(worker).or_insert(new).behind = behind;
     }
 
-    /// Another generation begins: what is learned is learned anew.
+    /// Another generation begins: the learners begin anew.
     pub(super) fn renew(&mut self) {
         self.learners.clear();
         (self.hold, self.rests_until) = (None, None);
     }
 
-    /// A worker is gone.
+    /// Drops what is known of a worker that is gone.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.learners.remove(&worker);
         self.given_up.remove(&worker);
     }
 
-    /// Whether a worker is not to be fed now.
+    /// Whether the leader is not to feed a worker now.
     pub(super) fn is_given_up(&self, now: Time, worker: WorkerId) -> bool {
         self.given_up.get(&worker).is_some_and(|given_up| now < given_up.until)
     }
 
-    /// What a worker's join waits for, in words.
+    /// Why a worker's join waits, in words.
     pub(super) fn reason(&self, worker: WorkerId) -> Option<String> {
         let given_up = self.given_up.get(&worker).filter(|_| !self.learners.contains_key(&worker));
         let behind = self.learners.get(&worker).filter(|_| self.hold.is_some());
@@ -108,7 +110,7 @@ impl CatchUp {
         given_up.map(|it| it.reason.clone()).or_else(|| behind.map(held))
     }
 
-    /// Looks at those who learn and are not ready, where a step takes so long.
+    /// Checks the progress of the learners that are not ready. `step` is how long a step takes.
     pub(super) fn look(
         &mut self,
         now: Time,
@@ -123,7 +125,7 @@ impl CatchUp {
         if self.hold.is_some() { self.keep_holding(now, step) } else { self.judge(now, step) }
     }
 
-    /// Holds where somebody has not come a quarter of its way since the last look.
+    /// Begins a hold if a learner has not come a quarter of its way since the last look.
     fn judge(&mut self, now: Time, step: Duration) -> Order {
         let span = LOOK.max(3 * step);
         let mut stalls = false;
@@ -165,7 +167,8 @@ impl CatchUp {
         Order { hold: again, hopeless: Vec::new() }
     }
 
-    /// A hold is over, and these are still behind; returns those for whom it was the last.
+    /// Counts a hold that has ended for all workers that are still behind. Returns the workers that
+    /// have no further try.
     fn count_in_vain(&mut self, now: Time) -> Vec<WorkerId> {
         for progress in self.learners.values_mut().filter(|progress| progress.behind > 0) {
             progress.in_vain += 1;
@@ -175,7 +178,7 @@ impl CatchUp {
         hopeless.map(|(worker, _)| *worker).collect()
     }
 
-    /// A worker is fed no more for a while.
+    /// Stops feeding a worker for a while.
     pub(super) fn give_up(&mut self, now: Time, worker: WorkerId) {
         let Some(Progress { behind, in_vain, .. }) = self.learners.remove(&worker) else { return };
         let times = self.given_up.get(&worker).map_or(0, |before| before.times);
@@ -193,7 +196,7 @@ impl CatchUp {
     }
 }
 
-/// How long something that was in vain is not tried again.
+/// How long the leader rests after an attempt in vain, before it tries again.
 fn pause(times: u32) -> Duration {
     PAUSE * (1 << times.min(MAX_DOUBLINGS))
 }

@@ -5,10 +5,11 @@
 //! Steady -- learners ready, somebody free --> Holding -- all hold --> Pausing
 //! ```
 //!
-//! A suspicion of a member pauses everyone at once; a planned change first lets the step under way
-//! come to its end. Either way all who can promise the next number, and say what they hold; what
-//! comes of that is planned elsewhere. A Pause always ends in a generation, even of the same
-//! members. It does not know how a plan is made, nor why a worker is suspected.
+//! A suspicion of a member pauses everyone at once. A planned change first lets the step under way
+//! come to its end. Either way all workers that can do so promise the next number, and say what
+//! they hold. `plan.rs` makes the next generation of that. A Pause always ends in a generation,
+//! even of the same members. This module does not know how a plan is made, nor why a worker is
+//! suspected.
 
 mod awaiting;
 mod holding;
@@ -30,18 +31,18 @@ use super::silence::{Certainty, Doubt, Heard, PATIENCE};
 use super::{Core, LinkId};
 use crate::state::{Change, Command, Loss, Standing, Verdict};
 
-/// Who has not answered a Pause for so long is done without.
+/// The leader goes on without a worker that has not answered a Pause for this long.
 const ANSWER: Duration = Duration::from_secs(2);
-/// A Pause is said again to who has not answered.
+/// How often the leader repeats a Pause to workers that have not answered.
 const REPEAT: Duration = Duration::from_millis(500);
 /// How far a change has come.
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Nothing changes.
     Steady,
-    /// The step leader was asked to hold.
+    /// The leader has asked the step leader to hold.
     Holding(Holding),
-    /// Everyone was asked to promise.
+    /// The leader has asked all workers to promise.
     Pausing(Pausing),
     /// The next generation, with this number, is on its way into the log.
     Proposed(Generation),
@@ -51,21 +52,22 @@ pub(super) enum Phase {
 pub(super) struct Pausing {
     number: Generation,
     since: Time,
-    /// When it was last said.
+    /// When the leader last sent the Pause.
     said: Time,
-    /// Whose answer is waited for.
+    /// The workers that still owe an answer.
     missing: BTreeSet<WorkerId>,
-    /// Who had a link again meanwhile, and was given the whole time anew: once.
+    /// The workers that got a link again during this Pause. Each restarts the deadline, but only
+    /// once.
     returned: BTreeSet<WorkerId>,
-    /// Why there is no plan yet, when one was looked for.
+    /// Why the last attempt gave no plan.
     wait: Option<Wait>,
     awaiting: Awaiting,
 }
 
-// What sets it off.
+// What starts a change.
 impl Core {
-    /// Something happens. If this coordinator was late itself, the answers to its Pause may still
-    /// be in a queue; if it hears no worker, they may be on their way for as long as that lasts.
+    /// An input arrives. If this coordinator was late itself, the answers to its Pause may still be
+    /// in a queue. While it hears no worker, they may be on their way. Both restart the deadline.
     pub(super) fn wake(&mut self, now: Time) {
         let is_late = self.silence.wake(now);
         if (is_late || !self.silence.hears_any(now))
@@ -75,7 +77,7 @@ impl Core {
         }
     }
 
-    /// A worker is suspected: a member stops everyone, any other is forgotten.
+    /// A worker is suspected. If it is a member, everyone pauses. Any other worker is lost at once.
     pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) {
         let reason = doubt.reason.clone();
         let news = self.silence.suspect(now, worker, doubt);
@@ -90,7 +92,8 @@ impl Core {
         match &mut self.phase {
             Phase::Pausing(pausing) => {
                 pausing.missing.extend(awaited);
-                // One that may be back in a moment is asked again, also if it has answered before.
+                // A worker that may be back in a moment is asked again, even if it has answered
+                // before.
                 if self.silence.may_answer(now, worker) && self.state.is_member(worker) {
                     pausing.missing.insert(worker);
                 } else {
@@ -103,7 +106,7 @@ impl Core {
         }
     }
 
-    /// Who is silent for too long is suspected.
+    /// Suspects the workers that have been silent for too long.
     pub(super) fn suspect_silent(&mut self, now: Time) {
         for worker in self.silence.silent(now) {
             let reason = format!("no heartbeat for {:?}", PATIENCE);
@@ -111,14 +114,14 @@ impl Core {
         }
     }
 
-    /// A worker has promised a number that no generation has yet: it needs one.
+    /// A worker has promised a number that no generation has yet: it needs that generation.
     pub(super) fn keep_promise(&mut self, now: Time) {
         if matches!(self.phase, Phase::Steady | Phase::Holding(_)) {
             self.pause(now);
         }
     }
 
-    /// A member has lost others of its generation.
+    /// A member has lost its links to other members of its generation.
     pub(super) fn cut_off(&mut self, now: Time, worker: WorkerId, unreachable: &[WorkerId]) {
         for other in unreachable.iter().filter(|other| self.state.is_member(**other)) {
             self.partition.report(worker, *other);
@@ -126,7 +129,7 @@ impl Core {
         self.join_up(now);
     }
 
-    /// A new generation for members that cannot reach each other, if it is time for one.
+    /// Begins a new generation for members that cannot reach each other, if it is time for one.
     fn join_up(&mut self, now: Time) {
         let free = matches!(self.phase, Phase::Steady | Phase::Holding(_));
         if free && self.running() && self.partition.is_due(now) {
@@ -134,7 +137,7 @@ impl Core {
         }
     }
 
-    /// The first generation, when enough registered workers are connected.
+    /// Begins the first generation when enough registered workers are connected.
     pub(super) fn start(&mut self, now: Time) {
         let Some(run) = self.state.run() else { return };
         let enough = self.links.registered().len() >= run.start_workers as usize;
@@ -191,7 +194,8 @@ impl Core {
         self.advance(now);
     }
 
-    /// A worker is heard, perhaps again: then the others that fell silent with it may answer, too.
+    /// The leader hears a worker. If it returns from an outage, the others that fell silent with it
+    /// may answer, too.
     pub(super) fn hear(&mut self, now: Time, heard: Heard) {
         if heard == Heard::Alone {
             return;
@@ -212,8 +216,8 @@ impl Core {
         self.statuses.clear();
     }
 
-    /// Whose answer is waited for. Members that may well live, and who is to become one: before
-    /// the first generation everyone, later who has learned.
+    /// The workers that owe an answer and may give one: members, learners that are ready, and
+    /// before the first generation every linked worker.
     fn expected(&self, now: Time) -> BTreeSet<WorkerId> {
         let members = self.state.record().into_iter().flat_map(|record| &record.members);
         let linked = self.links.registered().keys().copied();
@@ -233,7 +237,8 @@ impl Core {
         }
     }
 
-    /// To all who have not answered, suspects too: they are taken back if they do.
+    /// Sends the Pause to all workers that have not answered, and to suspects. A suspect that
+    /// answers is taken back.
     fn say_pause(&mut self) {
         let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
         let number = pausing.number;
@@ -262,14 +267,14 @@ impl Core {
         self.advance(now);
     }
 
-    /// A suspect that has answered meanwhile is none any more.
+    /// A suspect has answered meanwhile, and is suspected no more.
     pub(super) fn acquitted(&mut self, now: Time) {
         if matches!(self.phase, Phase::Pausing(_)) {
             self.advance(now);
         }
     }
 
-    /// Proposes the next generation, once all answers that are expected are there, or late.
+    /// Proposes the next generation, once all expected answers are there, or late.
     fn advance(&mut self, now: Time) {
         let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
         if !self.evidence_is_in(now, pausing) {
@@ -305,8 +310,9 @@ impl Core {
         }
     }
 
-    /// A worker without a link that has still time to come back could not answer yet; nor could a
-    /// worker that fell silent together with many others.
+    /// Whether each expected answer is there, or had its chance. A worker without a link that still
+    /// has time to come back could not answer yet, nor could a worker that fell silent together
+    /// with many others.
     fn evidence_is_in(&self, now: Time, pausing: &Pausing) -> bool {
         let had_its_chance = |worker: &WorkerId| {
             let linked = self.links.of_registered(*worker).is_some();
@@ -316,7 +322,7 @@ impl Core {
             || (now.since(pausing.since) >= ANSWER && pausing.missing.iter().all(had_its_chance))
     }
 
-    /// Whether all who have a link have answered, or are late.
+    /// Whether all linked workers have answered, or are late.
     fn everyone_is_heard(&self, now: Time, pausing: &Pausing) -> bool {
         let mut linked = self.links.registered().keys();
         let heard =
@@ -324,7 +330,7 @@ impl Core {
         now.since(pausing.since) >= ANSWER || linked.all(heard)
     }
 
-    /// An operator wants the run to go back.
+    /// An operator asked that the run go back.
     pub(super) fn go_back(&mut self, now: Time) {
         match self.phase {
             Phase::Steady | Phase::Holding(_) => self.pause(now),
@@ -334,7 +340,7 @@ impl Core {
     }
 }
 
-// Applied.
+// Applied entries.
 impl Core {
     /// A generation has begun.
     pub(super) fn began(&mut self, now: Time, change: Change) {
@@ -348,7 +354,7 @@ impl Core {
         for Loss { worker, .. } in lost {
             let link = self.links.of_registered(worker);
             self.forget(worker);
-            // Others may have told that it is gone before it could say why.
+            // Other workers may have reported its end before it could say why.
             link.inspect(|link| self.links.enter(*link, links::Phase::Evicted(worker)));
         }
         for worker in left {
@@ -365,7 +371,8 @@ impl Core {
         self.consider(now);
     }
 
-    /// A proposal came too late: what it was for is still to be done, and everyone is paused.
+    /// A proposal came too late. The change is still to be made, and everyone is paused: pauses
+    /// again.
     pub(super) fn not_begun(&mut self, now: Time, number: Generation) {
         if matches!(self.phase, Phase::Proposed(proposed) if proposed == number) {
             self.phase = Phase::Steady;
@@ -373,7 +380,8 @@ impl Core {
         }
     }
 
-    /// A worker that was no member is forgotten; or it has become one, and is missed.
+    /// Forgets a worker that was no member. If the worker has become a member meanwhile, it is
+    /// still suspected, and that is a reason to change.
     pub(super) fn lost(&mut self, now: Time, worker: WorkerId, verdict: &Verdict) {
         if *verdict == Verdict::Accepted || !self.state.is_present(worker) {
             self.forget(worker);
@@ -383,7 +391,7 @@ impl Core {
         }
     }
 
-    /// A worker shall leave, or has left.
+    /// A worker is to leave, or has left.
     pub(super) fn drained(&mut self, now: Time, worker: WorkerId) {
         let known = self.state.workers().get(&worker);
         if known.is_some_and(|known| known.standing == Standing::Left) {
@@ -394,7 +402,7 @@ impl Core {
         }
     }
 
-    /// The worker is lost. If it lives, it is told so.
+    /// The worker is lost. If it lives, the leader tells it so.
     fn forget(&mut self, worker: WorkerId) {
         self.expect_nothing_of(worker);
         if let Some(link) = self.links.of_registered(worker) {
@@ -402,7 +410,7 @@ impl Core {
         }
     }
 
-    /// The worker has left.
+    /// The worker has left: the leader lets it go.
     fn let_go(&mut self, worker: WorkerId) {
         self.expect_nothing_of(worker);
         if let Some(link) = self.links.of_registered(worker) {
@@ -410,7 +418,7 @@ impl Core {
         }
     }
 
-    /// The worker has drained, whoever asked for it, and may go.
+    /// Tells a drained worker that it may go, no matter which side asked for the drain.
     pub(super) fn see_off(&mut self, link: LinkId, worker: WorkerId) {
         self.release(link, Message::Drain { worker });
     }

@@ -1,8 +1,9 @@
-//! The wall clock, as a coordinator stamps entries and events with it.
+//! The wall clock that a coordinator stamps entries and events with.
 //!
 //! The shell gives the wall clock anew before every input: virtual time stands still while a
-//! machine is suspended, and a clock may be set. A small step back is held, so that stamps never go
-//! backwards; a clock that is set back by more than [`STEP`] was wrong before, and is believed.
+//! machine is suspended, and a clock may be set. The stamps wait out a small step back, so that
+//! they never go backwards. If a clock goes back by more than [`STEP`], its old time was wrong, and
+//! the coordinator takes the new one.
 
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ const STEP: Duration = Duration::from_secs(60);
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// Wall clock at time zero, milliseconds of Unix time.
+    /// The wall clock at time zero, milliseconds of Unix time.
     epoch_unix_ms: u64,
-    /// The newest wall clock that was given.
+    /// The newest wall clock that the shell gave, milliseconds of Unix time.
     newest_unix_ms: u64,
 }
 

@@ -1,12 +1,13 @@
-//! Asking whether this coordinator still leads, before it says what cannot be taken back, or what
+//! Confirms that this coordinator still leads, before it says what it cannot take back, or what
 //! others rely on.
 //!
 //! A leader that was stopped, or cut off from the others, does not know that it was deposed, and
-//! that the log has gone on without it: a worker that it does not know may be a member by now. So
-//! before it tells a worker, from its state alone, that it is evicted or may go, and before it
-//! takes the silence of many workers for theirs and not its own, it has a majority confirm that it
-//! leads, and its state come to what was agreed by then. So it does before it answers who reads
-//! (`reads.rs`). One confirmation serves all who were waiting when it was asked for.
+//! that the log has gone on without it. A worker that it does not know may be a member by now. So
+//! it has a majority confirm that it leads, and applies all that was agreed by then, in three
+//! cases. It does so before it tells a worker, from its state alone, that the worker is evicted or
+//! may go. It does so before it blames many silent workers, and not itself, for their silence. And
+//! it does so before it answers a reader (`reads.rs`). One confirmation serves all questions that
+//! waited when it began.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +17,10 @@ use super::links::Phase;
 use super::reads::Reads;
 use super::{Core, Effect, LinkId};
 
-/// What waits for a confirmation.
+/// The questions that wait for a confirmation.
 #[derive(Debug, Default)]
 struct Questions {
-    /// Workers that have said Hello, and wait for a word that hurts.
+    /// Workers that have said Hello, and wait for an eviction or a dismissal.
     greeted: BTreeSet<LinkId>,
     /// Many workers are silent.
     silence: bool,
@@ -41,15 +42,15 @@ impl Questions {
 pub(super) struct Confirmations {
     /// The newest ticket.
     ticket: u64,
-    /// What the newest ticket is for, until it is answered.
+    /// The questions of the newest ticket, until its answer comes.
     asked: Option<Questions>,
-    /// What came up since.
+    /// The questions that came up since.
     waiting: Questions,
 }
 
 impl Confirmations {
-    /// Who says on this link to be another one than before waits anew: what is being confirmed may
-    /// be older than that.
+    /// A peer with another Hello on this link waits anew: the confirmation under way may be older
+    /// than that Hello.
     pub(super) fn withdraw(&mut self, link: LinkId) {
         self.waiting.greeted.remove(&link);
         if let Some(asked) = &mut self.asked {
@@ -57,33 +58,34 @@ impl Confirmations {
         }
     }
 
-    /// No worker waits any more.
+    /// Drops the questions of workers.
     pub(super) fn forget_workers(&mut self) {
         self.asked.iter_mut().chain([&mut self.waiting]).for_each(Questions::forget_workers);
     }
 
-    /// What was asked as a leader, nobody answers. A ticket is never given twice.
+    /// No answer comes to a question that this coordinator asked as a leader. Its number is never
+    /// used again.
     pub(super) fn give_up(&mut self) {
         let asked = self.asked.take().unwrap_or_default();
         self.waiting.reads.append(asked.reads);
         self.waiting.reads.forget_operators();
     }
 
-    /// Nobody is there any more to be answered.
+    /// Drops the reads of a link that is gone.
     pub(super) fn forget(&mut self, link: LinkId) {
         for questions in self.asked.iter_mut().chain([&mut self.waiting]) {
             questions.reads.forget(link);
         }
     }
 
-    /// Those that wait for the next confirmation.
+    /// The reads that wait for the next confirmation.
     pub(super) fn reads(&mut self) -> &mut Reads {
         &mut self.waiting.reads
     }
 }
 
 impl Core {
-    /// A worker that has said Hello would hear a word that hurts.
+    /// A worker that has said Hello is to hear that it is evicted or may go: confirms that first.
     pub(super) fn confirm_word(&mut self, link: LinkId) {
         self.confirmations.waiting.greeted.insert(link);
         self.ask_for_confirmation();
@@ -107,7 +109,7 @@ impl Core {
         }
     }
 
-    /// This coordinator led when it asked, and knows what was agreed by then.
+    /// This coordinator led when it asked, and has applied all that was agreed by then.
     pub(super) fn confirmed(&mut self, now: Time, ticket: u64) {
         let Some(Questions { greeted, silence, reads }) = self.answered(ticket) else { return };
         self.answer_reads(now, reads);
@@ -122,7 +124,7 @@ impl Core {
         self.ask_for_confirmation();
     }
 
-    /// Perhaps it leads, perhaps not: it asks again at the next tick.
+    /// This coordinator may lead or not: it asks again at the next tick.
     pub(super) fn unconfirmed(&mut self, ticket: u64) {
         if let Some(mut again) = self.answered(ticket) {
             let waiting = &mut self.confirmations.waiting;

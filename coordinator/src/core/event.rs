@@ -1,4 +1,4 @@
-//! What happens to a coordinator, and what it wants done.
+//! The inputs and the outputs of a coordinator's core.
 
 use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::Update;
@@ -13,186 +13,188 @@ use crate::state::{Entry, LineHistory, State};
 /// What happens to a coordinator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    /// A peer has proved who it is.
+    /// A peer has proved its identity.
     Connected {
-        /// Its link.
+        /// The new link to the peer.
         link: LinkId,
-        /// Who it is.
+        /// The identity in the peer's certificate.
         identity: Identity,
     },
     /// A link is gone.
     Disconnected {
-        /// Which.
+        /// The link that is gone.
         link: LinkId,
-        /// What that tells of the peer's process.
+        /// What its end tells of the peer's process.
         end: LinkEnd,
-        /// Why, in words.
+        /// Why it ended, in words.
         reason: String,
     },
     /// A peer says something.
     Message {
-        /// Its link.
+        /// The peer's link.
         from: LinkId,
-        /// What.
+        /// The message.
         message: Message,
     },
     /// This coordinator leads from now on, once its own entry of this term has applied.
     Elected {
-        /// Its term, above all before.
+        /// The new term, above all earlier terms.
         term: Term,
-        /// Its id.
+        /// This coordinator's id.
         id: CoordinatorId,
     },
-    /// This coordinator leads no longer, or will not.
+    /// This coordinator leads no longer, or will not lead.
     Deposed,
-    /// A coordinator leads, perhaps this one; of a term above this one's own, it deposes it.
+    /// A coordinator leads, perhaps this one. A term above this coordinator's own deposes it.
     Leader {
-        /// In which term.
+        /// The leader's term.
         term: Term,
-        /// Who, if that is known.
+        /// The leader's id; `None` while it is unknown.
         leader: Option<CoordinatorId>,
     },
-    /// This coordinator led after it asked, and every entry has applied that was agreed by then.
+    /// This coordinator led after it asked, and has applied every entry that was agreed by then.
     Confirmed {
-        /// Of [`Effect::Confirm`].
+        /// The ticket of the [`Effect::Confirm`] that this answers.
         ticket: u64,
     },
-    /// Whether it led could not be found out.
+    /// The replica could not find out whether this coordinator led.
     Unconfirmed {
-        /// Of [`Effect::Confirm`].
+        /// The ticket of the [`Effect::Confirm`] that this answers.
         ticket: u64,
     },
-    /// Somebody else reads through the shell: once it may be answered from what is known here,
+    /// Another reader reads through the shell. Once the core's knowledge may answer it,
     /// [`Effect::Looked`] says so, with this number or a later one.
     Look(u64),
-    /// A snapshot took the place of entries that are not there any more, while it followed.
+    /// A snapshot replaced entries that the log no longer has, while this coordinator followed.
     Installed(Box<State>),
-    /// A node was judged to be admitted: its use of the token is to be spent.
+    /// This node may be admitted: the log is to count a use of the token.
     Admit {
-        /// The token.
+        /// The token that the node has shown.
         token: TokenId,
-        /// The node.
+        /// The name of the node.
         node: NodeName,
     },
-    /// The log has come to this entry. Before the first [`Input::Elected`], what a durable log
-    /// holds is applied again.
+    /// The log has come to this entry. Before the first [`Input::Elected`], the entries of a
+    /// durable log are applied again.
     Applied {
-        /// The entry's index, above all before.
+        /// The entry's index, above all earlier ones.
         index: u64,
-        /// The term in which it came into the log.
+        /// The term in which the entry came into the log.
         term: Term,
-        /// The entry.
+        /// The entry itself.
         entry: Entry,
     },
     /// The file of metrics lines that [`Effect::OpenLines`] asked for is open.
     LinesOpened {
-        /// Of which history it is.
+        /// The history that the file belongs to.
         lineage: Lineage,
-        /// What it holds.
+        /// What the file holds.
         found: LinesFound,
     },
     /// The file of metrics lines is durable up to this step.
     LinesDurable {
-        /// Of which history it is.
+        /// The history that the file belongs to.
         lineage: Lineage,
-        /// The newest step that was appended, or skipped, before it was made durable.
+        /// The newest step that was appended, or skipped, before the file became durable.
         reach: Step,
     },
-    /// Another coordinator has told a page of the history that is missing here.
+    /// Another coordinator has sent a page of the history that is missing here.
     HistoryTold,
-    /// Time has passed: to be given every [`super::TICK`].
+    /// Time has passed. The driver gives this every [`super::TICK`].
     Tick,
 }
 
 /// What a coordinator wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Say this.
+    /// Send a message.
     Send {
-        /// To whom.
+        /// The link to send it on.
         to: LinkId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Say this to many: it may be large, so that there is one of it, and not one for each.
+    /// Send a message to many peers. It may be large, so they share one copy.
     Broadcast {
-        /// To whom.
+        /// The links to send it on.
         to: Vec<LinkId>,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Bring this into the log; [`Input::Applied`] tells when it is there. If it cannot be brought
-    /// in at once, it is to wait as long as this coordinator leads: it is not said again.
+    /// Bring this into the log. [`Input::Applied`] tells when it is there. If the shell cannot
+    /// bring it in at once, the entry waits for as long as this coordinator leads: the core does
+    /// not propose it again.
     Propose(Entry),
-    /// Open the file with the metrics lines of this run, an empty one if there is none; cut away
-    /// the lines after its rollback's step that are not of this history, and give
-    /// [`Input::LinesOpened`]. What follows on lines is about this file.
+    /// Open the file with the metrics lines of this run, an empty one if there is none. Cut away
+    /// the lines after its rollback's step that are not of this history. Then give
+    /// [`Input::LinesOpened`]. Later effects on lines are about this file.
     OpenLines(LineHistory),
-    /// Write these lines behind those that are there, make them durable, then give
-    /// [`Input::LinesDurable`]. Several of these may become durable at once.
+    /// Append these lines to the file, make them durable, then give [`Input::LinesDurable`].
+    /// Several of these effects may become durable at once.
     AppendLines(Vec<LineRecord>),
-    /// The lines up to this step are lost: the next line is that of the step after it. To be made
-    /// durable as lines are.
+    /// The lines up to this step are lost: the next line is that of the step after it. The shell
+    /// makes this durable as it does lines.
     SkipLines(Step),
-    /// Send another coordinator [`Message::Lines`]: the lines that follow each other after this
-    /// step, at most [`crate::lines::PAGE`].
+    /// Send another coordinator [`Message::Lines`]: the consecutive lines after this step, at most
+    /// [`crate::lines::PAGE`].
     TellLines {
-        /// Its link.
+        /// The link to the other coordinator.
         to: LinkId,
-        /// Of which history.
+        /// The history that the lines belong to.
         lineage: Lineage,
-        /// How far the file goes.
+        /// The newest step in the file.
         reach: Step,
-        /// The step.
+        /// The step before the first line.
         after: Step,
     },
-    /// Send a watcher [`Message::Update`], with the lines that follow each other after this step,
-    /// at most [`crate::lines::PAGE`]; with none if there is no step.
+    /// Send a watcher [`Message::Update`], with the consecutive lines after this step, at most
+    /// [`crate::lines::PAGE`].
     Update {
-        /// Its link.
+        /// The link to the watcher.
         to: LinkId,
-        /// The step.
+        /// The step before the first line; `None` for an update without lines.
         after: Option<Step>,
-        /// All but the lines.
+        /// The update, without its lines.
         update: Box<Update>,
     },
-    /// What an entry has brought to the history, for whoever keeps all of it. It follows from the
-    /// log, and need not be durable before it is acted upon.
+    /// What an entry has brought to the history, for a shell that keeps all of it. It follows from
+    /// the log, and need not be durable before other effects.
     History(Frame),
-    /// Does this coordinator still lead? [`Input::Confirmed`] tells, or [`Input::Unconfirmed`].
+    /// Ask whether this coordinator still leads. The answer is [`Input::Confirmed`] or
+    /// [`Input::Unconfirmed`].
     Confirm {
-        /// Numbers the question.
+        /// The number of the question.
         ticket: u64,
     },
-    /// Looks up to this number may be answered from what is known now: it is all that was agreed
-    /// when they were asked.
+    /// The core's knowledge may answer looks up to this number: it has all that was agreed when
+    /// they were asked.
     Looked(u64),
-    /// An operator asks how the coordinators stand, which their replicas know.
+    /// An operator asks for the state of the coordinators, which their replicas know.
     Describe {
-        /// Its link.
+        /// The operator's link.
         to: LinkId,
     },
     /// An operator asks that another coordinator lead.
     Transfer {
-        /// Its link.
+        /// The operator's link.
         asked_by: LinkId,
-        /// What it calls this.
+        /// The operator's id of the request.
         id: RequestId,
-        /// Who is to; none: whoever has most of the log.
+        /// The next leader; `None` for the coordinator that has most of the log.
         to: Option<CoordinatorId>,
     },
-    /// A use of a token was spent, or not.
+    /// The log has spent a use of a token, or refused it.
     Admitted {
-        /// The token.
+        /// The token that the node has shown.
         token: TokenId,
-        /// The node.
+        /// The name of the node.
         node: NodeName,
-        /// Why it is not admitted after all.
+        /// Why the node is not admitted after all; `None` if it is.
         refusal: Option<Refusal>,
     },
     /// Close a link.
     Close {
-        /// Which.
+        /// The link to close.
         to: LinkId,
         /// Why, in words for the peer.
         reason: String,

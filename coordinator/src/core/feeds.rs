@@ -1,11 +1,12 @@
-//! What is learned in the background: by members that are to own more, and by workers that are to
+//! What workers learn in the background: members that are to own more, and workers that are to
 //! become members.
 //!
-//! Input: the current record, who is there besides, and who is to leave. Output: for each learner
-//! the shards that it lacks for the assignment that should be. All of them are fed at once; a
-//! worker that comes later waits for the next generation, unless this takes long. A learner and a
-//! member that have lost each other are told of the feed again, until they have found each other.
-//! It does not know how anything is learned, and believes who says to be ready.
+//! Input: the current record, the workers beside it, and the members that are to leave. Output: for
+//! each learner the shards that it lacks for the assignment that should be. All learners are fed at
+//! once. A worker that comes later waits for the next generation, unless this takes long. After a
+//! learner and a member have lost each other, they are told of the feed again, until they have
+//! found each other. This module does not know how a worker learns, and believes a worker that says
+//! to be ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,22 +18,22 @@ use super::plan::{Target, candidates};
 use crate::assign::Occasion;
 use crate::state::Worker;
 
-/// After this long, those who are ready no longer wait for those who are not, and who came later is
+/// After this long, ready learners no longer wait for the others, and workers that came later are
 /// fed as well.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// A learner that is cut off is fed again so much later; it may be a member that is missing, and
-/// then there is another generation before.
+/// A learner that is cut off is fed again after this long. If the link fails because a member is
+/// missing, another generation begins before that.
 const REPEAT: Duration = Duration::from_secs(1);
-/// Who was cut off is not ready before nobody has complained for so long: a link may take 3 s to
-/// come up, and that it does not is told by the next heartbeat.
+/// A learner that lost a link counts as ready after this long without another report of a lost
+/// link. A link may take 3 s to come up, and the next heartbeat tells if it does not.
 const CALM: Duration = Duration::from_secs(5);
 
-/// Whom the feeds are for.
+/// The workers that the feeds are for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Learners {
     /// Workers that are there and no members.
     pub(super) joiners: BTreeSet<WorkerId>,
-    /// Members that are to leave: others learn what these have.
+    /// Members that are to leave: other workers learn their shards.
     pub(super) leaving: BTreeSet<WorkerId>,
 }
 
@@ -52,14 +53,14 @@ pub(super) struct Feeds {
 /// A learner and a member have lost each other.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
-    /// When that was last told.
+    /// When a heartbeat last told of it.
     told: Time,
-    /// When the learner was fed again, or this was first told.
+    /// When the learner was fed again, or the loss was first told.
     fed: Time,
 }
 
 impl Feeds {
-    /// What is to be learned towards the assignment to all who stay and all who join.
+    /// The lessons towards the assignment to all workers that stay and all that join.
     pub(super) fn new(
         now: Time,
         run: &RunSpec,
@@ -82,8 +83,9 @@ impl Feeds {
         feeds
     }
 
-    /// The feeds of another generation are over; these need not go on as they are either if a
-    /// learner is lost, or somebody else is to leave, or a worker has come and need not wait.
+    /// Whether other feeds should replace these. Feeds of an earlier generation are over. Feeds of
+    /// this one end if a learner is lost, if another member is to leave, or if a worker has come
+    /// that need not wait.
     pub(super) fn are_outdated(&self, now: Time, current: Generation, learners: &Learners) -> bool {
         let free = self.lessons.is_empty() || now.since(self.since) >= PATIENCE;
         self.generation != current
@@ -92,7 +94,8 @@ impl Feeds {
             || (free && self.learners.joiners != learners.joiners)
     }
 
-    /// Goes on with other lessons; returns whose are new. Who has learned the same stays ready.
+    /// Continues with other lessons, and returns the learners that have new ones. A learner stays
+    /// ready if its lessons are the same.
     pub(super) fn replace(&mut self, new: Self) -> Vec<WorkerId> {
         let old = std::mem::replace(self, new);
         let same = |worker: &WorkerId| {
@@ -106,13 +109,13 @@ impl Feeds {
         self.lessons.keys().copied().filter(|worker| !same(worker)).collect()
     }
 
-    /// Who is fed, and with what.
+    /// The learners, each with the shards that it is to learn.
     pub(super) fn lessons(&self) -> &BTreeMap<WorkerId, Vec<Shard>> {
         &self.lessons
     }
 
     /// A learner of this generation says that it has learned everything. It may fall behind for a
-    /// moment and still be as good as ready: what it holds, it says when it counts.
+    /// moment and still be as good as ready: its Status says what it holds when that counts.
     pub(super) fn learned(&mut self, now: Time, worker: WorkerId, generation: Generation) {
         let whole = self.cut.get(&worker).is_none_or(|cut| now.since(cut.told) >= CALM);
         if whole && generation == self.generation && self.lessons.contains_key(&worker) {
@@ -121,7 +124,7 @@ impl Feeds {
         }
     }
 
-    /// A learner and a member cannot reach each other: so it is of no use as another member.
+    /// A learner and a member cannot reach each other: the learner would be of no use as a member.
     pub(super) fn cut_off(&mut self, now: Time, learner: WorkerId) {
         if self.lessons.contains_key(&learner) {
             self.ready.remove(&learner);
@@ -129,13 +132,13 @@ impl Feeds {
         }
     }
 
-    /// A worker is gone.
+    /// Drops what is known of a worker that is gone.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.ready.remove(&worker);
         self.cut.remove(&worker);
     }
 
-    /// Who is to be fed again, since it was still cut off after it was fed.
+    /// The learners to feed again, since they were still cut off after the last time.
     pub(super) fn repeat(&mut self, now: Time) -> Vec<WorkerId> {
         let mut again = Vec::new();
         for (learner, cut) in &mut self.cut {
@@ -151,8 +154,8 @@ impl Feeds {
         &self.ready
     }
 
-    /// The workers that learn and are not ready, but for those that lack a link: time does not
-    /// bring these nearer.
+    /// The learners that are not ready, without those that lack a link: time alone does not bring
+    /// them nearer.
     pub(super) fn unready(&self) -> BTreeSet<WorkerId> {
         let learn =
             |worker: &&WorkerId| !self.ready.contains(worker) && !self.cut.contains_key(worker);
@@ -167,7 +170,7 @@ impl Feeds {
     }
 }
 
-/// The shards that each worker should own and does not; a joiner has to learn parameters even if it
+/// The shards that each worker should own and does not. A joiner has to learn parameters even if it
 /// is to own nothing.
 fn lessons(
     record: &Record,
@@ -186,7 +189,7 @@ fn lessons(
     lessons
 }
 
-/// Whether some member that is to leave is the only owner of nothing.
+/// Whether a member that is to leave is the only owner of no shard.
 pub(super) fn frees_somebody(record: &Record, leaving: &BTreeSet<WorkerId>) -> bool {
     let needed = record.owners.iter().filter(|run| run.owners.len() == 1);
     let needed: BTreeSet<WorkerId> =
@@ -194,7 +197,7 @@ pub(super) fn frees_somebody(record: &Record, leaving: &BTreeSet<WorkerId>) -> b
     record.members.len() > 1 && leaving.iter().any(|worker| !needed.contains(worker))
 }
 
-/// Of how many parameter shards only workers that are to leave have copies, this one among them.
+/// How many parameter shards have copies on leaving workers alone, this worker among them.
 pub(super) fn retained(record: &Record, leaving: &BTreeSet<WorkerId>, worker: WorkerId) -> u32 {
     let retained = record.owners.iter().filter(|run| {
         let owners = || run.owners.iter().map(|rank| record.member(*rank).worker);

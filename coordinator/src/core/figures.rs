@@ -1,4 +1,4 @@
-//! How the run does, in figures: from its lines and events, as far as they are here.
+//! How the run does, in figures: from the lines and events that this coordinator has.
 
 use everstep_transport::protocol::MetricsLine;
 use everstep_transport::protocol::figures::{RunFigures, Trouble, validation};
@@ -8,7 +8,8 @@ use super::Core;
 use crate::story;
 
 impl Core {
-    /// The run as it does now. Costs as much as the run has events, and no more with its steps.
+    /// The run as it does now. The cost grows with the number of the run's events, not of its
+    /// steps.
     pub(super) fn figures(&self) -> RunFigures {
         let recent = || self.lines.recent();
         let steps = self.state.run().map_or(0, |run| run.steps);
@@ -29,7 +30,7 @@ impl Core {
         figures
     }
 
-    /// The run as it ends so.
+    /// The run at its end, with this outcome.
     pub(super) fn last_figures(&self, outcome: &Outcome) -> RunFigures {
         let sums = self.lines.sums();
         let (validation_loss, metric) = match outcome {
@@ -48,7 +49,7 @@ impl Core {
         }
     }
 
-    /// The events since the run was submitted, in order.
+    /// The events since the operator submitted the run, in order.
     fn run_events(&self) -> impl Iterator<Item = &Event> {
         let all = self.past.events_after(0);
         let submitted = |event: &Event| matches!(event.kind, EventKind::Submitted { .. });

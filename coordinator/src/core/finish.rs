@@ -1,5 +1,5 @@
-//! The end of a run: whether the members' results are those of one history, and what then becomes
-//! of the workers.
+//! The end of a run: whether the members' results are those of one history, and what the workers do
+//! then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::{Command, Core, LinkId};
 use crate::raft::MAX_ENTRY_BYTES;
 
 /// Whether a result is of this generation: of all that the worker owns in it, and of nothing else.
-/// A result says of no generation, and may have been on its way when the generation began.
+/// A result does not name its generation, and may have been on its way when the generation began.
 pub(super) fn belongs(record: &Record, result: &WorkerResult) -> bool {
     let Some(rank) = record.rank(result.worker) else { return false };
     let owned: BTreeSet<Shard> =
@@ -22,8 +22,8 @@ pub(super) fn belongs(record: &Record, result: &WorkerResult) -> bool {
     owned == digests && result.evaluations.iter().all(|found| parts.contains(&found.part))
 }
 
-/// Checks that all owners of every parameter shard report the same digest (I3); else says in words
-/// which shard and which workers.
+/// Checks that all owners of every parameter shard report the same digest (I3). The error names the
+/// shard and two workers that differ.
 pub(super) fn agreement(
     record: &Record,
     results: &BTreeMap<WorkerId, WorkerResult>,
@@ -51,8 +51,8 @@ impl Core {
         self.propose(now, Command::End { run, outcome, figures, steps });
     }
 
-    /// The log takes no entry of so many bytes. It would be proposed again and again, and nothing
-    /// else can be agreed on for this run: only records of generations can be so large.
+    /// The log takes no entry of so many bytes. The leader would propose it again and again, and
+    /// could not agree on anything else for this run: only records of generations can be so large.
     pub(crate) fn entry_too_large(&mut self, now: Time, bytes: usize) {
         if self.running() {
             let reason = format!(
@@ -63,7 +63,8 @@ impl Core {
         }
     }
 
-    /// The run is over: everyone may go, or waits for the next; nobody is missed.
+    /// The run is over: everyone may go, or waits for the next run. The leader misses no worker any
+    /// more.
     pub(super) fn dismiss(&mut self, now: Time) {
         self.begin_anew(now);
         for link in self.workers_in(|phase| !matches!(phase, Phase::Connected | Phase::Released)) {
@@ -75,7 +76,7 @@ impl Core {
         }
     }
 
-    /// The worker's run is over. It may say Hello again, as nobody.
+    /// The worker's run is over. It may say Hello again, without an id.
     pub(super) fn set_free(&mut self, link: LinkId) {
         let Some(term) = self.leader() else { return };
         self.links.enter(link, Phase::Connected);

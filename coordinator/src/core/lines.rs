@@ -1,14 +1,14 @@
 //! The lines of settled steps: how this coordinator's file comes to have all of them.
 //!
 //! Lines are in no log. A step leader repeats its newest lines until the leader says that they are
-//! written: that they, and all before them, are on the leader's disk. The leader tells every other
-//! coordinator what it takes; a coordinator that lacks lines asks the others, each in its turn. All
-//! members keep their newest lines when they are written, too: a new leader that lacks some asks
-//! for them. What nobody has told for a while, though everybody was asked, is lost: an entry of the
-//! log says so, and every file goes on behind it.
+//! written: that they, and all lines before them, are on the leader's disk. The leader sends every
+//! other coordinator the lines that it takes. A coordinator that lacks lines asks the others, each
+//! in its turn. All members keep their newest lines after they are written, so a new leader that
+//! lacks some asks the members. A line is lost when no process has told it for a while, though
+//! every process was asked. Then an entry of the log says so, and every file goes on behind it.
 //!
-//! A rollback begins another history. What is told names its history, and counts for no other, so
-//! that a late line of steps that were undone is never written.
+//! A rollback begins another history. Each message names the history of its lines, and counts for
+//! no other. So no file ever gets a late line of undone steps.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,62 +25,63 @@ use crate::lines::{LineRecord, LineSums, LinesFound, PAGE, RECENT, UNSURE};
 use crate::plant::Plant;
 use crate::state::{Command, Gap};
 
-/// A coordinator that lacks lines asks again, another coordinator, after so long.
+/// A coordinator that lacks lines asks another coordinator after this long.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// A coordinator that has heard of no line of a run under way for so long asks for news.
+/// A coordinator that has heard of no line of a run under way for this long asks for news.
 const ASK_QUIET: Duration = Duration::from_secs(1);
-/// Lines that no member and no coordinator has told for so long are lost.
+/// Lines that no member and no coordinator has told for this long are lost.
 const LOST_AFTER: Duration = Duration::from_secs(10);
-/// The same while some coordinator has no link: it may have them.
+/// The same while a coordinator has no link: it may have the lines.
 const LOST_AFTER_ABSENCE: Duration = Duration::from_secs(30);
-/// The same however often coordinators come and go.
+/// The same, even if coordinators keep coming and going.
 const LOST_AT_LAST: Duration = Duration::from_secs(120);
 
-/// The file of lines, as the core knows it.
+/// The file of lines, as far as the core knows it.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// The history that the file is of, or is being opened for; none before the first run.
+    /// The history that the file is of, or is being opened for. `None` before the first run.
     lineage: Option<Lineage>,
-    /// The file is open.
+    /// Whether the file is open.
     is_open: bool,
-    /// The newest step whose line is in the file, or is lost: all before are, too.
+    /// The newest step with a line in the file, or with a lost line. The same holds for all steps
+    /// before.
     reach: Step,
-    /// Up to this step the file is durable.
+    /// The newest step up to which the file is durable.
     durable: Step,
     first_loss: Option<f64>,
-    /// The newest records.
+    /// The newest records, at most [`RECENT`].
     recent: VecDeque<LineRecord>,
     /// Measures how long training stands still.
     stalls: Generations,
-    /// The newest step whose line another coordinator is known to have.
+    /// The newest step of which another coordinator is known to have the line.
     told: Step,
-    /// When another coordinator was asked last.
+    /// When this coordinator last asked another one.
     asked: Option<Time>,
     /// When lines, or the word that there are none, came last.
     heard: Time,
     lack: Option<Lack>,
 }
 
-/// Settled steps whose lines are not here, nor on their way.
+/// Settled steps that have no line here, nor one on its way.
 #[derive(Clone, Copy, Debug)]
 struct Lack {
-    /// When it was found.
+    /// When this coordinator found the lack.
     began: Time,
-    /// When it was found, or another coordinator came that may have them.
+    /// When it found the lack, or when another coordinator came that may have the lines.
     since: Time,
-    /// So many coordinators have had a link at once.
+    /// The most coordinators that have had a link at once.
     linked: usize,
-    /// The first step behind it whose line some member has.
+    /// The first step behind the lack of which a member has the line.
     offered: Option<Step>,
 }
 
 impl Lines {
-    /// The newest records, in order.
+    /// The newest lines, in order.
     pub(super) fn recent(&self) -> impl DoubleEndedIterator<Item = &MetricsLine> {
         self.recent.iter().map(|record| &record.line)
     }
 
-    /// Over all lines that are here.
+    /// The sums over all lines that are here.
     pub(super) fn sums(&self) -> LineSums {
         self.recent.back().map(|record| record.sums).unwrap_or_default()
     }
@@ -90,7 +91,7 @@ impl Lines {
         self.first_loss
     }
 
-    /// The newest step whose line is here.
+    /// The newest step of which the line is here, or is lost.
     pub(super) fn reach(&self) -> Step {
         self.reach
     }
@@ -100,7 +101,7 @@ impl Lines {
         self.is_open
     }
 
-    /// How long the newest step took, seconds; 0 if there is none.
+    /// How long the newest step took, seconds. 0 if there is no step.
     pub(super) fn pace(&self) -> f64 {
         self.recent.back().map_or(0.0, |record| record.line.seconds)
     }
@@ -109,7 +110,7 @@ impl Lines {
         self.recent.back().map_or(Generation(0), |record| record.line.generation)
     }
 
-    /// Takes the next line.
+    /// Takes the next line, and returns its record for the file.
     fn take(&mut self, line: MetricsLine) -> LineRecord {
         let sums = self.sums().with(&line, self.stalls.line(&line));
         self.reach = line.step;
@@ -149,7 +150,7 @@ impl Core {
         self.skip_lost_lines();
     }
 
-    /// The file of a history is open, and holds this.
+    /// The file of a history is open, and holds `found`.
     pub(super) fn lines_opened(&mut self, now: Time, lineage: Lineage, found: LinesFound) {
         if self.lines.lineage != Some(lineage) || self.lines.is_open {
             return;
@@ -181,7 +182,7 @@ impl Core {
         self.conclude(now);
     }
 
-    /// Up to this step every line is on this coordinator's disk.
+    /// The newest step up to which every line is on this coordinator's disk.
     pub(super) fn written(&self) -> Step {
         #[cfg(feature = "planted")]
         if self.plant == Some(Plant::AcknowledgeEarly) {
@@ -202,9 +203,9 @@ impl Core {
 
 // What members tell.
 impl Core {
-    /// A member of the current generation tells these: those that follow the newest are written.
-    /// Steps of this generation are settled when its step leader says so; those before it, all
-    /// members know.
+    /// A member of the current generation tells `lines`: the leader writes those that follow its
+    /// newest. For steps of this generation it takes the step leader's word alone that they are
+    /// settled. All members know the settled steps before this generation.
     pub(super) fn report(&mut self, now: Time, worker: WorkerId, mut lines: Vec<MetricsLine>) {
         let Some(record) = self.state.record() else { return };
         if record.step_leader() != worker {
@@ -223,8 +224,8 @@ impl Core {
         self.pass_lines_on(&fresh);
     }
 
-    /// The record has the line of its resume step: it is not lost though the run ends before any
-    /// member tells it.
+    /// Takes the line of the resume step from the record, so that it is not lost if the run ends
+    /// before a member tells it.
     fn take_resumed(&mut self, now: Time) {
         let commit = self.state.record().and_then(|record| record.commit.as_ref());
         let next = commit.filter(|commit| commit.step == self.lines.reach.next());
@@ -234,7 +235,7 @@ impl Core {
         }
     }
 
-    /// A heartbeat's answer, with what is written.
+    /// Answers a heartbeat, and tells which lines are written.
     pub(super) fn answer_heartbeat(&mut self, to: LinkId, worker: WorkerId) {
         let resumed = self.state.record().map_or(Step(0), |record| record.resume);
         let message = Message::HeartbeatAnswer {
@@ -247,7 +248,7 @@ impl Core {
     }
 
     /// Writes the lines that follow the newest, each step once, in order, and of this history
-    /// (I13); returns those.
+    /// (I13). Returns those lines.
     fn take_lines(&mut self, now: Time, lines: Vec<MetricsLine>) -> Vec<MetricsLine> {
         if !self.lines.is_open {
             return Vec::new();
@@ -273,7 +274,7 @@ impl Core {
         lines
     }
 
-    /// What members have told, the other coordinators are told.
+    /// Tells the other coordinators what members have told.
     fn pass_lines_on(&mut self, fresh: &[MetricsLine]) {
         let Some(lineage) = self.lines.lineage else { return };
         for page in fresh.chunks(PAGE) {
@@ -293,7 +294,7 @@ impl Core {
         }
     }
 
-    /// Another coordinator tells lines, and how far it has them.
+    /// Another coordinator tells lines, and its newest step.
     pub(super) fn lines_told(
         &mut self,
         now: Time,
@@ -308,15 +309,15 @@ impl Core {
         self.lines.told = self.lines.told.max(reach);
         self.lines.heard = now;
         self.take_lines(now, lines);
-        // The next page, or the beginning of what was passed on.
+        // Asks for the next page, or for the lines before those that were passed on.
         let is_due = self.lines.asked.is_none_or(|asked| now.since(asked) >= ASK_AGAIN);
         if reach > self.lines.reach && (self.lines.reach > before || is_due) {
             self.ask_for_lines(now, from);
         }
     }
 
-    /// Asks another coordinator, each in its turn, while lines are missing here, or nothing was
-    /// heard of a run under way.
+    /// Asks another coordinator, each in its turn, while lines are missing here, or while no news
+    /// of a run under way comes.
     pub(super) fn seek_lines(&mut self, now: Time) {
         let is_behind = self.lines.reach < self.lines.told.max(self.state.settled());
         let (last, pause) = match (is_behind, self.running() && self.state.record().is_some()) {
@@ -341,13 +342,13 @@ impl Core {
         }
     }
 
-    /// Whether every member of a run under way can be asked for lines. While one cannot, the run
-    /// waits for it anyway, does without it, or goes back.
+    /// Whether every member of a run under way can be asked for lines. While one member cannot, the
+    /// run waits for it anyway, goes on without it, or goes back.
     fn members_can_tell(&self) -> bool {
         !self.running() || matches!(self.phase, Phase::Steady) && self.all_are_linked()
     }
 
-    /// Lines that nobody has told for long are lost: the leader has the log say so.
+    /// Lines that no process has told for long are lost: the leader has the log say so.
     pub(super) fn give_up_lines(&mut self, now: Time) {
         self.take_resumed(now);
         let (settled, reach) = (self.state.settled(), self.lines.reach);

@@ -1,6 +1,6 @@
-//! The links to peers, and how far each has come.
+//! The links to peers, and how far each peer has come.
 //!
-//! A worker has at most one link; an operator may have several. This table does not know what a
+//! A worker has at most one link. An operator may have several. This table does not know what a
 //! phase permits.
 
 use std::collections::BTreeMap;
@@ -15,10 +15,11 @@ use super::LinkId;
 pub enum LinkEnd {
     /// The process said that it ends: it is dead.
     Goodbye,
-    /// The peer's host refuses packets for the process, and nothing arrives on the link any more.
-    /// An answer is not worth waiting for, but a firewall refuses packets for a living process too.
+    /// The peer's host refuses packets for the process, and nothing arrives on the link any more. A
+    /// wait for the peer's answer is not worthwhile, but a firewall refuses packets for a living
+    /// process too.
     Refused,
-    /// Anything else: the process may live.
+    /// Any other end: the process may live.
     Lost,
 }
 
@@ -27,23 +28,24 @@ pub enum LinkEnd {
 pub(super) enum Phase {
     /// A worker that has said nothing yet.
     Connected,
-    /// A worker that speaks this vocabulary and waits for a run, or for somebody who leads; with
-    /// the id that it says to have.
+    /// A worker that speaks this vocabulary, with the id that it says to have. It waits for a run,
+    /// or for a leader.
     Greeted(Option<WorkerId>),
-    /// It speaks another vocabulary, which has this digest: the leader tells it.
+    /// A worker that speaks another vocabulary, with the digest of that vocabulary. The leader
+    /// tells it.
     Foreign(u64),
-    /// It was told the run and builds its model and data.
+    /// A worker that knows the run, and builds its model and data.
     Welcomed,
-    /// The registration of this incarnation is proposed.
+    /// A worker with a proposed registration, of this incarnation.
     Registering(u64),
-    /// It cannot compute the run, and waits for the next one.
+    /// A worker that cannot compute the run, and waits for the next one.
     Unable,
-    /// It is registered.
+    /// A registered worker.
     Registered(WorkerId),
-    /// It was a member, and was told that it is one no more. Of what it still says, one thing
-    /// counts: that the history is broken of which it was a part.
+    /// A former member that knows that it is none any more. Only one of its messages still counts:
+    /// that the history is broken of which it was a part.
     Evicted(WorkerId),
-    /// It was refused, lost or dismissed: whatever it still says does not count.
+    /// A peer that was refused, lost or dismissed: its messages no longer count.
     Released,
     /// An operator.
     Operator,
@@ -56,7 +58,7 @@ pub(super) enum Phase {
 pub(super) struct Link {
     pub(super) identity: Identity,
     pub(super) phase: Phase,
-    /// It has said something, and is told who the coordinators are.
+    /// Whether the peer has said something, and learns of the coordinators.
     introduced: bool,
 }
 
@@ -80,7 +82,7 @@ impl Links {
         self.links.insert(link, Link { identity, phase, introduced: false });
     }
 
-    /// Forgets a link, and tells how far its peer had come.
+    /// Forgets a link, and returns how far its peer had come.
     pub(super) fn remove(&mut self, link: LinkId) -> Option<Phase> {
         let Link { identity, phase, .. } = self.links.remove(&link)?;
         if self.workers.get(&identity.name) == Some(&link) {
@@ -108,13 +110,13 @@ impl Links {
         known.phase = phase;
     }
 
-    /// Takes note that a peer has said something; returns whether it is the first time.
+    /// Takes note that a peer has said something. Returns whether this is the first time.
     pub(super) fn introduce(&mut self, link: LinkId) -> bool {
         let known = self.links.get_mut(&link).filter(|known| !known.introduced);
         known.map(|known| known.introduced = true).is_some()
     }
 
-    /// The links whose peers have said something.
+    /// The links of the peers that have said something.
     pub(super) fn introduced(&self) -> Vec<LinkId> {
         self.links.iter().filter(|(_, link)| link.introduced).map(|(&id, _)| id).collect()
     }
@@ -131,8 +133,8 @@ impl Links {
         links.map(|(&id, _)| id).collect()
     }
 
-    /// Nobody leads here any more: every worker is as far as its Hello, under the id that it has
-    /// now. Who was told to go stays so.
+    /// This coordinator leads no longer: every worker is back at its Hello, under the id that it
+    /// has now. A released worker stays released.
     pub(super) fn demote(&mut self) {
         self.registered.clear();
         for link in self.links.values_mut() {

@@ -1,11 +1,11 @@
-//! Which worker writes the trained model, and what that waits for.
+//! Which worker writes the trained model, and why the model waits.
 //!
-//! One worker is told to write, at the beginning of each generation: the first member that has a
-//! directory. After the last step another one may take its place, since the first one's disk fails
-//! or its process is gone; where no member has a directory, a worker beside the generation may be
-//! it. Nobody is told to stop: each that was told tries on, and the run is complete as soon as one
-//! file is durable (I22). What is known here is the leader's own: workers tell it again to the next
-//! one.
+//! The leader tells one worker to write at the beginning of each generation: the first member that
+//! has a directory. After the last step another worker may take its place, because its disk fails
+//! or its process is gone. Where no member has a directory, a worker beside the generation may
+//! write. The leader tells no worker to stop. Each worker that it told keeps trying, and the run is
+//! complete as soon as one file is durable (I22). This knowledge is the leader's own: workers tell
+//! it again to the next leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,26 +20,26 @@ use super::workers::bounded;
 use super::{Core, change};
 use crate::state::Command;
 
-/// A worker whose file cannot be written for so long gives way to another one.
+/// A worker that cannot write its file for this long gives way to another worker.
 const GIVE_WAY: Duration = Duration::from_secs(10);
-/// A worker that is to write is told so again this often, until it is done.
+/// How often the leader repeats its order to write, until the worker is done.
 const REPEAT: Duration = Duration::from_secs(1);
-/// How often it is looked at who writes.
+/// How often the leader checks which worker writes.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What the leader knows of the model.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Who was told to write, in which generation, and when last.
+    /// The worker that was told to write, the generation, and the time of the last order.
     told: Option<(WorkerId, Generation, Time)>,
-    /// Workers whose files cannot be written.
+    /// Workers that cannot write their files.
     failing: BTreeMap<WorkerId, Failing>,
     /// Since when the trained run has no worker that could write.
     nobody_since: Option<Time>,
-    /// It was said in an event that no worker has a directory.
+    /// Whether an event has said that no worker has a directory.
     nobody_is_noted: bool,
     durable: Option<ModelPlace>,
-    /// When it was looked at last who writes.
+    /// When the leader last checked which worker writes.
     looked_at: Time,
 }
 
@@ -50,20 +50,21 @@ struct Failing {
 }
 
 impl Model {
-    /// A generation begins; only one after the last step goes on with what is durable.
+    /// A generation begins. A durable model stays valid only if the generation begins after the
+    /// last step.
     pub(super) fn renew(&mut self, is_last: bool) {
         self.durable.take_if(|_| !is_last);
         self.looked_at = Time(0);
     }
 
-    /// Where the model is durable, once it is.
+    /// The place of the durable model. `None` until the model is durable.
     pub(super) fn durable(&self) -> Option<&ModelPlace> {
         self.durable.as_ref()
     }
 }
 
 impl Core {
-    /// Sees to it that a worker writes the model, or that it is said why none does.
+    /// Makes sure that a worker writes the model, or that an event says why none does.
     pub(super) fn see_to_model(&mut self, now: Time) {
         let is_steady = matches!(self.phase, change::Phase::Steady | change::Phase::Holding(_));
         if !is_steady || !self.running() || self.model.durable.is_some() {
@@ -93,14 +94,14 @@ impl Core {
         }
     }
 
-    /// Whether a worker that can be reached knows that it is to write in this generation.
+    /// Whether a worker that has a link was told to write in this generation.
     fn is_told(&self, generation: Generation) -> bool {
         let Some((worker, of, _)) = self.model.told else { return false };
         of == generation && self.links.of_registered(worker).is_some()
     }
 
-    /// Members in rank order, and after the last step every other worker, that have a directory
-    /// and a link.
+    /// The workers that have a directory and a link: members in rank order, and after the last step
+    /// every other worker.
     fn writers(&self, over: bool) -> Vec<WorkerId> {
         let members = self.state.record().into_iter().flat_map(|record| &record.members);
         let members: Vec<WorkerId> = members.map(|member| member.worker).collect();
@@ -131,7 +132,7 @@ impl Core {
         self.state.workers().get(&worker)?.registration.model.as_ref()
     }
 
-    /// A worker that is no member is let in by the members first.
+    /// Tells a worker to write. The members let in a worker that is no member first.
     fn tell_to_write(&mut self, worker: WorkerId, generation: Generation) {
         let (Some(term), Some(link)) = (self.leader(), self.links.of_registered(worker)) else {
             return;
@@ -142,7 +143,7 @@ impl Core {
         self.send(link, Message::Write { term, generation });
     }
 
-    /// No worker can write. Where none has a directory at all, an event says so once.
+    /// No worker can write. If no worker has a directory at all, an event says so once.
     fn miss_writer(&mut self, now: Time, over: bool) {
         if over {
             self.model.nobody_since.get_or_insert(now);
@@ -155,7 +156,7 @@ impl Core {
         }
     }
 
-    /// A worker says whether its file can be written.
+    /// A worker says whether it can write its file.
     pub(super) fn hear_of_file(&mut self, now: Time, worker: WorkerId, error: Option<String>) {
         let Some(reason) = error else {
             self.model.failing.remove(&worker);
@@ -192,7 +193,7 @@ impl Core {
         self.model.durable.is_some()
     }
 
-    /// What the model of a trained run waits for.
+    /// Why the model of a trained run waits.
     pub(super) fn model_awaited(&self) -> Option<ModelAwaited> {
         if !self.running() || !self.is_over() || self.model.durable.is_some() {
             return None;

@@ -1,8 +1,8 @@
-//! What operators ask for: that something be changed, or another leader. What they read:
-//! `reads.rs`.
+//! What operators ask for: a change, or another leader. For what they read see `reads.rs`.
 //!
-//! A request may be said again, here or to the next leader: it is carried out once, and answered
-//! every time. Who asks one that does not lead is told who does, as soon as that is known.
+//! An operator may repeat a request, here or to the next leader. The cluster carries it out once,
+//! and answers it every time. A coordinator that does not lead tells the operator which one does,
+//! as soon as it knows that.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,18 @@ use super::silence::{Certainty, Doubt};
 use super::{Core, Effect, LinkId};
 use crate::state::{Command, Verdict, wish_digest};
 
-/// What operators have asked for, by a digest, and under which id, until the log has answered: at
-/// most one for a link. Another wish under the same id is answered by its own entry.
+/// The requests of operators until the log has answered, by a digest of the wish, and with their
+/// ids. A link has at most one. Another wish under the same id is answered by its own entry.
 #[derive(Debug, Default)]
 pub(super) struct Requests(BTreeMap<LinkId, (RequestId, u64)>);
 
 impl Requests {
-    /// Nobody is there any more to be answered.
+    /// Drops the request of a link that is gone.
     pub(super) fn forget(&mut self, link: LinkId) {
         self.0.remove(&link);
     }
 
-    /// Nobody will be answered here.
+    /// Drops all requests: this coordinator will answer none.
     pub(super) fn forget_all(&mut self) {
         self.0.clear();
     }
@@ -45,10 +45,11 @@ impl Core {
         self.requests.0.values().any(|(asked, _)| *asked == id) || self.state.has_decided(id)
     }
 
-    /// What an operator says.
+    /// Handles a message of an operator.
     pub(super) fn operate(&mut self, now: Time, from: LinkId, message: Message) {
         let is_told = self.introduce(from);
-        // One that is elected will lead in a moment; before there is a cluster, nobody else does.
+        // An elected coordinator will lead in a moment. Before there is a cluster, no other one
+        // leads.
         if self.reign == Reign::Follows && !self.state.coordinators().is_empty() {
             if !is_told {
                 self.tell(vec![from]);
@@ -67,8 +68,9 @@ impl Core {
         }
     }
 
-    /// Of one that is elected this comes into the log after the entry with which it leads. Before
-    /// anybody is, it is not kept: who asked is told who leads, and asks again.
+    /// Proposes a request. The entry of an elected coordinator comes into the log after the one
+    /// with which it leads. A follower keeps no request: it tells the operator the new leader, and
+    /// the operator asks again.
     fn request(&mut self, now: Time, from: LinkId, id: RequestId, wish: Wish) {
         if self.reign != Reign::Follows {
             self.requests.0.insert(from, (id, wish_digest(&wish)));
@@ -97,8 +99,8 @@ impl Core {
         }
     }
 
-    /// The next generation does without a revoked worker, if the others can go on without it. It
-    /// may hold the only copy of something: then the run waits for an operator's rollback.
+    /// The next generation goes on without a revoked worker, if the others can. The worker may hold
+    /// the only copy of a shard. Then the run waits for an operator's rollback.
     fn revoked(&mut self, now: Time, node: &Identity) {
         if let Some(worker) = self.state.on_node(&node.name).filter(|_| node.role == Role::Worker) {
             let reason = "an operator revoked it".to_string();
@@ -106,7 +108,7 @@ impl Core {
         }
     }
 
-    /// The end of a process was noticed: nothing is to be expected of it.
+    /// A launcher noticed the end of a process: the leader expects nothing more of the process.
     fn exited(&mut self, now: Time, name: &NodeName, how: &str) {
         if self.leader().is_some()
             && let Some(worker) = self.state.on_node(name)

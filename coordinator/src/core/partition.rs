@@ -1,10 +1,10 @@
 //! Members that cannot reach each other, though both are there.
 //!
 //! A pair that lost its connection makes a new generation necessary: nothing is sent twice within
-//! one. The first time it is renewed with the same members, since most connections are lost by
-//! accident. A pair that fails again soon is parted: one of the two is left out. Where neither can
-//! be, the generation is renewed again and again, until they reach each other: each time after a
-//! longer pause. Either end's word counts. This table does not know who is left out.
+//! one generation. The first time the new generation has the same members, since most connections
+//! are lost by accident. If the pair fails again soon, one of the two is left out. If neither can
+//! be, the leader renews the generation until they reach each other, each time after a longer
+//! pause. Either end's word counts. This table does not know which member is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,9 +14,10 @@ use everstep_transport::time::Time;
 
 /// A pair that fails again within this long is not renewed a second time.
 const MEMORY: Duration = Duration::from_secs(10);
-/// The first pause before a pair that cannot be parted is renewed; each next one twice as long.
+/// The first pause before a pair that cannot be parted is renewed. Each next pause is twice as
+/// long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest: a good deal shorter than [`MEMORY`], or the pair would look like a new one.
+/// The longest pause. It is much shorter than [`MEMORY`], or the pair would look like a new one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
 /// Two members, the lower id first.
@@ -24,29 +25,29 @@ pub(super) type Pair = (WorkerId, WorkerId);
 
 #[derive(Debug, Default)]
 pub(super) struct Partition {
-    /// Of the current generation.
+    /// The broken pairs of the current generation.
     broken: BTreeSet<Pair>,
-    /// What a generation was renewed for.
+    /// The pairs for which a generation was renewed.
     renewed: BTreeMap<Pair, Renewal>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Renewal {
-    /// The last time.
+    /// When the last renewal was.
     at: Time,
-    /// How often, each time soon after the one before.
+    /// How many renewals there were, each soon after the one before.
     times: u32,
 }
 
 impl Partition {
-    /// A member of the current generation cannot reach another.
+    /// A member of the current generation cannot reach another member.
     pub(super) fn report(&mut self, from: WorkerId, other: WorkerId) {
         if from != other {
             self.broken.insert((from.min(other), from.max(other)));
         }
     }
 
-    /// Whether it is time for a new generation: one is due at once, unless all that is broken has
+    /// Whether it is time for a new generation. It is due at once, unless all broken pairs have
     /// been renewed in vain before.
     pub(super) fn is_due(&self, now: Time) -> bool {
         let due = |pair: &Pair| {
@@ -56,7 +57,7 @@ impl Partition {
         self.broken.iter().any(due)
     }
 
-    /// A generation begins: whatever was broken may be whole again.
+    /// A generation begins: every broken pair may be whole again.
     pub(super) fn renew(&mut self, now: Time) {
         self.renewed.retain(|_, last| now.since(last.at) < MEMORY);
         for pair in std::mem::take(&mut self.broken) {
@@ -77,13 +78,13 @@ impl Partition {
         self.renewed.keys().filter(again).copied()
     }
 
-    /// When a generation was renewed for a pair, if that is not long ago.
+    /// The last renewal for a pair, if it is not long ago.
     fn last(&self, now: Time, pair: &Pair) -> Option<&Renewal> {
         self.renewed.get(pair).filter(|last| now.since(last.at) < MEMORY)
     }
 }
 
-/// From one renewal for a pair, after so many, to the next.
+/// The pause from one renewal for a pair, after `times` renewals, to the next.
 fn pause(times: u32) -> Duration {
     match times {
         0..=1 => Duration::ZERO,

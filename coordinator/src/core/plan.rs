@@ -1,15 +1,16 @@
-//! What a change of generation comes to: a pure function of the evidence.
+//! The outcome of a change of generation: a pure function of the evidence.
 //!
-//! Input: the current record, who is registered, what the workers said at one Pause, who is
-//! suspected and who is known to be dead. Output: a [`Change`] to propose, or what there is to wait
-//! for. It knows no links, no phases and no clock but the moment that it is given.
+//! Input: the current record, the registered workers, their answers to one Pause, the suspects, and
+//! the workers known to be dead. Output: a [`Change`] to propose, or the reason to wait. The plan
+//! knows no links, no phases and no clock but the moment that it is given.
 //!
-//! In four steps: how far history goes ([`history`]), who holds what at that point ([`holdings`]),
-//! who takes part ([`roster`]), who owns and computes what ([`owners`], towards a [`target`]).
+//! Four steps: how far history goes ([`history`]), which workers hold which shards at that point
+//! ([`holdings`]), which workers take part ([`roster`]), and which own and compute which shards
+//! ([`owners`], towards a [`target`]).
 //!
-//! History goes back to its beginning, and the steps are taken again from there, in two cases: the
-//! processes of all owners of some shard have ended, or the operator gives up waiting for them. A
-//! shard that no answer shows, while one of its owners may live, is waited for: silence is not
+//! History goes back to its beginning, and the run takes the steps again from there, in two cases:
+//! the processes of all owners of some shard have ended, or the operator gives up waiting for them.
+//! If no answer shows a shard while one of its owners may live, the run waits: silence is not
 //! death, however long it lasts (I21).
 
 mod history;
@@ -37,7 +38,7 @@ use crate::assign::Occasion;
 use crate::plant::Plant;
 use crate::state::{Change, Standing, Worker};
 
-/// A coordinator with the planted bug takes an owner for dead that is silent for so long.
+/// A coordinator with the planted bug takes an owner for dead that is silent for this long.
 #[cfg(feature = "planted")]
 const IMPATIENCE: Duration = Duration::from_secs(10);
 
@@ -51,57 +52,58 @@ pub(super) struct Evidence<'a> {
     /// The generation that ends; none before the first.
     pub(super) current: Option<&'a Record>,
     pub(super) workers: &'a BTreeMap<WorkerId, Worker>,
-    /// The answers to this very Pause, by worker: each has promised the number.
+    /// The answers to this very Pause, by worker: each worker has promised the number.
     pub(super) statuses: &'a BTreeMap<WorkerId, Status>,
     pub(super) silence: &'a Silence,
     /// Workers that have learned what they were fed.
     pub(super) ready: &'a BTreeSet<WorkerId>,
-    /// Whoever can answer has done so, or is late: nothing more will turn up by itself.
+    /// Whether every worker that can answer has done so, or is late: no more answers will come by
+    /// themselves.
     pub(super) complete: bool,
-    /// Members of which one is to be left out.
+    /// Pairs of members of which one is to be left out.
     pub(super) broken: &'a [Pair],
-    /// The newest generation there was: of this run, or of one before.
+    /// The newest generation there was, of this run or of an earlier one.
     pub(super) newest: Generation,
-    /// The newest step whose line is here.
+    /// The newest step with a line here.
     pub(super) written: Step,
-    /// The newest step of which a member has said that it is committed.
+    /// The newest step that a member has reported as committed.
     pub(super) reached: Step,
-    /// Why the state of silent owners is given up, or the run is to go back although nothing is
-    /// lost: the words of the event.
+    /// Why the leader gives up the state of silent owners, or why the run is to go back although
+    /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
     #[cfg(feature = "planted")]
     pub(super) plant: Option<Plant>,
 }
 
-/// What is to be done.
+/// The result of a plan.
 #[derive(Debug, PartialEq)]
 pub(super) enum Plan {
-    /// Not yet.
+    /// Nothing yet: wait.
     Wait(Wait),
-    /// Propose this.
+    /// Propose this change.
     Change(Box<Change>),
 }
 
 /// What there is to wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// More workers: so many take part.
+    /// More workers: this many take part.
     Workers(u32),
-    /// The silent owners of so many parameter shards that nobody else shows.
+    /// The silent owners of parameter shards that no other worker shows.
     Owners {
-        /// How many shards.
+        /// How many shards these are.
         shards: u32,
         /// Those of their owners that may live, by id.
         owners: BTreeSet<WorkerId>,
-        /// Another worker has answered: this coordinator hears.
+        /// Whether another worker has answered, so that this coordinator surely hears.
         hears: bool,
     },
 }
 
-/// What may be given up without proof.
+/// What the leader may give up without proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GiveUp {
-    /// What these owners hold, which have been silent for `redundancy.give_up_after`.
+    /// The state of these owners, which have been silent for `redundancy.give_up_after`.
     Silent(BTreeSet<WorkerId>),
     /// Every step of the run, as an operator asks.
     Everything,
@@ -129,7 +131,7 @@ pub(super) fn plan(evidence: &Evidence) -> Plan {
     }
 }
 
-/// Everything from the initial state, with everyone who is there.
+/// Begins again from the initial state, with every worker that has answered.
 fn go_back(evidence: &Evidence, answered: &BTreeSet<WorkerId>, rollback: (Step, String)) -> Change {
     let holdings = Holdings::Everyone;
     let roster = Roster::choose(evidence, answered, &holdings);
@@ -172,7 +174,7 @@ impl Ground<'_> {
         let Self { history, holdings, roster } = self;
         let (run, resume) = (evidence.run, history.step());
         let stay = evidence.staying(&roster.members);
-        // A run that is over already waits for nobody.
+        // A run that is over waits for no more workers.
         let waiting = stay.len() < run.min_workers as usize && resume < Step(run.steps);
         let candidates = candidates(evidence.workers, stay.iter().copied());
         let occasion = self.occasion(evidence);
@@ -206,7 +208,7 @@ impl Ground<'_> {
         record
     }
 
-    /// At the initial state every worker owns what it should: no planned change follows, which
+    /// At the initial state every worker owns what it should. So no planned change follows that
     /// would bring the data shards together again.
     fn occasion(&self, evidence: &Evidence) -> Occasion {
         let lost = self.roster.departed(evidence).count() > self.roster.left.len();
@@ -214,8 +216,8 @@ impl Ground<'_> {
         if lost && !anew { Occasion::Loss } else { Occasion::Planned }
     }
 
-    /// Why the generation begins. One with the same members and other shards evens them out; one
-    /// with the same of everything was made necessary by what was lost between its members.
+    /// Why the generation begins. One with the same members and other shards evens the shards out.
+    /// One with the same members and shards became necessary because members lost a connection.
     fn cause(&self, evidence: &Evidence, record: &Record) -> Cause {
         let Some(current) = evidence.current else { return Cause::Start };
         let (departed, left) = (self.roster.departed(evidence).count(), self.roster.left.len());
@@ -255,7 +257,7 @@ impl Ground<'_> {
 }
 
 impl Evidence<'_> {
-    /// Who has answered, is there, and is not suspected since.
+    /// The workers that have answered, are there, and were not suspected since.
     fn answered(&self) -> impl Iterator<Item = WorkerId> {
         let present =
             |id: &WorkerId| self.workers.get(id).is_some_and(|known| known.standing.is_present());
@@ -263,8 +265,8 @@ impl Evidence<'_> {
         self.statuses.keys().copied().filter(present).filter(sound)
     }
 
-    /// Steps that were begun in the generation that ends, and are not committed. One that waits
-    /// begins none, whatever its members still have of one that was aborted before it.
+    /// Steps that were begun in the generation that ends, and are not committed. A waiting
+    /// generation begins none, even if its members still have one that was aborted before it.
     fn begun(&self) -> impl Iterator<Item = Step> {
         let begins = self.current.is_some_and(|current| !current.waiting);
         self.statuses.values().filter_map(move |status| status.under_way.filter(|_| begins))
@@ -274,7 +276,7 @@ impl Evidence<'_> {
         self.workers.get(&worker).is_some_and(|known| known.standing == Standing::Leaving)
     }
 
-    /// Those of the members that are to stay. If they all want to leave, the first has to wait.
+    /// The members that are to stay. If they all want to leave, the first has to wait.
     fn staying(&self, members: &[WorkerId]) -> Vec<WorkerId> {
         let stay = members.iter().copied().filter(|worker| !self.is_leaving(*worker));
         let stay: Vec<WorkerId> = stay.collect();
@@ -286,10 +288,10 @@ impl Evidence<'_> {
         self.current.into_iter().flat_map(|current| current.members.iter().map(|m| m.worker))
     }
 
-    /// Why the run has to go back, if it has to: an operator asks for it; or the owners of some of
-    /// these shards, which no answer shows, have all ended, or have been silent for as long as the
-    /// run allows. A worker that learned such a shard may answer yet while the evidence is not
-    /// complete.
+    /// Why the run has to go back, if it has to. Either an operator asks for it, or all owners of
+    /// one of these shards, which no answer shows, are given up: they have ended, or have been
+    /// silent for as long as the run allows. While the evidence is not complete, a worker that
+    /// learned such a shard may still answer.
     fn ground_to_go_back(
         &self,
         orphans: &[Shard],
@@ -313,7 +315,7 @@ impl Evidence<'_> {
         lost.first().map(|first| self.obituary(*first, lost.len()))
     }
 
-    /// The owners of a shard that have not answered, and whose processes may live.
+    /// The owners of a shard that have not answered, and may live.
     fn silent_owners(
         &self,
         shard: Shard,
@@ -338,8 +340,8 @@ impl Evidence<'_> {
         Wait::Owners { shards: orphans.len() as u32, owners: owners.collect(), hears }
     }
 
-    /// Too few have answered: before the first generation any worker will do. Later the owners are
-    /// awaited, as long as one of them may live.
+    /// Too few workers have answered. Before the first generation any worker will do. Later the run
+    /// waits for the owners, as long as one of them may live.
     fn answers_awaited(&self, answered: &BTreeSet<WorkerId>) -> Wait {
         let few = Wait::Workers(answered.len() as u32);
         if self.current.is_none() {
@@ -358,7 +360,7 @@ impl Evidence<'_> {
         })
     }
 
-    /// Which shards are lost, and whose they were.
+    /// Which shards are lost, and which workers owned them.
     fn obituary(&self, first: Shard, shards: usize) -> String {
         let owners = self.owners_before(first).map(|owner| {
             let known = self.workers.get(&owner).map(|known| known.label(owner).to_string());
@@ -373,7 +375,7 @@ impl Evidence<'_> {
     }
 }
 
-/// A planted bug: data shards dealt out one by one.
+/// A planted bug: deals data shards out one by one.
 #[cfg(feature = "planted")]
 fn dealt(mut members: Vec<Member>, data_shards: u32) -> Vec<Member> {
     let count = members.len() as u32;

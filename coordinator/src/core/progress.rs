@@ -1,12 +1,12 @@
 //! Devices that hang while the heartbeats of their workers go on.
 //!
 //! A worker says how long its device has computed a data shard, and how long one usually takes
-//! there. A device that takes [`TIMES`] as long, and at least what the run allows, is taken to
-//! hang: its worker is suspected, and the others go on without it if they can. When all members are
-//! slow at once, the cause is one that they share, such as the storage of their data: then no other
-//! worker could go on better, and none is suspected. The run says then, in an event and in its
-//! status, that no device gets on; so does a run of one worker. A suspect whose device goes on is
-//! acquitted.
+//! there. A device that takes [`TIMES`] as long, and at least what the run allows, counts as hung.
+//! Its worker is suspected, and the others go on without it if they can. When all members are slow
+//! at once, the cause is one that they share, such as the storage of their data. Then no other
+//! worker could go on better, and none is suspected. Instead the run says, in an event and in its
+//! status, that no device gets on. A run of one worker does the same. A suspect is acquitted when
+//! its device goes on.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use everstep_transport::time::Time;
 use super::Core;
 use super::silence::{Certainty, Doubt};
 
-/// How many times as long as usual a data shard takes where a device hangs.
+/// A device hangs when a data shard takes this many times as long as usual there.
 const TIMES: u64 = 3;
 
 /// The workers that have said that their devices are slow: by half of what makes a suspect.
@@ -35,7 +35,7 @@ pub(super) struct Progress {
 pub struct Standstill {
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
-    /// One worker's device, in words.
+    /// Why one worker's device does not get on, in words.
     pub reason: String,
 }
 

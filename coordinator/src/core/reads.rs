@@ -1,9 +1,9 @@
-//! What is read: answered only by one that leads and has that confirmed, so that nobody is told
-//! less than somebody was told before.
+//! What is read. Only a coordinator that leads, and has that confirmed, answers a reader. So no
+//! reader is told less than an earlier reader was.
 //!
-//! Operators read on their links, each at most one thing of a kind at a time: who asks again before
-//! the answer means the newer question. The shell reads for others: it gives each look a number,
-//! and is told up to which number its looks may be answered from what is known here.
+//! Operators read on their links, each at most one thing of a kind at a time: an operator that asks
+//! again before the answer means the newer question. The shell reads for others. It gives each look
+//! a number, and the core tells it up to which number its looks may be answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,18 +34,18 @@ impl Reads {
         self.watches.is_empty() && self.questions.is_empty() && self.look.is_none()
     }
 
-    /// Nobody is there any more to be answered.
+    /// Drops the reads of a link that is gone.
     pub(super) fn forget(&mut self, link: LinkId) {
         self.watches.remove(&link);
         self.questions.retain(|(other, _)| *other != link);
     }
 
-    /// Operators ask elsewhere from now on; the shell waits.
+    /// Operators ask another coordinator from now on. The shell waits.
     pub(super) fn forget_operators(&mut self) {
         *self = Self { look: self.look, ..Self::default() };
     }
 
-    /// These have waited longer.
+    /// Puts older reads before these.
     pub(super) fn append(&mut self, mut older: Self) {
         older.watches.append(&mut self.watches);
         older.questions.append(&mut self.questions);
@@ -67,13 +67,13 @@ impl Core {
         self.ask_for_confirmation();
     }
 
-    /// The shell reads; numbers grow.
+    /// The shell reads. Its numbers grow.
     pub(super) fn look(&mut self, number: u64) {
         self.confirmations.reads().look = Some(number);
         self.ask_for_confirmation();
     }
 
-    /// What is known here is all that was agreed when these were asked.
+    /// Answers reads: this coordinator knows all that was agreed when they were asked.
     pub(super) fn answer_reads(&mut self, now: Time, reads: Reads) {
         for (link, seen) in reads.watches {
             self.update(now, link, seen);

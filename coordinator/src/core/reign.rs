@@ -1,8 +1,8 @@
-//! Who leads, as far as this coordinator knows, and who the coordinators are.
+//! Which coordinator leads, as far as this one knows, and which coordinators there are.
 //!
-//! One that follows answers no worker: it keeps the links of all who have said Hello, so that it
+//! A follower answers no worker. It keeps the links of all workers that have said Hello, so that it
 //! can answer them at once when it leads. It tells every peer where the coordinators are and which
-//! of them leads, so that whoever was given one address learns all.
+//! of them leads. So a peer that was given one address learns all.
 
 use everstep_transport::identity::Role;
 use everstep_transport::protocol::{CoordinatorId, Message, Step, Term};
@@ -21,15 +21,15 @@ use crate::state::{Command, Coordinator};
 /// Whether a coordinator acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reign {
-    /// Another one does, or none.
+    /// Another coordinator leads, or none.
     Follows,
-    /// It will, when its entry of this term has applied.
+    /// This coordinator will lead, when its entry of this term has applied.
     Elected(Term),
-    /// It does.
+    /// This coordinator leads in this term.
     Leads(Term),
 }
 
-/// Where whoever asks is sent.
+/// Where a coordinator sends its peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Guide {
     term: Term,
@@ -43,8 +43,8 @@ impl Core {
         self.propose(now, Command::Lead { coordinator: id });
     }
 
-    /// This coordinator leads from now on. What it knows of workers is that they are registered:
-    /// each of them gets a fresh deadline. Workers of a run that is over are expected no more.
+    /// This coordinator leads from now on. All it knows of workers is that they are registered:
+    /// each of them gets a fresh deadline. It expects no worker of a run that is over.
     pub(super) fn lead(&mut self, now: Time, term: Term) {
         self.reign = Reign::Leads(term);
         self.begin_anew(now);
@@ -57,7 +57,7 @@ impl Core {
         self.ask_for_confirmation();
     }
 
-    /// It leads no longer, or was never to: whatever it knew as a leader is void.
+    /// This coordinator leads no longer, or was never to: all that it knew as a leader is void.
     pub(super) fn deposed(&mut self, now: Time) {
         if self.reign == Reign::Follows {
             return;
@@ -72,7 +72,7 @@ impl Core {
         self.tell_all();
     }
 
-    /// Somebody leads in this term, or nobody that is known.
+    /// A coordinator leads in this term, or none that is known.
     pub(super) fn led_by(&mut self, now: Time, term: Term, leader: Option<CoordinatorId>) {
         if term < self.guide.term {
             return;
@@ -84,8 +84,8 @@ impl Core {
         }
     }
 
-    /// Somebody leads or led in this term, whatever this coordinator was told: perhaps it is not
-    /// the one that leads any more.
+    /// Another coordinator leads or led in this term. If the term is later than this coordinator's
+    /// own, this one leads no more.
     pub(super) fn notice_later_term(&mut self, now: Time, term: Term) {
         if let Reign::Elected(own) | Reign::Leads(own) = self.reign
             && own < term
@@ -94,7 +94,7 @@ impl Core {
         }
     }
 
-    /// Nothing is known of workers but what the log says.
+    /// Forgets all about workers but what the log says.
     pub(super) fn begin_anew(&mut self, now: Time) {
         self.silence = Silence::new(now);
         (self.phase, self.feeds) = (change::Phase::Steady, Feeds::default());
@@ -108,8 +108,8 @@ impl Core {
         self.confirmations.forget_workers();
     }
 
-    /// A peer's first word: it is told who the coordinators are, now and whenever that changes.
-    /// Returns whether it was the first.
+    /// Tells a peer, after its first message, which coordinators there are. The peer is told again
+    /// whenever they change. Returns whether this was the first message.
     pub(super) fn introduce(&mut self, link: LinkId) -> bool {
         let is_first = self.links.introduce(link);
         if is_first {
@@ -123,7 +123,7 @@ impl Core {
         self.tell(all);
     }
 
-    /// Says who the coordinators are, once the cluster has some that are known.
+    /// Tells which coordinators there are, once the log knows some.
     pub(super) fn tell(&mut self, to: Vec<LinkId>) {
         let members = self.state.coordinators();
         if !members.is_empty() {
@@ -133,8 +133,7 @@ impl Core {
         }
     }
 
-    /// What another coordinator says to this one; what replicas say to each other does not come
-    /// here.
+    /// Handles a message of another coordinator. Messages between replicas do not come here.
     pub(super) fn consult(&mut self, now: Time, from: LinkId, message: Message) {
         let (id, incarnation, address, api) = match message {
             Message::Join { id, incarnation, address, api } => (id, incarnation, address, api),
@@ -156,14 +155,14 @@ impl Core {
         if let Some(link) = self.links.find(from) {
             let name = link.identity.name.clone();
             let coordinator = Coordinator { name, incarnation, address, api };
-            // Every coordinator says this to every other that it meets.
+            // Every coordinator sends this to every other one that it meets.
             if id.is_none() || !self.state.knows(&coordinator) {
                 self.propose(now, Command::Coordinator { id, coordinator });
             }
         }
     }
 
-    /// A coordinator is one of them, under this id.
+    /// Tells a coordinator that it is one of the cluster, under this id.
     pub(super) fn joined(&mut self, coordinator: &Coordinator, id: CoordinatorId) {
         let links = self.links.named(Role::Coordinator, &coordinator.name);
         self.broadcast(links, Message::Joined { id });

@@ -6,16 +6,17 @@
 //! another process has taken its place.
 //!
 //! When many workers fall silent together, the network of this coordinator is the likelier cause:
-//! that is an [`Outage`]. The detector then suspects nobody for silence until the outage has lasted
-//! [`OUTAGE`], and never while it hears nobody at all. Each worker that is heard again gives all
-//! the others a fresh deadline, but only once, so that a worker whose link comes and goes cannot
-//! keep a dead one in the run.
+//! that is an [`Outage`]. The detector then suspects no worker for silence until the outage has
+//! lasted [`OUTAGE`], and never while it hears no worker at all. Each worker that is heard again
+//! gives all the others a fresh deadline, but only once, so that a worker with an unstable link
+//! cannot keep a dead worker in the run.
 //!
-//! Of workers whose links are cut at one moment, the one whose heartbeat was due first is silent
-//! alone for a moment: a worker is suspected for silence only while another one is heard.
+//! When the links of several workers are cut at one moment, the worker with the earliest heartbeat
+//! due is silent alone for a moment. So the detector suspects a worker for silence only while it
+//! hears another worker.
 //!
 //! A coordinator that was itself late (paused, starved, its messages still in a queue) cannot tell
-//! its own silence from theirs: then every worker gets a fresh deadline. The detector does not know
+//! its own silence from theirs. Then every worker gets a fresh deadline. The detector does not know
 //! which workers are members, nor what a suspicion leads to.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,11 +30,13 @@ use crate::state::Loss;
 
 /// A registered worker that says nothing for this long is suspected.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2_200);
-/// Workers that fell silent together are waited for this long, as long as any other is heard.
+/// Workers that fell silent together are waited for this long, as long as any other worker is
+/// heard.
 const OUTAGE: Duration = Duration::from_secs(20);
-/// After an outage a worker has this long to dial again, counted from the first that did.
+/// After an outage a worker has this long to dial again, counted from the first worker that did.
 const RETURN: Duration = Duration::from_secs(6);
-/// Another worker was heard within this long, more than two heartbeats: the coordinator hears.
+/// While another worker was heard within this long, more than two heartbeats, the coordinator
+/// hears.
 const HEARS: Duration = Duration::from_millis(600);
 /// A tick that is later than this makes all deadlines anew.
 const LATE: Duration = Duration::from_millis(500);
@@ -45,7 +48,7 @@ pub(super) struct Doubt {
     pub(super) certainty: Certainty,
 }
 
-/// How certain it is that nothing more comes from a suspect; in ascending order.
+/// How certain it is that nothing more comes from a suspect, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Certainty {
     /// The worker is silent, or has lost a link. It may answer at any moment.
@@ -63,9 +66,9 @@ pub(super) enum Certainty {
 #[derive(Debug)]
 struct Suspicion {
     doubt: Doubt,
-    /// From its last sign of life until the suspicion.
+    /// From the worker's last sign of life until the suspicion.
     detect: Duration,
-    /// When that was.
+    /// When the suspicion began.
     since: Time,
 }
 
@@ -73,23 +76,23 @@ struct Suspicion {
 #[derive(Clone, Debug)]
 struct Outage {
     since: Time,
-    /// Until when the missing workers are waited for.
+    /// Until when the coordinator waits for the missing workers.
     until: Time,
-    /// When the outage was last extended, since many more workers fell silent together; at first,
+    /// When the outage was last extended, because many more workers fell silent together. At first,
     /// when it began.
     extended: Time,
     /// The workers that were missing at the last look before `until`, and since when.
     awaited: BTreeMap<WorkerId, Time>,
-    /// The workers that an earlier outage has waited for in vain: this one waits for them no more.
+    /// The workers that an earlier outage has waited for in vain. This one does not wait for them.
     overdue: BTreeSet<WorkerId>,
 }
 
-/// A worker is heard: what that means for others.
+/// What a sign of life of one worker means for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// Nothing.
+    /// It means nothing for others.
     Alone,
-    /// It returns from an outage: the others that are missing have a fresh deadline.
+    /// The worker returns from an outage: the other missing workers have a fresh deadline.
     First,
 }
 
@@ -102,7 +105,7 @@ pub(super) struct Silence {
     /// The workers that have returned from the outage: each spares the others once.
     returned: BTreeSet<WorkerId>,
     outage: Option<Outage>,
-    /// The workers that this coordinator has heard since it listens.
+    /// The workers that this coordinator has heard since it began to listen.
     met: BTreeSet<WorkerId>,
     ticked: Time,
 }
@@ -113,14 +116,14 @@ impl Silence {
         Self { heard, suspects, spared, returned, outage: None, met, ticked: now }
     }
 
-    /// A coordinator begins to listen: to these workers, each with a fresh deadline.
+    /// A coordinator begins to listen to these workers, each with a fresh deadline.
     pub(super) fn begin(now: Time, workers: impl Iterator<Item = WorkerId>) -> Self {
         let heard = workers.map(|worker| (worker, now)).collect();
         Self { heard, ..Self::new(now) }
     }
 
-    /// The worker lives; from its first sign on it is listened for. If it was missing in an outage,
-    /// the others that are missing get a fresh deadline.
+    /// The worker lives. The detector listens for it from its first sign on. If it was missing in
+    /// an outage, the other missing workers get a fresh deadline.
     pub(super) fn heard(&mut self, now: Time, worker: WorkerId) -> Heard {
         let was_silent = self.is_silent(now, worker);
         let known = self.heard.insert(worker, now).is_some();
@@ -151,14 +154,14 @@ impl Silence {
         }
     }
 
-    /// It has answered: nothing is left of the suspicion, unless its device hangs.
+    /// The worker has answered: nothing is left of the suspicion, unless its device hangs.
     pub(super) fn acquit(&mut self, worker: WorkerId) {
         if !self.is_hung(worker) {
             self.suspects.remove(&worker);
         }
     }
 
-    /// Its device has gone on. Returns whether it was suspected to hang.
+    /// The worker's device has gone on. Returns whether it was suspected to hang.
     pub(super) fn goes_on(&mut self, worker: WorkerId) -> bool {
         let was_hung = self.is_hung(worker);
         if was_hung {
@@ -171,7 +174,8 @@ impl Silence {
         self.certainty(worker) == Some(Certainty::Hung)
     }
 
-    /// It is back on a link of its own: suspected perhaps, but its process has not ended.
+    /// The worker is back on a link of its own. It may still be suspected, but its process has not
+    /// ended.
     pub(super) fn revive(&mut self, now: Time, worker: WorkerId) -> Heard {
         let heard = self.heard(now, worker);
         if let Some(known) = self.suspects.get_mut(&worker)
@@ -203,7 +207,7 @@ impl Silence {
         self.certainty(worker) == Some(Certainty::Dead)
     }
 
-    /// Whether this coordinator has heard the worker since it listens.
+    /// Whether this coordinator has heard the worker since it began to listen.
     pub(super) fn has_heard(&self, worker: WorkerId) -> bool {
         self.met.contains(&worker)
     }
@@ -212,7 +216,7 @@ impl Silence {
         self.suspects.get(&worker).map(|known| known.doubt.certainty)
     }
 
-    /// How a member is lost: by what it was suspected of, else by `otherwise`.
+    /// The loss of a member, for the reason of its suspicion, or else for `otherwise`.
     pub(super) fn loss(&self, now: Time, worker: WorkerId, otherwise: &str) -> Loss {
         let (reason, detect, since) = match self.suspects.get(&worker) {
             Some(known) => (known.doubt.reason.clone(), known.detect, known.since),
@@ -222,8 +226,8 @@ impl Silence {
         Loss { worker, reason, detect_ms: ms(detect), pause_ms: ms(now.since(since)) }
     }
 
-    /// Something happens: if it comes late, everyone gets a fresh deadline, before it is judged.
-    /// Returns whether that is so.
+    /// Gives every worker a fresh deadline if this input comes late, before the deadlines are
+    /// judged. Returns whether it does.
     pub(super) fn wake(&mut self, now: Time) -> bool {
         let late = now.since(self.ticked) > TICK + LATE;
         if late {
@@ -233,8 +237,9 @@ impl Silence {
         late
     }
 
-    /// Whether an answer of the worker is worth waiting for: it is not suspected; or it is not dead
-    /// and may be back in a moment, or many others are missing as well.
+    /// Whether an answer of the worker is worth waiting for. That is so if it is not suspected. It
+    /// is also so if the worker is not dead, and may be back in a moment or is missing together
+    /// with many others.
     pub(super) fn may_answer(&self, now: Time, worker: WorkerId) -> bool {
         let soon = !self.is_silent(now, worker);
         match self.certainty(worker) {
@@ -246,7 +251,7 @@ impl Silence {
         }
     }
 
-    /// Whether the worker is silent, and waited for all the same, since many fell silent together.
+    /// Whether the worker is silent, and awaited all the same, since many fell silent together.
     pub(super) fn is_awaited(&self, now: Time, worker: WorkerId) -> bool {
         let is_excused = |outage: &Outage| now < outage.until && !outage.overdue.contains(&worker);
         self.outage.as_ref().is_some_and(is_excused)
@@ -254,15 +259,15 @@ impl Silence {
             && self.certainty(worker) <= Some(Certainty::Silent)
     }
 
-    /// Time has passed, and this coordinator was there.
+    /// Time has passed, and this coordinator was awake.
     pub(super) fn tick(&mut self, now: Time) {
         self.ticked = now;
         self.look_for_outage(now);
     }
 
-    /// Many workers may be missing from now on, or not any more. Returns whether an outage begins:
-    /// workers that an earlier one has waited for in vain make no new one. An outage goes on while
-    /// no worker is heard, however few of them may still live.
+    /// Checks whether many workers are missing, or no longer are. Returns whether an outage begins.
+    /// Workers that an earlier outage has waited for in vain begin no new one. An outage goes on
+    /// while no worker is heard, even if few of them may still live.
     pub(super) fn look_for_outage(&mut self, now: Time) -> bool {
         let missing: BTreeSet<WorkerId> = self.missing(now).collect();
         let all = self.heard.keys().filter(|worker| !self.is_dead(**worker)).count();
@@ -296,9 +301,9 @@ impl Silence {
         true
     }
 
-    /// The outage lasts. If so many more workers have fallen silent since it began that they would
-    /// be an outage by themselves, it begins anew: but a worker counts only once, so that workers
-    /// whose links come and go cannot keep a dead one in the run.
+    /// The outage lasts. It begins anew if the workers that have fallen silent since would be an
+    /// outage by themselves. But a worker counts only once, so that workers with unstable links
+    /// cannot keep a dead worker in the run.
     fn go_on(&self, now: Time, outage: &mut Outage, missing: &BTreeSet<WorkerId>) {
         outage.overdue.retain(|worker| missing.contains(worker));
         outage.awaited.retain(|worker, _| missing.contains(worker));
@@ -313,8 +318,8 @@ impl Silence {
         }
     }
 
-    /// Few workers are missing. Those that are left have as long as any other worker that returns
-    /// from an outage.
+    /// Few workers are missing. The rest have as long as any other worker that returns from an
+    /// outage.
     fn wane(&mut self, now: Time, is_any_missing: bool) {
         let waits = is_any_missing || self.spared.values().any(|until| now < *until);
         match &mut self.outage {
@@ -329,13 +334,13 @@ impl Silence {
         }
     }
 
-    /// Whether so many workers that are missing at once are an outage.
+    /// Whether this many workers missing at once are an outage.
     fn is_outage(&self, missing: usize) -> bool {
         missing >= 2 && self.are_many(missing)
     }
 
-    /// How many workers are silent, and for how long at least one of them has been, if that is an
-    /// outage.
+    /// How many workers are silent, and for how long at least one of them has been. `None` if that
+    /// is no outage.
     pub(super) fn outage(&self, now: Time) -> Option<(usize, Duration)> {
         let outage = self.outage.as_ref().filter(|outage| now < outage.until)?;
         let silent = self.missing(now).filter(|worker| self.is_silent(now, *worker)).count();
@@ -352,8 +357,8 @@ impl Silence {
         !self.is_dead(worker) && (is_missed || self.is_silent(now, worker))
     }
 
-    /// The workers whose deadline has passed and that are not suspected yet, by id; none that an
-    /// outage excuses, and none while nobody else is heard.
+    /// The workers that are past their deadlines and not suspected yet, by id. None that an outage
+    /// excuses, and none while no other worker is heard.
     pub(super) fn silent(&self, now: Time) -> Vec<WorkerId> {
         let silent = self.heard.keys().copied().filter(|worker| self.is_silent(now, *worker));
         silent
@@ -384,13 +389,14 @@ impl Silence {
         self.unheard(now, worker) >= PATIENCE && !spared
     }
 
-    /// Whether so many are more than a fifth of all: then it may be this coordinator that does not
-    /// hear.
+    /// Whether this many are more than a fifth of all. Then this coordinator may be the one that
+    /// does not hear.
     pub(super) fn are_many(&self, count: usize) -> bool {
         5 * count > self.heard.len()
     }
 
-    /// How long nothing was heard of the worker. One that is not listened for was never heard.
+    /// How long the worker has been unheard. The answer is [`PATIENCE`] for a worker that the
+    /// detector does not listen for.
     pub(super) fn unheard(&self, now: Time, worker: WorkerId) -> Duration {
         self.heard.get(&worker).map_or(PATIENCE, |heard| now.since(*heard))
     }

@@ -1,9 +1,10 @@
 //! Workers that cannot compute the run.
 //!
-//! A reason that follows from the run itself would recur on every worker, so a run that cannot
-//! begin without one of these workers fails, with its words; so does a run under way. The workers
-//! stay for the next run. A reason of a worker's own place, such as a lack of memory, never ends a
-//! run: the status names the worker, which tries again, and counts as one that may yet be able to.
+//! A reason that follows from the run itself would recur on every worker. So a run that cannot
+//! begin without one of these workers fails, with the worker's words. So does a run under way. The
+//! workers stay for the next run. A reason of a worker's own place, such as a lack of memory, never
+//! ends a run. The status names that worker, which tries again, and counts as one that may yet be
+//! able to compute.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,16 +18,16 @@ use super::silence::{Certainty, Doubt};
 use super::workers::bounded;
 use super::{Core, LinkId};
 
-/// Workers that still build the run, or are yet to come, have so long to show that they can.
+/// Workers that still build the run, or are yet to come, have this long to show that they can.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The workers, and why.
+/// The workers that cannot compute the run, and why.
 #[derive(Debug, Default)]
 pub(super) struct Unable {
     reasons: BTreeMap<NodeName, Reason>,
-    /// Since when there is one for which the run is the reason.
+    /// Since when there is a worker for which the run is the reason.
     since: Option<Time>,
-    /// The end of the run is proposed.
+    /// Whether the end of the run is proposed.
     is_judged: bool,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct Unable {
 pub struct Reason {
     /// Where the reason lies.
     pub inability: Inability,
-    /// In words.
+    /// The reason in words.
     pub words: String,
 }
 
@@ -48,14 +49,14 @@ impl Unable {
         }
     }
 
-    /// The link of a worker is gone: what its place lacked is known no more.
+    /// The link of a worker is gone: this coordinator no longer knows what its place lacks.
     pub(super) fn disconnected(&mut self, name: &NodeName) {
         if self.reasons.get(name).is_some_and(|why| why.inability == Inability::Place) {
             self.reasons.remove(name);
         }
     }
 
-    /// The workers for which the run is the reason.
+    /// The workers for which the run is the reason, with their words.
     fn hopeless(&self) -> impl Iterator<Item = (&NodeName, &str)> {
         let of_run = self.reasons.iter().filter(|(_, why)| why.inability == Inability::Run);
         of_run.map(|(name, why)| (name, why.words.as_str()))
@@ -86,8 +87,8 @@ impl Core {
         self.judge_unable(now);
     }
 
-    /// A registered worker cannot go on. If the run is the reason, no other worker could; else this
-    /// one has given up what it held, and comes back when its place allows that.
+    /// A registered worker cannot go on. If the run is the reason, no other worker could compute
+    /// it. Else this worker has given up what it held, and comes back when its place allows that.
     pub(super) fn cannot_compute(
         &mut self,
         now: Time,
@@ -137,8 +138,8 @@ impl Core {
         self.propose_end(now, Outcome::Failed { name, reason });
     }
 
-    /// Why workers cannot compute the run: all that cannot, before it has begun; later those whose
-    /// place is the reason.
+    /// Why workers cannot compute the run. Before the run has begun these are all such workers,
+    /// later only those with a place that is the reason.
     pub(super) fn unable(&self) -> Vec<(NodeName, Reason)> {
         let begun = self.state.record().is_some();
         let counts = |why: &Reason| !begun || why.inability == Inability::Place;

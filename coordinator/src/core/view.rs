@@ -1,7 +1,7 @@
-//! What a watcher is told: a page of what is new, and how the run stands.
+//! What a watcher is told: a page of news, and how the run stands.
 //!
 //! Lines and events have numbers, and a watcher names the newest that it has. Workers change in no
-//! order: of each link that watches, what it was told of them last is remembered.
+//! order: for each watching link, this coordinator remembers what it last told of them.
 
 mod cluster;
 
@@ -21,7 +21,7 @@ use super::{Core, Effect, LinkId, feeds};
 use crate::lines::PAGE;
 use crate::state::{Standing, Worker};
 
-/// Most nodes of idle workers in one answer.
+/// The most nodes of idle workers in one answer.
 const MOST_IDLE: usize = 1_000;
 
 /// What each watcher was last told of the workers.
@@ -29,13 +29,13 @@ const MOST_IDLE: usize = 1_000;
 pub(super) struct Watchers(BTreeMap<LinkId, BTreeMap<WorkerId, WorkerView>>);
 
 impl Watchers {
-    /// Nobody is there any more to be told.
+    /// Drops the link of a watcher that is gone.
     pub(super) fn forget(&mut self, link: LinkId) {
         self.0.remove(&link);
     }
 
-    /// Of all workers, those that the watcher does not know so; and those that it knows, and that
-    /// are none of these any more.
+    /// The workers with a view that the watcher does not know, and the ids of workers that it knows
+    /// and that are gone.
     fn news(&mut self, link: LinkId, all: Vec<WorkerView>) -> (Vec<WorkerView>, Vec<WorkerId>) {
         let known = self.0.entry(link).or_default();
         let is_there = |id: &WorkerId| all.binary_search_by_key(id, |view| view.worker).is_ok();
@@ -49,9 +49,9 @@ impl Watchers {
 }
 
 impl Core {
-    /// What is new after this step's line and this event, for the watcher on this link. The end of
-    /// the run is told with the last page, so that a watcher who stops there has everything. Who
-    /// watches another run is told no lines.
+    /// Sends the watcher on this link all news after this step's line and this event. The last page
+    /// tells the end of the run, so that a watcher that stops there has everything. A watcher of
+    /// another run gets no lines.
     pub(super) fn update(
         &mut self,
         now: Time,
@@ -86,8 +86,8 @@ impl Core {
         self.effects.push_back(Effect::Update { to, after, update: Box::new(update) });
     }
 
-    /// Behind which step lines are to be read for a watcher that has the line of `step`: lost lines
-    /// are passed over, whoever leads.
+    /// The step after which to read lines for a watcher that has the line of `step`. It passes over
+    /// lost lines, no matter which coordinator leads.
     fn lines_follow(&self, step: Step) -> Option<Step> {
         #[cfg(feature = "planted")]
         if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step.0 > 0 {
@@ -99,15 +99,15 @@ impl Core {
         (self.lines.is_open() && after < self.lines.reach()).then_some(after)
     }
 
-    /// Whether a watcher that has the line of `step` has with the next page all lines that there
-    /// are, and will be if the run is over.
+    /// Whether the next page gives a watcher that has the line of `step` all lines that there are,
+    /// and will be if the run is over.
     fn is_last_page(&self, step: Step) -> bool {
         let reach = self.lines.reach();
         let is_whole = self.running() || reach >= self.state.settled();
         self.lines.is_open() && is_whole && reach.0.saturating_sub(step.0) <= PAGE as u64
     }
 
-    /// Nodes of workers that wait for a run: there is none, or none any more.
+    /// Nodes of workers that wait for a run, while none is under way.
     fn idle(&self) -> Vec<NodeName> {
         if self.state.run().is_some() && self.running() {
             return Vec::new();
@@ -144,8 +144,7 @@ impl Core {
         views.collect()
     }
 
-    /// Of how many parameter shards a worker that is to leave, and others like it, have the only
-    /// copies.
+    /// Of how many parameter shards leaving workers, this one among them, have the only copies.
     pub(super) fn retained(&self, worker: WorkerId) -> u32 {
         let is_leaving = |known: &Worker| known.standing == Standing::Leaving;
         if !self.running() || !self.state.workers().get(&worker).is_some_and(is_leaving) {
@@ -185,7 +184,8 @@ impl Core {
         }
     }
 
-    /// Members that cannot reach each other and have to: a generation that commits is not theirs.
+    /// Members that cannot reach each other and have to. In a generation that commits, they need
+    /// not.
     fn unreachable(&self, now: Time) -> Vec<Pair> {
         if self.state.record().is_none_or(|record| self.reached > record.resume) {
             return Vec::new();
@@ -195,7 +195,7 @@ impl Core {
         if self.running() { lasting.filter(both).collect() } else { Vec::new() }
     }
 
-    /// A run that starts no step, since owners of parameter shards are silent.
+    /// The owners that a run waits for: it starts no step while they are silent.
     fn owners_awaited(&self) -> Option<OwnersAwaited> {
         let (shards, owners, since) = self.waits_for_owners().filter(|_| self.running())?;
         let owners: Vec<WorkerId> = owners.iter().copied().collect();
@@ -204,7 +204,7 @@ impl Core {
         Some(OwnersAwaited { shards, owners, since_unix_ms, workers: labels })
     }
 
-    /// A run that has begun and starts no step, for want of workers.
+    /// Why a run that has begun starts no step, for want of workers.
     fn waiting(&self) -> Option<Waiting> {
         let (run, record) = (self.state.run()?, self.state.record()?);
         let of_generation = self.state.waiting_since();

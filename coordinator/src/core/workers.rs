@@ -1,4 +1,4 @@
-//! Links that come and go, and what workers say on them.
+//! Links that come and go, and the messages of workers on them.
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::codec::schema;
@@ -12,10 +12,10 @@ use super::silence::{Certainty, Doubt, PATIENCE};
 use super::{Core, LinkId, finish};
 use crate::state::{Command, Standing, Verdict};
 
-/// Most characters of a peer's words that become history.
+/// The most characters of a peer's words that become history.
 const MAX_REASON: usize = 1_000;
 
-/// As much of a peer's words as may become history, and nothing that would steer a terminal.
+/// As much of a peer's words as may become history, with control characters escaped for terminals.
 pub(super) fn bounded(words: &str) -> String {
     let shown = |c: char| match c.is_control() {
         true => c.escape_default().to_string(),
@@ -24,7 +24,7 @@ pub(super) fn bounded(words: &str) -> String {
     words.chars().take(MAX_REASON).map(shown).collect()
 }
 
-/// What a worker says when it cannot go on.
+/// The reason of a worker that cannot go on.
 struct Failure {
     at_fault: Option<WorkerId>,
     fatal: bool,
@@ -33,8 +33,8 @@ struct Failure {
 
 // Links.
 impl Core {
-    /// A worker's newer link replaces an older one: the old end may be dead without saying so. The
-    /// worker behind it is no suspect for that; it may be about to say who it is.
+    /// A worker's newer link replaces an older one: the old end may be dead without a goodbye. This
+    /// alone makes the worker no suspect: it may be about to say which worker it is.
     pub(super) fn connected(&mut self, link: LinkId, identity: Identity) {
         let older = (identity.role == Role::Worker).then(|| self.links.of_worker(&identity.name));
         if let Some(older) = older.flatten() {
@@ -47,7 +47,7 @@ impl Core {
         self.links.insert(link, identity);
     }
 
-    /// A worker that is no member may come back in time; a member is missed at once.
+    /// A worker that is no member may come back in time. A member is missed at once.
     pub(super) fn disconnected(&mut self, now: Time, link: LinkId, end: LinkEnd, reason: &str) {
         self.requests.forget(link);
         self.watchers.forget(link);
@@ -76,7 +76,8 @@ impl Core {
         }
     }
 
-    /// Whoever leads has noticed it, too; unless that one is gone as well.
+    /// Notes the end of a process. The leader has noticed it, too, unless the leader is gone as
+    /// well.
     fn note_departure(&mut self, name: Option<NodeName>, doubt: Doubt) {
         self.departed.retain(|worker, _| self.state.is_present(*worker));
         if let Some(worker) = name.and_then(|name| self.state.on_node(&name)) {
@@ -84,7 +85,7 @@ impl Core {
         }
     }
 
-    /// Who comes to lead knows that these are gone, or suspects it.
+    /// Suspects, as a new leader, the workers that ended while this coordinator followed.
     pub(super) fn miss_departed(&mut self, now: Time) {
         for (worker, doubt) in std::mem::take(&mut self.departed) {
             if self.state.is_present(worker) {
@@ -98,8 +99,8 @@ impl Core {
         match (phase, message) {
             (Some(Phase::Operator), message) => self.operate(now, from, message),
             (Some(Phase::Coordinator), message) => self.consult(now, from, message),
-            // However far it has come here, it knows best who it is: another leader may have given
-            // it an id since, or have evicted it.
+            // However far the worker has come here, it knows best which worker it is: another
+            // leader may have given it an id since, or have evicted it.
             (Some(_), Message::Hello { schema, worker }) => self.greet(now, from, schema, worker),
             (
                 Some(
@@ -122,7 +123,7 @@ impl Core {
     }
 }
 
-// Who is heard.
+// Which workers are heard.
 impl Core {
     /// How many of the run's workers have a link with this coordinator.
     pub(crate) fn linked_workers(&self) -> u32 {
@@ -160,7 +161,7 @@ impl Core {
         }
     }
 
-    /// Answers all who have said Hello, and could not be answered until now.
+    /// Answers all workers that have said Hello, and had no answer yet.
     pub(super) fn receive_waiting(&mut self, now: Time) {
         for link in self.workers_in(|phase| matches!(phase, Phase::Greeted(_) | Phase::Foreign(_)))
         {
@@ -183,7 +184,7 @@ impl Core {
         }
     }
 
-    /// Answers a Hello. What cannot be taken back is said only if it is `certain` that this
+    /// Answers a Hello. It says what it cannot take back only if it is `certain` that this
     /// coordinator leads.
     pub(super) fn receive(
         &mut self,
@@ -197,7 +198,7 @@ impl Core {
         let lasting = !self.state.is_ephemeral();
         match worker {
             None if self.running() => self.welcome(link),
-            None if lasting => {} // it waits for the next run
+            None if lasting => {} // the worker waits for the next run
             Some(worker) if self.running() && self.is_present(link, worker) => {
                 self.admit(now, link, worker);
             }
@@ -205,7 +206,7 @@ impl Core {
             Some(_) if lasting && !self.running() => self.set_free(link),
             _ if !self.running() => self.release(link, Message::Dismiss),
             Some(worker) if self.standing_of(link, worker) == Some(Standing::Left) => {
-                // It has left, and only did not hear of it.
+                // The worker has left, and only did not hear of it.
                 self.see_off(link, worker);
             }
             Some(worker) => self.evict(link, worker),
@@ -217,14 +218,14 @@ impl Core {
         self.standing_of(link, worker).is_some_and(Standing::is_present)
     }
 
-    /// Where the worker stands that the node on this link says to be, if it is on that node.
+    /// The standing of the worker that the peer says to be, if that worker is on the peer's node.
     fn standing_of(&self, link: LinkId, worker: WorkerId) -> Option<Standing> {
         let name = self.links.find(link).map(|link| &link.identity.name);
         let known = self.state.workers().get(&worker).filter(|known| name == Some(&known.name));
         known.map(|known| known.standing)
     }
 
-    /// Tells the run, once there is one.
+    /// Tells the worker the run, once there is one.
     fn welcome(&mut self, link: LinkId) {
         if let (Some(run), Some(term)) = (self.state.run().cloned(), self.leader()) {
             self.links.enter(link, Phase::Welcomed);
@@ -242,13 +243,13 @@ impl Core {
         self.catch_up(now, link, worker);
     }
 
-    /// Whatever it holds is void. It may say Hello again, as nobody.
+    /// Evicts a worker: its state is void. It may say Hello again, without an id.
     pub(super) fn evict(&mut self, link: LinkId, worker: WorkerId) {
         self.links.enter(link, Phase::Connected);
         self.send(link, Message::Evicted { worker });
     }
 
-    /// Registered anew by another incarnation, the one before is gone.
+    /// Proposes a registration. Another incarnation of the same worker is gone.
     fn register(&mut self, now: Time, from: LinkId, registration: Registration) {
         let Some(Link { identity, .. }) = self.links.find(from) else { return };
         let name = identity.name.clone();
@@ -290,7 +291,8 @@ impl Core {
         }
     }
 
-    /// A worker whose link is gone meanwhile has until its deadline to come back.
+    /// The log has decided on a registration. A worker without a link has until its deadline to
+    /// come back.
     pub(super) fn registered(
         &mut self,
         now: Time,
@@ -312,7 +314,7 @@ impl Core {
     }
 }
 
-// What a registered worker says.
+// Messages of a registered worker.
 impl Core {
     fn work(&mut self, now: Time, from: LinkId, worker: WorkerId, message: Message) {
         let heard = self.silence.heard(now, worker);
@@ -388,8 +390,9 @@ impl Core {
         }
     }
 
-    /// A broken history ends the run, if one says so who had a part in it; so does the loss of the
-    /// last worker, since its reason is the user's to mend. Else the others go on without it.
+    /// A worker has failed. The run ends if the worker had a part in a history and says that it is
+    /// broken. It also ends with the loss of the last worker, since the user has to mend the
+    /// reason. Else the others go on without the worker.
     fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
         let Failure { at_fault, fatal, reason } = failure;
         let lives = |other| other != worker && !self.silence.is_dead(other);

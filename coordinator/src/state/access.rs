@@ -1,8 +1,8 @@
-//! Which tokens admit nodes, and which nodes are revoked.
+//! The tokens that admit nodes, and the revoked nodes.
 //!
-//! A token that has expired is kept for an hour, so that a late joiner reads why it is refused. A
-//! revoked name is kept for longer than any certificate with that name can last. All of this goes
-//! by the time of entries.
+//! An expired token is kept for an hour, so that a late joiner reads why it is refused. A revoked
+//! name is kept for longer than any certificate with that name can last. All of this goes by the
+//! time of entries.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{State, Verdict};
 
-/// Most tokens that are accepted at a time.
+/// The most tokens that are accepted at a time.
 pub(super) const TOKENS: usize = 1_000;
-/// Most nodes that one token admits: the name of each is kept.
+/// The most nodes that one token admits: the state keeps the name of each.
 const USES: u32 = 1_000;
-/// Most nodes that are revoked at a time.
+/// The most nodes that are revoked at a time.
 pub(super) const REVOKED: usize = 10_000;
-/// How long a token is remembered that has expired.
+/// How long the state remembers an expired token.
 const EXPIRED_FOR: Duration = Duration::from_secs(3600);
 /// How long a worker stays revoked: its certificate lasts 26 hours.
 const WORKER_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -32,9 +32,9 @@ const OPERATOR_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 /// The revoked nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct Revocations {
-    /// Since when each of them is revoked, milliseconds of Unix time.
+    /// Since when each node is revoked, milliseconds of Unix time.
     since: BTreeMap<Identity, u64>,
-    /// The index of the newest entry that revoked one.
+    /// The index of the newest entry that revoked a node.
     revision: u64,
 }
 
@@ -60,7 +60,7 @@ impl State {
         self.revocations.since.contains_key(node)
     }
 
-    /// The revoked nodes.
+    /// The revoked nodes, by role and name.
     pub fn revoked(&self) -> impl Iterator<Item = &Identity> {
         self.revocations.since.keys()
     }

@@ -1,7 +1,7 @@
 //! The owners of parameter shards that a change of generation waits for, and for how long.
 //!
-//! A leader tells now and then how long it and the leaders before it have listened for each of them
-//! in vain: a later leader goes on from there. No wall clock takes part: those of coordinators
+//! A leader tells now and then how long it and earlier leaders have listened for each owner in
+//! vain. A later leader goes on from there. No wall clock takes part: the clocks of coordinators
 //! differ, and an owner cannot answer while no coordinator listens.
 
 use std::collections::BTreeMap;
@@ -14,20 +14,19 @@ use super::{State, Verdict};
 /// An owner that a change of generation waits for.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedOwner {
-    /// Its id.
+    /// The owner's worker id.
     pub worker: WorkerId,
-    /// For how long leaders have listened for it in vain, while another worker answered,
-    /// milliseconds.
+    /// How long leaders have listened for it in vain, while another worker answered, milliseconds.
     pub waited_ms: u64,
 }
 
 /// The owners that a change of generation waits for.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AwaitedOwners {
-    /// For how long leaders have listened for each of them in vain, milliseconds.
+    /// How long leaders have listened for each owner in vain, milliseconds.
     owners: BTreeMap<WorkerId, u64>,
-    /// Since when the wait lasts, whichever owners it is for: for people, by the wall clock of the
-    /// leader that told it first, milliseconds of Unix time.
+    /// Since when the wait lasts, whichever owners it is for, in milliseconds of Unix time. It is
+    /// for people, by the wall clock of the leader that told it first.
     since: Option<u64>,
 }
 
@@ -37,8 +36,8 @@ impl AwaitedOwners {
         self.since
     }
 
-    /// For how long leaders have listened for this owner in vain, milliseconds; 0 if the wait is
-    /// not for it.
+    /// How long leaders have listened for this owner in vain, milliseconds. 0 if the wait is not
+    /// for it.
     pub fn waited_ms(&self, worker: WorkerId) -> u64 {
         self.owners.get(&worker).copied().unwrap_or_default()
     }

@@ -1,8 +1,8 @@
-//! The coordinators of the cluster: who they are, under which ids, and where.
+//! The coordinators of the cluster: their names, ids and addresses.
 //!
-//! The founder has id 1, every other one the index of the entry that made it one: an id is never
-//! given twice, so nobody can be taken for a replica whose disk is gone. Whether a coordinator is
-//! a voter of the log, and since when, Raft knows, and this module does not.
+//! The founder has id 1. Every other coordinator has the index of the entry that made it one. An id
+//! is never reused, so no process can be taken for a replica that has lost its disk. Raft knows
+//! whether a coordinator is a voter of the log, and since when. This module does not.
 
 use std::collections::BTreeMap;
 
@@ -16,42 +16,43 @@ use crate::raft::MAX_MEMBERS;
 /// The id of the coordinator that founded the cluster.
 pub const FOUNDER: CoordinatorId = 1;
 
-/// So many that were shut out are remembered.
+/// How many coordinators that were shut out the state remembers.
 const SHUT_OUT: usize = 1_000;
 
-/// Who they are.
+/// The coordinators, by id.
 pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
 
 impl State {
-    /// The coordinators, by id; none before the cluster was founded.
+    /// The coordinators, by id. Empty before the cluster was founded.
     pub fn coordinators(&self) -> Vec<CoordinatorView> {
         views(&self.coordinators)
     }
 
-    /// The coordinators that were removed, or whose place was taken, by id, and whose word the log
-    /// may still need: to agree on doing without them, or to elect who knows that it does.
+    /// The coordinators that were removed or replaced, by id, while the log may still need their
+    /// word: to agree on going on without them, or to elect a coordinator that knows that it does.
     pub fn leaving(&self) -> Vec<CoordinatorView> {
         views(&self.leaving)
     }
 
-    /// The coordinators that were removed and that nobody needs any more, by id: the newest
+    /// The coordinators that were removed and that no other needs any more, by id: the newest
     /// thousand.
     pub fn those_shut_out(&self) -> Vec<CoordinatorView> {
         views(&self.shut_out)
     }
 
-    /// Grows with every change of who they are, or where: the index of the entry that made it.
+    /// Grows with every change of the coordinators or their addresses: the index of the entry that
+    /// made it.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Whether a coordinator is one of them, and where it says to be.
+    /// Whether the log has this coordinator, with the address that it says to have.
     pub fn knows(&self, coordinator: &Coordinator) -> bool {
         self.coordinators.values().any(|known| known == coordinator)
     }
 
-    /// Whether the cluster is there for one run, and dismisses its workers afterwards. One that
-    /// was not founded in the log is.
+    /// Whether the cluster is there for one run, and dismisses its workers afterwards. A cluster
+    /// that was not founded in the log is.
     pub fn is_ephemeral(&self) -> bool {
         self.ephemeral
     }
@@ -76,7 +77,8 @@ impl State {
         }
     }
 
-    /// The same directory is the same coordinator, perhaps elsewhere; another one takes its place.
+    /// The same directory is the same coordinator, perhaps elsewhere. Another directory takes its
+    /// place.
     pub(super) fn settle_in(
         &mut self,
         claimed: Option<CoordinatorId>,
@@ -136,7 +138,7 @@ impl State {
         let Some(gone) = self.leaving.remove(&id) else {
             return Err(format!("coordinator {id} was not removed, or is shut out already"));
         };
-        // Whoever took its place goes by its name.
+        // A coordinator that took its place goes by its name.
         if self.coordinators.values().all(|known| known.name != gone.name) {
             self.shut_out.insert(id, gone);
         }

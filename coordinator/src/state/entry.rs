@@ -1,7 +1,7 @@
-//! What the log is made of: the commands that change the cluster's history.
+//! The commands that change the cluster's history: the entries of the log.
 //!
 //! An entry says everything that its application needs, the time included. It does not know its
-//! index or its term: those are given to it by the log.
+//! index or its term: the log gives it those.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -20,12 +20,12 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::awaited::AwaitedOwner;
 use super::lines::Gap;
 
-/// What is agreed on, with the wall clock of its proposer.
+/// A command that the coordinators agree on, with the wall clock of its proposer.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Entry {
     /// The proposer's wall clock, milliseconds of Unix time.
     pub unix_ms: u64,
-    /// What changes.
+    /// The change.
     pub command: Command,
 }
 
@@ -34,89 +34,89 @@ pub struct Entry {
 pub enum Command {
     /// A worker asks to take part.
     Register {
-        /// For which run, by its id.
+        /// The id of the run that it registers for.
         run: u64,
-        /// Its node.
+        /// The worker's node.
         name: NodeName,
-        /// What it states.
+        /// What the worker states of itself.
         registration: Registration,
     },
     /// The proposer leads, in the term of the entry.
     Lead {
-        /// Its id.
+        /// The proposer's id.
         coordinator: CoordinatorId,
     },
-    /// A worker that is no member is gone. A member goes by a generation without it, and only so.
+    /// A worker that is no member is gone. A member goes only by a generation without it.
     Lose {
-        /// Its id.
+        /// The worker's id.
         worker: WorkerId,
-        /// How that was noticed.
+        /// How a coordinator noticed that.
         reason: String,
     },
-    /// A worker shall leave.
+    /// A worker is to leave.
     Drain {
-        /// Its id.
+        /// The worker's id.
         worker: WorkerId,
     },
     /// A generation follows the current one.
     Generation(Change),
     /// No process has these metrics lines any more.
     LoseLines {
-        /// Of which history.
+        /// The history that the lines belong to.
         lineage: Lineage,
-        /// Of which steps.
+        /// The steps of the lost lines.
         gap: Gap,
     },
-    /// Something of a run that the history has to tell.
+    /// The history has to tell this event of a run.
     Note {
-        /// Of which run, by its id.
+        /// The run's id.
         run: u64,
-        /// What.
+        /// The event.
         kind: EventKind,
     },
     /// A run is over.
     End {
-        /// Which, by its id.
+        /// The run's id.
         run: u64,
-        /// How.
+        /// How it ended.
         outcome: Outcome,
         /// How it did, as the proposer knows it from lines and events.
         figures: RunFigures,
-        /// The newest step whose line the proposer has.
+        /// The newest step of which the proposer has the line.
         steps: Step,
     },
-    /// An operator wishes something. However often this comes into the log, it is done once.
+    /// An operator wishes something. The state does it once, however often this comes into the log.
     Request {
-        /// Whose wish this is, and which.
+        /// The client's id, and the number that it gave this request.
         id: RequestId,
-        /// What.
+        /// What the operator wishes.
         wish: Wish,
-        /// The newest step of the run whose line the proposer has, in case this ends the run.
+        /// The newest step of which the proposer has the line, in case this ends the run.
         steps: Step,
     },
-    /// The cluster begins: the first of all that is said of coordinators.
+    /// The cluster begins: the first entry about coordinators.
     Found {
-        /// It is there for one run, and dismisses its workers afterwards.
+        /// Whether the cluster is there for one run, and dismisses its workers afterwards.
         ephemeral: bool,
         /// The first coordinator.
         founder: Coordinator,
         /// The tokens in the coordinators' files, which admit nodes from the beginning.
         tokens: Vec<AcceptedToken>,
     },
-    /// A coordinator is to be one of them, or is found elsewhere than before.
+    /// A coordinator joins the others, or has moved to another address.
     Coordinator {
-        /// Its id, if it was told one.
+        /// Its id, if it was given one.
         id: Option<CoordinatorId>,
-        /// As it tells of itself.
+        /// What the coordinator tells of itself.
         coordinator: Coordinator,
     },
-    /// The log goes on without a coordinator that was removed, and a majority of those that are
-    /// left have this on their disks: its word is needed no more.
+    /// The log goes on without a removed coordinator, and a majority of the others has this on
+    /// disk. The removed coordinator's word is needed no more.
     ShutOut {
-        /// Its id.
+        /// The id of the removed coordinator.
         coordinator: CoordinatorId,
     },
-    /// An operator goes on from the directory of one coordinator: all others are lost for good, and
+    /// An operator goes on from the directory of one coordinator. All others are lost for good, and
     /// shut out. The directory may lack entries that were agreed on.
     Recover {
         /// The id of the coordinator that is left.
@@ -124,15 +124,16 @@ pub enum Command {
     },
     /// A node was admitted with a token.
     SpendToken {
-        /// Which.
+        /// The token's id.
         token: TokenId,
-        /// The node.
+        /// The node's name.
         node: NodeName,
     },
     /// The process of a member has ended, and the generation without it may take long. The member
-    /// goes by that generation, as any other.
+    /// goes by that generation, as any other member does.
     Died(Loss),
-    /// A change of generation waits for owners of parameter shards that may live; or for none.
+    /// A change of generation waits for these owners of parameter shards, which may live. Or it
+    /// waits for none.
     AwaitOwners {
         /// The newest generation there was when this was proposed: the wait ends with the next.
         generation: Generation,
@@ -146,16 +147,16 @@ pub enum Command {
 pub struct Coordinator {
     /// The name in its certificate.
     pub name: NodeName,
-    /// Drawn once for its directory. With another directory it is another coordinator: what it
-    /// promised under its old id, it does not know.
+    /// A number drawn once for its directory. With another directory it is another coordinator: it
+    /// does not know what it promised under its old id.
     pub incarnation: u64,
-    /// Where it listens for links.
+    /// The address at which it listens for links.
     pub address: SocketAddr,
-    /// Where its HTTP API is, if it has one.
+    /// The address of its HTTP API, if it has one.
     pub api: Option<SocketAddr>,
 }
 
-/// A generation, and what it does to those who are not part of it.
+/// A generation, and what it does to workers that are no part of it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Change {
     /// The generation.
@@ -164,23 +165,23 @@ pub struct Change {
     pub lost: Vec<Loss>,
     /// Members of the generation before that drained, and are free.
     pub left: Vec<WorkerId>,
-    /// A step was under way, and is done again.
+    /// Whether a step was under way, and is done again.
     pub redone: bool,
     /// Pairs of members, the lower id first, that cannot reach each other, and of which neither can
     /// be left out.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
-    /// The run goes back to the resume step: the last step that was committed, and why.
+    /// The last committed step, and the reason, if the run goes back to the resume step.
     pub rollback: Option<(Step, String)>,
 }
 
 /// How a member was lost.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Its id.
+    /// The member's id.
     pub worker: WorkerId,
-    /// How that was noticed.
+    /// How the coordinator noticed that.
     pub reason: String,
-    /// From its last sign of life until then, milliseconds.
+    /// From the member's last sign of life until then, milliseconds.
     pub detect_ms: u64,
     /// From then until the change was planned, milliseconds.
     pub pause_ms: u64,

@@ -1,13 +1,14 @@
-//! What all workers of a run must agree on: the first to register fixes it.
+//! What all workers of a run must agree on: the first worker to register fixes it.
 //!
-//! A difference is told to the user in words that name both workers and both values. It does not
-//! know how a digest is made.
+//! The user is told of a difference in words that name both workers and both values. This module
+//! does not know how a digest is made.
 
 use everstep_transport::protocol::NodeName;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// Most parameter shards that a worker may state: 2^36 parameters in the longest shards there are.
+/// The most parameter shards that a worker may state: 2^36 parameters in the longest shards there
+/// are.
 const MAX_SHARDS: u32 = 1 << 16;
 
 /// What the first worker stated.
@@ -31,7 +32,7 @@ impl Foundation {
         Ok(Self { name: name.clone(), fingerprint })
     }
 
-    /// Refuses another statement, naming everything that differs.
+    /// Refuses another statement, and names everything that differs.
     pub(super) fn check(&self, name: &NodeName, other: &Registration) -> Result<(), String> {
         let (ours, theirs) = (&self.fingerprint, &other.fingerprint);
         if ours == theirs {

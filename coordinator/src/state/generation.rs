@@ -1,7 +1,7 @@
-//! One generation follows another: what must hold of the next, and what becomes of everyone.
+//! One generation follows another: what must hold of the next, and what becomes of its workers.
 //!
-//! A change that breaks a rule changes nothing, whoever proposed it: that is what makes a number
-//! stand for one record (I1), and history go only forwards (I17).
+//! A change that breaks a rule changes nothing, no matter which coordinator proposed it. So a
+//! number stands for one record (I1), and history goes only forwards (I17).
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ impl State {
         Ok(Verdict::Accepted)
     }
 
-    /// The record follows the current one, is whole, and lists workers that are there.
+    /// Checks that the record follows the current one, is whole, and lists workers that are there.
     fn fits(&self, record: &Record) -> Result<(), String> {
         let (number, current) = (record.number, self.generation());
         if record.predecessor != current || number != current.next() {
@@ -70,7 +70,8 @@ impl State {
         }
     }
 
-    /// Nobody is dropped in silence: who was a member still is, or was lost, or has left.
+    /// Checks that the change drops no member in silence: each still is one, or was lost, or has
+    /// left.
     fn accounts_for_all(&self, change: &Change) -> Result<(), String> {
         let stay: BTreeSet<WorkerId> = change.record.members.iter().map(|m| m.worker).collect();
         let before = self.record.iter().flat_map(|record| &record.members).map(|m| m.worker);
@@ -85,7 +86,7 @@ impl State {
         }
     }
 
-    /// I17, and a resume step has its commit, of the generation that it ends or before.
+    /// Checks I17, and that a resume step has its commit, of the generation that it ends or before.
     fn goes_forwards(&self, change: &Change) -> Result<(), String> {
         let Change { record, rollback, .. } = change;
         let number = record.number;
@@ -117,8 +118,8 @@ impl State {
         }
     }
 
-    /// The history tells at once of a member that has ended: the next generation may take long,
-    /// or never come.
+    /// Tells the history at once of a member that has ended: the next generation may take long, or
+    /// never come.
     pub(super) fn mourn(&mut self, unix_ms: u64, loss: &Loss) -> Result<Verdict, String> {
         let worker = loss.worker;
         if !self.is_member(worker) {
@@ -134,7 +135,7 @@ impl State {
         let under_way = self.record.replace(record.clone()).is_some();
         self.generation = record.number;
         for member in &record.members {
-            // A member that was taken for dead, and answers all the same, is a member anew.
+            // A member that was taken for dead, and answers all the same, joins anew.
             let returns = self.mourned.remove(&member.worker);
             if under_way && (returns || !self.is_member(member.worker)) {
                 self.note(unix_ms, EventKind::Joined { worker: member.worker });
@@ -145,7 +146,7 @@ impl State {
         }
     }
 
-    /// Each pair is told of once, as long as both are members.
+    /// Tells of each pair once, as long as both are members.
     fn note_unreachable(&mut self, unix_ms: u64, change: &Change) {
         let mut known = std::mem::take(&mut self.unreachable);
         known.retain(|(one, other)| self.is_member(*one) && self.is_member(*other));
@@ -177,7 +178,7 @@ fn lost(loss: &Loss) -> EventKind {
     EventKind::Lost { worker, reason, detect_ms, pause_ms }
 }
 
-/// Runs of parameter shards with fewer owners than the run asks for: the first, and how many.
+/// Runs of parameter shards with fewer owners than the run asks for: the first shard, and how many.
 fn under_protected(record: &Record, copies: usize) -> Vec<(Shard, u32)> {
     let mut runs: Vec<(Shard, u32)> = Vec::new();
     for ownership in record.owners.iter().filter(|ownership| ownership.owners.len() < copies) {

@@ -1,4 +1,4 @@
-//! What the log says of metrics lines: which history they are of, and which of them are lost.
+//! What the log says of metrics lines: the history that they belong to, and the lost lines.
 //!
 //! The lines themselves are not in the log: every coordinator keeps them in a file of its own.
 
@@ -8,29 +8,29 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{State, Verdict};
 
-/// So many gaps are told apart: of more, the oldest two count as one.
+/// How many gaps the state tells apart. If there are more, the oldest two become one.
 const GAPS: usize = 64;
 
-/// Steps whose lines no process has any more.
+/// Steps with lines that no process has any more.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// The first of them.
+    /// The first of these steps.
     pub from: Step,
-    /// The last of them.
+    /// The last of these steps.
     pub to: Step,
 }
 
 impl Gap {
-    /// Whether the line of this step is one of the lost.
+    /// Whether the line of this step is lost in this gap.
     pub fn contains(&self, step: Step) -> bool {
         self.from <= step && step <= self.to
     }
 }
 
-/// Which lines a file of this run holds, if it holds all that there are.
+/// The lines that a file of this run holds, if it holds all that there are.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct LineHistory {
-    /// Which history it is.
+    /// The run, and its newest rollback, that the history belongs to.
     pub lineage: Lineage,
     /// The step to which the newest rollback went back: later lines are of its generation or a
     /// later one.
@@ -45,19 +45,19 @@ impl LineHistory {
         step <= self.back_to || generation >= self.lineage.rollback
     }
 
-    /// The gap that the line of this step is lost in.
+    /// The gap in which the line of this step is lost.
     pub fn gap_at(&self, step: Step) -> Option<Gap> {
         self.gaps.iter().copied().find(|gap| gap.contains(step))
     }
 }
 
 impl State {
-    /// The history that metrics lines are of.
+    /// The history that metrics lines belong to.
     pub fn lines(&self) -> &LineHistory {
         &self.lines
     }
 
-    /// The steps that the log shows to be settled: each has had its line.
+    /// The newest step that the log shows to be settled: each step up to it has had its line.
     pub fn settled(&self) -> Step {
         let newest = self.past_runs.back().filter(|past| past.id == self.run_id);
         let resumed = self.record.as_ref().map_or(Step(0), |record| record.resume);

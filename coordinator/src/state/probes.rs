@@ -1,19 +1,19 @@
-//! Whose first gradients have the same bits, and what those compute on who differ.
+//! Which workers' first gradients have the same bits, and the devices of those that differ.
 //!
 //! A run's bits are those of any other such run as long as all workers that ever registered for it
-//! got the same from its first micro-batch. Where they did not, a user wants to know why, even when
-//! the one who differs has gone. It does not know how a digest is made.
+//! got the same from its first micro-batch. If they did not, a user wants to know why, even when
+//! the worker that differs has gone. This module does not know how a digest is made.
 
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::{DeviceName, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// Most kinds of workers that are told apart.
+/// The most kinds of workers that are told apart.
 const MAX_KINDS: usize = 8;
-/// Most workers of a kind that are named.
+/// The most workers of a kind that are named.
 const MAX_NAMED: usize = 3;
 
-/// The workers of a run by what they compute on and what comes of it.
+/// The workers of a run, by their device and their first gradient.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct Probes(Vec<Kind>);
 
@@ -22,7 +22,7 @@ pub(super) struct Probes(Vec<Kind>);
 struct Kind {
     device: DeviceName,
     probe: u64,
-    /// The first of them.
+    /// The first workers of this kind.
     named: Vec<WorkerLabel>,
     count: u64,
 }
@@ -35,7 +35,7 @@ struct Group<'a> {
 }
 
 impl Probes {
-    /// A worker has registered.
+    /// Takes note of a worker that has registered.
     pub(super) fn note(&mut self, worker: WorkerLabel, stated: &Registration) {
         let (device, probe) = (&stated.device.name, stated.probe);
         let is_one = |kind: &&mut Kind| kind.probe == probe && kind.device == *device;
@@ -46,7 +46,7 @@ impl Probes {
             }
             return;
         }
-        // Whoever is of yet another kind changes nothing, but for the first to differ.
+        // A worker of yet another kind changes nothing, unless it is the first to differ.
         if self.0.len() == MAX_KINDS && !self.differ() {
             self.0.pop();
         }
@@ -59,7 +59,7 @@ impl Probes {
         self.0.windows(2).any(|pair| pair[0].probe != pair[1].probe)
     }
 
-    /// Why the bits are not those of any other such run, in words for the user; none if they are.
+    /// Why the bits are not those of any other such run, in words for the user. `None` if they are.
     pub(super) fn divergence(&self) -> Option<String> {
         if !self.differ() {
             return None;
@@ -95,8 +95,8 @@ fn group<'a>(device: &'a DeviceName, kinds: impl IntoIterator<Item = &'a Kind>) 
     group
 }
 
-/// The smallest first: a sentence ends with "the others". Of equal ones those come last that have
-/// the first worker.
+/// The smallest group first: a sentence ends with "the others". Of equal groups, the one with the
+/// first worker comes last.
 fn by_size(mut groups: Vec<Group<'_>>) -> Vec<Group<'_>> {
     groups.sort_by(|a, b| a.count.cmp(&b.count).then(first(b).cmp(&first(a))));
     groups

@@ -1,9 +1,9 @@
-//! What became of operators' requests: each is carried out once, however often it is said.
+//! The outcomes of operators' requests: each request is carried out once, however often it is said.
 //!
-//! A client whose leader is gone does not know whether its request was agreed to, and says it
-//! again to the next one. Of each client the newest outcome is kept, and that of the newest
-//! clients: one that is answered so late that a thousand others were answered since is a new one.
-//! A request that asks for something else under the same id is another one, and is refused.
+//! A client that loses its leader does not know whether the log has its request, and repeats it to
+//! the next leader. The state keeps the newest outcome of each client, and those of the newest
+//! clients. A request counts as new if a thousand other clients were answered since. If it asks for
+//! something else under the same id, it is another request, and is refused.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use super::{State, Verdict};
 
-/// Of so many clients the newest outcome is kept.
+/// How many clients the state keeps the newest outcome of.
 pub(super) const CLIENTS: usize = 1_000;
 
 /// The newest outcomes.
@@ -24,17 +24,18 @@ pub(super) struct Outcomes {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub(super) struct Kept {
     number: u64,
-    /// What was asked for.
+    /// A digest of the wish.
     wish: u64,
     refusal: Option<String>,
     /// The run that was submitted, if one was.
     run: Option<RunId>,
-    /// The entry that it is the outcome of.
+    /// The index of the entry with this outcome.
     index: u64,
 }
 
 impl Outcomes {
-    /// What became of the request, if it was carried out, or of a later one of its client.
+    /// The outcome of the request, if it was carried out, or a refusal if its client has made a
+    /// later one.
     pub(super) fn of(&self, id: RequestId, wish: &Wish) -> Option<Result<Verdict, String>> {
         let kept = self.find(id)?;
         Some(match &kept.refusal {
@@ -79,7 +80,7 @@ impl Outcomes {
 }
 
 impl State {
-    /// Whether the request was carried out or refused, or a later one of its client was.
+    /// Whether the request was carried out or refused, or a later request of its client was.
     pub fn has_decided(&self, id: RequestId) -> bool {
         self.outcomes.find(id).is_some()
     }
@@ -127,8 +128,8 @@ impl State {
     }
 }
 
-/// Tells one wish from another. A token is known by its id: one that is accepted keeps its terms,
-/// whatever is said of them later.
+/// Tells one wish from another. A token is known by its id: an accepted token keeps its terms, even
+/// if a later request states others.
 pub(crate) fn wish_digest(wish: &Wish) -> u64 {
     let digest = match wish {
         Wish::CreateToken(token) => blake3::hash(&token.id()),

@@ -1,7 +1,7 @@
 //! One run after the other: how each begins, settles its steps, and ends.
 //!
-//! A cluster trains one run at a time. Worker ids and the numbers of generations go on from run to
-//! run: what is still under way of an older run is never taken for the next one's.
+//! A cluster trains one run at a time. Worker ids and the numbers of generations continue from run
+//! to run. So an entry or a message of an older run is never taken for one of the next run.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,15 +13,15 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::probes::Probes;
 use super::{AwaitedOwners, LineHistory, State, Verdict};
 
-/// So many runs that are over are still told of: the newest.
+/// How many of the newest finished runs the state still tells of.
 const REMEMBERED: usize = 100;
 
 /// A run that is over.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct PastRun {
-    /// Its id: the index of the entry that submitted it.
+    /// The index of the entry that submitted the run.
     pub id: RunId,
-    /// Its name.
+    /// The name in the run's specification.
     pub name: String,
     /// How many of its steps are settled.
     pub steps: Step,
@@ -31,12 +31,12 @@ pub struct PastRun {
     pub hash: Option<[u8; 32]>,
     /// Why its bits are not those of any other such run, if they are not.
     pub divergence: Option<String>,
-    /// How it did.
+    /// How the run did, as far as the proposer of its end knew.
     pub figures: RunFigures,
 }
 
 impl State {
-    /// The run's id: the index of the entry that submitted it; 0 before the first.
+    /// The run's id: the index of the entry that submitted it. 0 before the first run.
     pub fn run_id(&self) -> RunId {
         self.run_id
     }
@@ -50,7 +50,7 @@ impl State {
         if self.outcome == Outcome::Running { Ok(()) } else { Err("the run is over".into()) }
     }
 
-    /// What was proposed for a run counts for no other, though it comes into the log after its end.
+    /// Refuses an entry of another run: it may come into the log after the end of its own run.
     pub(super) fn must_be(&self, run: RunId) -> Result<(), String> {
         if self.run_id == run { Ok(()) } else { Err(format!("run {run} is not the current one")) }
     }
@@ -70,7 +70,7 @@ impl State {
         Ok(Verdict::Run(self.run_id))
     }
 
-    /// Nothing is left of the run before but what is told of it.
+    /// Begins a run. Nothing is left of the run before but its entry in `past_runs` and its events.
     fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
         (self.run_id, self.run) = (self.applied, Some(run.clone()));
         (self.foundation, self.probes) = (None, Probes::default());
@@ -88,7 +88,7 @@ impl State {
         self.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
     }
 
-    /// Ends the run, and no other that was begun since. So many of its steps are settled.
+    /// Ends this run, and no other that was begun since. The steps up to `settled` are settled.
     pub(super) fn cancel(
         &mut self,
         unix_ms: u64,

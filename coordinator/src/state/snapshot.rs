@@ -1,8 +1,8 @@
-//! The state as bytes, for a replica that cannot have the entries that led to it any more.
+//! The state as bytes, for a replica that can no longer get the entries that led to it.
 //!
-//! A BLAKE3 digest, a digest of the layout, and the state by rkyv. Equal states have equal bytes
-//! (I14). Bytes from a peer or a disk are an error or a state on which everything here can rely.
-//! What the newest entry brought to the history is not in it.
+//! The bytes are a BLAKE3 digest, a digest of the layout, and the state by rkyv. Equal states have
+//! equal bytes (I14). Bytes from a peer or a disk give an error, or a state on which everything
+//! here can rely. They do not hold what the newest entry brought to the history.
 
 use everstep_transport::protocol::codec;
 use rkyv::rancor;
@@ -14,16 +14,16 @@ use super::{ArchivedState, State};
 const DIGEST: usize = 32;
 const HEAD: usize = DIGEST + 8;
 
-/// Bytes that are no state.
+/// Why bytes are no state.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// They are not what was written.
+    /// The bytes are not those that were written.
     #[error("the snapshot is damaged")]
     Damaged,
-    /// They were written by another build.
+    /// Another build wrote them.
     #[error("the snapshot was made by another version of Everstep; run the same build everywhere")]
     OtherVersion,
-    /// Not a state.
+    /// The bytes are intact, but they are no state.
     #[error("the snapshot holds no state: {0}")]
     Garbled(String),
 }
@@ -42,6 +42,8 @@ impl State {
     }
 
     /// The state that was encoded.
+    ///
+    /// # Errors [`SnapshotError`], for bytes that are not those of a state of this build.
     ///
     /// # Errors
     /// [`SnapshotError`], for bytes that are not those of a state of this build.
@@ -64,7 +66,7 @@ impl State {
         }
     }
 
-    /// What applying an entry relies on, and does not hold.
+    /// A condition that applying an entry relies on, and that does not hold.
     fn contradiction(&self) -> Option<&'static str> {
         let known = |id| self.workers.contains_key(id);
         let members = self.record.iter().flat_map(|record| &record.members);
@@ -81,7 +83,7 @@ impl State {
     }
 }
 
-/// A digest of the layout: the vocabulary's, and what is the state's own.
+/// A digest of the layout: of the vocabulary, and of the state's own types.
 fn schema() -> u64 {
     let sizes = [size_of::<ArchivedState>(), size_of::<ArchivedKept>()];
     let layout = [codec::schema(), sizes[0] as u64, sizes[1] as u64];

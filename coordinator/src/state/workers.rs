@@ -11,62 +11,62 @@ use super::{State, Verdict};
 /// A registered worker.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Worker {
-    /// What people call it: see `State::number`.
+    /// The number that people call it by: see `State::number`.
     pub number: u32,
-    /// Its node.
+    /// The name of its node.
     pub name: NodeName,
-    /// What it stated.
+    /// What it stated at registration.
     pub registration: Registration,
     /// Whether it is still there.
     pub standing: Standing,
 }
 
-/// Where a worker stands. One that is lost before it is a member is forgotten.
+/// Where a worker stands. A worker that is lost before it is a member is forgotten.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is no member yet.
+    /// The worker is no member yet.
     Registered,
-    /// It is a member.
+    /// The worker is a member.
     Member,
-    /// It is a member that shall leave, as soon as nothing depends on it.
+    /// The worker is a member that is to leave, as soon as nothing depends on it.
     Leaving,
-    /// It was a member when it was lost.
+    /// The worker was a member when it was lost.
     Lost,
-    /// It has left.
+    /// The worker has left.
     Left,
 }
 
 impl Standing {
-    /// It is part of the current generation.
+    /// Whether the worker is part of the current generation.
     pub fn is_member(self) -> bool {
         matches!(self, Self::Member | Self::Leaving)
     }
 
-    /// It is part of the run, or may become so.
+    /// Whether the worker is part of the run, or may become so.
     pub fn is_present(self) -> bool {
         self.is_member() || self == Self::Registered
     }
 }
 
-/// So many workers that are gone are still told of: the newest. In a long run they are many, and
-/// nothing depends on them: ids are never given twice, and who says to have one that is unknown is
+/// How many of the newest departed workers the state still tells of. In a long run there are many,
+/// and nothing depends on them. Ids are never reused, and a worker that claims an unknown id is
 /// answered as if it were lost.
 pub(super) const REMEMBERED: usize = 64;
 
 impl Worker {
-    /// What people call it, whose id is `worker`.
+    /// The name by which people know this worker, which has the id `worker`.
     pub fn label(&self, worker: WorkerId) -> WorkerLabel {
         WorkerLabel { number: self.number, worker, host: self.registration.host.clone() }
     }
 }
 
 impl State {
-    /// What people call a worker, as long as it is remembered.
+    /// The name by which people know a worker, as long as the state remembers it.
     pub fn label(&self, worker: WorkerId) -> Option<WorkerLabel> {
         Some(self.workers.get(&worker)?.label(worker))
     }
 
-    /// What a worker is called in a sentence.
+    /// The name of a worker for a sentence.
     pub fn called(&self, worker: WorkerId) -> String {
         let unknown = || format!("the worker with id {worker}");
         self.label(worker).map_or_else(unknown, |label| label.to_string())
@@ -100,7 +100,7 @@ impl State {
         Ok(Verdict::Registered(worker))
     }
 
-    /// An index of the log is there once: so nobody is ever taken for a worker that is gone.
+    /// An index of the log occurs once: so no process is ever taken for a worker that is gone.
     fn next_id(&self) -> WorkerId {
         #[cfg(feature = "planted")]
         if self.plant == Some(crate::plant::Plant::ReuseId) {
@@ -109,8 +109,9 @@ impl State {
         WorkerId(self.applied)
     }
 
-    /// What people call the worker of this node: 1, 2, 3 in the order of the first registrations. A
-    /// node keeps its number, also into the next run, until nothing is remembered of its workers.
+    /// The number of this node's workers for people: 1, 2, 3 in the order of the first
+    /// registrations. A node keeps its number, also into the next run, until the state remembers
+    /// none of its workers.
     fn number(&mut self, name: &NodeName) -> u32 {
         if let Some(number) = self.numbers.get(name) {
             return *number;
@@ -120,7 +121,7 @@ impl State {
         self.numbered
     }
 
-    /// Nothing is remembered of a worker any more.
+    /// Drops all that the state knows of a worker.
     fn forget(&mut self, worker: WorkerId) {
         if let Some(known) = self.workers.remove(&worker)
             && !self.nodes.contains_key(&known.name)
@@ -129,7 +130,7 @@ impl State {
         }
     }
 
-    /// The first worker lays the foundation; everyone else must stand on the same.
+    /// The first worker lays the foundation. Every other worker must stand on the same.
     fn admit(&mut self, name: &NodeName, registration: &Registration) -> Result<(), String> {
         if self.run.is_none() {
             return Err("there is no run to register for".into());
@@ -183,7 +184,7 @@ impl State {
         Ok(Verdict::Accepted)
     }
 
-    /// A worker is gone, and told of until enough others are.
+    /// A worker is gone. The state still tells of it until enough others are gone.
     pub(super) fn depart(&mut self, worker: WorkerId, standing: Standing) {
         self.stand(worker, standing);
         self.vacate(worker);
@@ -193,8 +194,8 @@ impl State {
         }
     }
 
-    /// Forgets the oldest of those that were lost; for who has left, and did not hear of it, would
-    /// come back.
+    /// Forgets the oldest worker that was lost. A worker that has left, and did not hear of it,
+    /// would come back.
     fn forget_one(&mut self) {
         let is_lost = |id: &WorkerId| self.workers[id].standing == Standing::Lost;
         let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
@@ -218,7 +219,7 @@ impl State {
         }
     }
 
-    /// A worker that is there.
+    /// The worker, if it is there.
     fn known(&self, worker: WorkerId) -> Result<&Worker, String> {
         match self.workers.get(&worker) {
             Some(known) if known.standing.is_present() => Ok(known),

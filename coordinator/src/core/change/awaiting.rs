@@ -1,9 +1,8 @@
-//! A change of generation that takes long: for which workers it waits, what is told meanwhile, and
-//! when owners are given up.
+//! A change of generation that takes long: the workers that it waits for, what the log tells
+//! meanwhile, and when owners are given up.
 //!
 //! The wait outlives its leader. The log has how long leaders have listened for each owner in vain
-//! (`state/awaited.rs`), and the members whose processes have ended: the next leader goes on from
-//! both.
+//! (`state/awaited.rs`), and the members that have ended. The next leader goes on from both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,34 +16,34 @@ use super::super::silence::{Certainty, Doubt};
 use super::{Pausing, Phase};
 use crate::state::{AwaitedOwner, Command};
 
-/// A wait for owners that takes this long is told of.
+/// The log tells of a wait for owners that takes this long.
 const TELL: Duration = Duration::from_secs(1);
-/// How often it is told how long the wait has taken: the next leader knows no more.
+/// How often the leader logs how long the wait has taken: the next leader knows no more.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
-/// A change that takes this long tells of deaths before it comes to its end: longer than it takes
-/// to do without a member that does not answer.
+/// A change that takes this long tells of deaths before its end. That is longer than it takes to go
+/// on without a member that does not answer.
 const TELL_DEATHS: Duration = Duration::from_secs(3);
-/// A leader hears nothing of an owner for this long at least, whatever the log says of leaders
-/// before it: the workers that live have dialled the new leader by then.
+/// A leader must hear nothing of an owner for at least this long, whatever the log says of earlier
+/// leaders. By then the living workers have dialled the new leader.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// What is known of a wait besides what it is for.
+/// What the leader knows of a wait, besides its reason.
 #[derive(Debug, Default)]
 pub(super) struct Awaiting {
     /// Since when the plan waits for owners that may live.
     owners_since: Option<Time>,
-    /// How long the leaders before this one had listened in vain.
+    /// How long earlier leaders had listened for each owner in vain.
     logged: Option<BTreeMap<WorkerId, Duration>>,
-    /// For how long another worker answered, and since when one does.
+    /// How long another worker had answered before now, and since when one answers again.
     hears: (Duration, Option<Time>),
-    /// The owners that were proposed last, and when.
+    /// The owners in the newest proposal, and its time.
     told: Option<(Vec<WorkerId>, Time)>,
-    /// Members whose end was proposed.
+    /// Members for which the leader has proposed the entry that they ended.
     mourned: BTreeSet<WorkerId>,
 }
 
 impl Core {
-    /// There is no plan yet, for this reason.
+    /// The plan waits for this.
     pub(super) fn wait_for(&mut self, now: Time, wait: Wait) {
         let Phase::Pausing(Pausing { awaiting, wait: known, .. }) = &mut self.phase else { return };
         let (owners, hears) = match wait {
@@ -61,7 +60,7 @@ impl Core {
         *known = Some(wait);
     }
 
-    /// Brings into the log what others should know of a change that takes long.
+    /// Brings into the log what other processes should know of a change that takes long.
     pub(super) fn tell_of_wait(&mut self, now: Time) {
         self.tell_owners(now);
         self.tell_deaths(now);
@@ -93,8 +92,8 @@ impl Core {
         self.propose(now, Command::AwaitOwners { generation, owners: waited });
     }
 
-    /// The next generation tells of the members that are lost. Where that takes long, the log tells
-    /// before it of those that have surely ended.
+    /// The next generation tells of the lost members. If the change takes long, the log tells
+    /// earlier of the members that have surely ended.
     fn tell_deaths(&mut self, now: Time) {
         let members = self.state.record().into_iter().flat_map(|record| &record.members);
         let dead = members
@@ -113,7 +112,7 @@ impl Core {
         }
     }
 
-    /// A leader knows from the log which members have ended.
+    /// Suspects the members that have ended according to the log.
     pub(in crate::core) fn miss_mourned(&mut self, now: Time) {
         let present = self.state.present().map(|(worker, _)| worker);
         let mourned: Vec<WorkerId> =
@@ -124,7 +123,7 @@ impl Core {
         }
     }
 
-    /// What the run allows to give up, or an operator asks to.
+    /// What the run allows the leader to give up, or an operator asks it to.
     pub(super) fn give_up(&self, now: Time, pausing: &Pausing) -> Option<GiveUp> {
         if self.state.is_to_go_back() {
             return Some(GiveUp::Everything);
@@ -139,12 +138,12 @@ impl Core {
         Some(GiveUp::Silent(owners.iter().copied().filter(is_over).collect()))
     }
 
-    /// For how long this leader has listened for an owner in vain, while another worker answered.
+    /// How long this leader has listened for an owner in vain, while another worker answered.
     fn own_wait(&self, now: Time, awaiting: &Awaiting, owner: WorkerId) -> Duration {
         self.silence.unheard(now, owner).min(awaiting.heard(now))
     }
 
-    /// The same, with the leaders before it if this one never heard the owner.
+    /// The same, plus the time of earlier leaders if this leader never heard the owner.
     fn waited(&self, now: Time, awaiting: &Awaiting, owner: WorkerId) -> Duration {
         let own = self.own_wait(now, awaiting, owner);
         let before = awaiting.logged.as_ref().and_then(|logged| logged.get(&owner).copied());
@@ -153,7 +152,7 @@ impl Core {
 }
 
 impl Awaiting {
-    /// Another worker answers from now on, or none does. What was listened meanwhile counts on.
+    /// Another worker answers from now on, or none does. The time listened so far counts on.
     fn hear(&mut self, now: Time, hears: bool) {
         let (heard, since) = self.hears;
         self.hears = match (since, hears) {
@@ -163,14 +162,14 @@ impl Awaiting {
         };
     }
 
-    /// For how long another worker has answered.
+    /// How long another worker has answered, in all.
     fn heard(&self, now: Time) -> Duration {
         let (heard, since) = self.hears;
         heard + since.map_or(Duration::ZERO, |since| now.since(since))
     }
 }
 
-// What is seen of it.
+// What views show of it.
 impl Core {
     /// How many workers take part in a change that has too few, and since when.
     pub(in crate::core) fn short_of_workers(&self) -> Option<(u32, Time)> {

@@ -1,4 +1,4 @@
-//! The quiet boundary in front of a planned change: the step under way comes to its end first.
+//! The quiet boundary before a planned change: the step under way comes to its end first.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use everstep_transport::time::Time;
 use super::super::Core;
 use super::Phase;
 
-/// A step leader that holds for this long goes on by itself; so much is waited for its next commit,
-/// too, or longer where steps are longer.
+/// A step leader that holds goes on by itself after this long. The coordinator waits as long for
+/// its next commit, or longer where steps are longer.
 const HOLD: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(in crate::core) struct Holding {
     since: Time,
-    /// When the step leader was last asked.
+    /// When the leader last asked the step leader.
     asked: Time,
-    /// When the first was done with its step, if one is.
+    /// When the first member was done with its step; `None` while no member is.
     first: Option<Time>,
     done: BTreeSet<WorkerId>,
 }
@@ -30,7 +30,7 @@ impl Core {
         self.ask_to_hold();
     }
 
-    /// The step leader holds at its next commit, and for a second; asked again, for another one.
+    /// The step leader holds at its next commit, for a second. Each repetition adds another second.
     pub(super) fn ask_to_hold(&mut self) {
         let (Some(term), Some(record)) = (self.leader(), self.state.record()) else { return };
         if let Some(link) = self.links.of_registered(record.step_leader()) {

@@ -1,4 +1,5 @@
-//! While nothing changes: who learns in the background, and whether there is a reason to change.
+//! While nothing changes: which workers learn in the background, and whether there is a reason to
+//! change.
 
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ impl Core {
         for learner in self.feeds.repeat(now) {
             self.say_feed(learner);
         }
-        // Nothing can be learned of a last step that the record does not state: no commit follows.
+        // Learners cannot learn a last step that the record does not state: no commit follows.
         let lacks_record = self.is_over() && !is_trained && !self.feeds.lessons().is_empty();
         if lacks_record || (frees || self.feeds.are_due(now)) && self.all_are_linked() {
             if rests || self.is_over() { self.pause(now) } else { self.hold(now) }
@@ -45,14 +46,14 @@ impl Core {
         }
     }
 
-    /// Holds steps back for those whom they outrun, or gives their joining up.
+    /// Holds steps back for learners that cannot keep up, or gives their joins up.
     fn hold_back(&mut self, now: Time) {
         let step = Duration::try_from_secs_f64(self.lines.pace()).unwrap_or_default();
         let order = self.catch_up.look(now, &self.feeds.unready(), step);
         if order.hold {
             self.ask_to_hold();
         }
-        // A member goes on learning: nobody else is there to hold its copies.
+        // A member goes on learning: no other worker is there to hold its copies.
         for worker in order.hopeless {
             if self.state.is_member(worker) {
                 continue;
@@ -64,8 +65,9 @@ impl Core {
         }
     }
 
-    /// The last step is committed. Members only finish, and no change is worth its while, unless
-    /// the model waits for a place: that may take long, and the weights are in memory alone.
+    /// Whether the last step is committed. Then members only finish, and no change is worth its
+    /// cost, unless the model waits for a place. That wait may be long, and the weights are in
+    /// memory alone.
     pub(in crate::core) fn is_over(&self) -> bool {
         self.state.run().is_some_and(|run| self.reached >= Step(run.steps))
     }
@@ -94,7 +96,7 @@ impl Core {
         members.all(|member| self.links.of_registered(member.worker).is_some())
     }
 
-    /// Tells everyone what is learned from now on, where that is new.
+    /// Tells everyone the lessons from now on, where they are new.
     fn feed(&mut self, now: Time, learners: Learners) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         let feeds = Feeds::new(now, run, record, learners, self.state.workers());
@@ -117,8 +119,8 @@ impl Core {
         }
     }
 
-    /// A worker cannot reach these. Where one of the two is a member and the other one learns,
-    /// either end's word counts: only one of them may have noticed.
+    /// A worker cannot reach `unreachable`. Where one of a pair is a member and the other one
+    /// learns, either end's word counts: only one of them may have noticed.
     pub(in crate::core) fn cut_from_learners(
         &mut self,
         now: Time,
@@ -142,7 +144,7 @@ impl Core {
             learner,
             name: known.name.clone(),
             address: known.registration.address,
-            // Nothing more, if its joining was given up.
+            // The list is empty if the leader has given the join up.
             shards: self.feeds.lessons().get(&learner).cloned().unwrap_or_default(),
         })
     }
@@ -158,11 +160,12 @@ impl Core {
         members.filter_map(|member| self.links.of_registered(member.worker)).collect()
     }
 
-    /// A worker has a link again: it may have missed what was said to all.
+    /// A worker has a link again. It may have missed messages to all.
     pub(in crate::core) fn catch_up(&mut self, now: Time, link: LinkId, worker: WorkerId) {
         match (&mut self.phase, self.reign) {
             (Phase::Pausing(pausing), Reign::Leads(term)) => {
-                // It had no chance to answer before; one whose link comes and goes had one then.
+                // It could not answer before. A worker with an unstable link gets only one new
+                // deadline.
                 if pausing.missing.contains(&worker) && pausing.returned.insert(worker) {
                     pausing.since = now;
                 }
@@ -174,7 +177,7 @@ impl Core {
                 let learners = self.feeds.lessons().keys().copied();
                 let told = learners.filter(|learner| member || *learner == worker);
                 let feeds: Vec<Message> = told.filter_map(|id| self.feed_of(id)).collect();
-                // A feed counts only in the generation that it is of: a member may lack the record.
+                // A feed counts only in its own generation, and a member may lack the record.
                 if !feeds.is_empty() {
                     self.announce(vec![link]);
                 }

@@ -9,16 +9,16 @@ use crate::plant::Plant;
 /// The last step that is part of history.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum History<'a> {
-    /// None is: everything is as the seed says.
+    /// No step is: everything is as the seed says.
     Seed,
     /// The step of this commit.
     Commit(&'a Commit),
 }
 
 impl<'a> History<'a> {
-    /// The greatest step that somebody saw committed in the current generation; failing that, where
-    /// the current generation itself resumed. Commits of older generations count for nothing: the
-    /// current record has judged them.
+    /// The greatest step that a Status shows committed in the current generation. Without one, the
+    /// step at which the current generation itself resumed. Commits of older generations count for
+    /// nothing: the current record has judged them.
     pub(super) fn resumed(evidence: &Evidence<'a>) -> Self {
         let Some(current) = evidence.current else { return Self::Seed };
         let counts = |commit: &&Commit| {
@@ -40,7 +40,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// As a record has it: a commit in a record never holds.
+    /// The commit for a record: a commit in a record never holds.
     pub(super) fn commit(&self) -> Option<Commit> {
         match self {
             Self::Seed => None,

@@ -1,7 +1,7 @@
-//! Who holds which parameter shard, as far as a point of history is concerned.
+//! Which workers hold which parameter shards, as of one point of history.
 //!
 //! A holder has the shard at the resume version, or one version earlier together with the reduced
-//! gradient of the resume commit. Versions of other generations are other bits.
+//! gradient of the resume commit. Versions of other generations have other bits.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +12,16 @@ use super::Evidence;
 use super::history::History;
 
 pub(super) enum Holdings {
-    /// The initial state, which everyone has from the seed.
+    /// The initial state, which every worker has from the seed.
     Everyone,
-    /// The holders of each shard, by shard, ascending.
+    /// The holders of each shard, ascending, by shard.
     Each(Vec<Vec<WorkerId>>),
 }
 
 impl Holdings {
-    /// As those say who have answered. The initial state needs no holder, as long as a member of
-    /// the generation that ends says that nothing was committed: if none is left, steps may be
-    /// lost.
+    /// The holdings that the answers show. The initial state needs no holder, as long as a member
+    /// of the generation that ends says that nothing was committed. If no such member is left,
+    /// steps may be lost.
     pub(super) fn at(
         history: &History,
         evidence: &Evidence,

@@ -1,4 +1,5 @@
-//! Who owns every parameter shard: of those who should, those who hold it; and stand-ins.
+//! The owners of every parameter shard: the wanted owners that hold it, and stand-ins for the
+//! others.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use super::{Evidence, Target};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 
-/// The owners of every parameter shard, each of which some member holds.
+/// The owners of every parameter shard. Some member must hold each shard.
 pub(super) fn owners(
     evidence: &Evidence,
     target: &Target,
@@ -34,12 +35,13 @@ struct Choice<'a> {
     evidence: &'a Evidence<'a>,
     holdings: &'a Holdings,
     ranks: &'a BTreeMap<WorkerId, Rank>,
-    /// Of how many shards each is primary so far.
+    /// Of how many shards each worker is primary so far.
     primaries: BTreeMap<WorkerId, u32>,
 }
 
 impl Choice<'_> {
-    /// The primary first. Everyone holds the initial state: then it is as wanted.
+    /// The owners of a shard, primary first. Every worker holds the initial state: then all are as
+    /// wanted.
     fn owners(&mut self, shard: Shard, wanted: &[WorkerId]) -> Vec<WorkerId> {
         #[cfg(feature = "planted")]
         if self.evidence.plant == Some(Plant::ListNonHolder) {
@@ -78,7 +80,8 @@ impl Choice<'_> {
         members
     }
 
-    /// The primary before, or the one of the holders that has least to do; those that stay first.
+    /// Chooses the primary among the holders: first those that stay, then the primary before, then
+    /// the holder that is primary of the fewest shards.
     fn stand_in(&self, shard: Shard, holders: &[WorkerId]) -> WorkerId {
         let before = self.evidence.owners_before(shard).next();
         let load = |worker: &&WorkerId| {

@@ -1,9 +1,9 @@
-//! Who takes part in the next generation.
+//! Which workers take part in the next generation.
 //!
-//! Members that answered stay, in their order, and workers that have learned what they were fed
-//! follow by their ids. A history that begins anew needs no learning. Of two that cannot reach each
-//! other one is left out; whoever wants to leave goes as soon as nothing depends on it; and nobody
-//! is done without who alone holds a shard.
+//! Members that answered stay, in their order. Workers that have learned what they were fed follow,
+//! by their ids. A history that begins anew needs no learning. Of two members that cannot reach
+//! each other, one is left out. A member that wants to leave goes as soon as nothing depends on it.
+//! No worker is left out that alone holds a shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +16,11 @@ use crate::core::partition::Pair;
 use crate::plant::Plant;
 
 pub(super) struct Roster {
-    /// By rank.
+    /// The members, by rank.
     pub(super) members: Vec<WorkerId>,
     /// Members of the generation before that are free to leave.
     pub(super) left: Vec<WorkerId>,
-    /// Who is left out, and whom it cannot reach.
+    /// The members that are left out, each with a member that it cannot reach.
     left_out: BTreeMap<WorkerId, WorkerId>,
     /// Pairs of members that cannot reach each other.
     pub(super) unreachable: Vec<Pair>,
@@ -66,7 +66,7 @@ impl Roster {
         }
     }
 
-    /// Those who want to leave do so, one after the other, while the rest holds everything.
+    /// Members that want to leave do so, one after the other, while the rest holds everything.
     fn let_go(&mut self, evidence: &Evidence, holdings: &Holdings) {
         let leaving: Vec<WorkerId> =
             self.members.iter().copied().filter(|id| evidence.is_leaving(*id)).collect();
@@ -93,8 +93,9 @@ fn survivors(evidence: &Evidence, answered: &BTreeSet<WorkerId>) -> impl Iterato
     })
 }
 
-/// For each pair that stays broken, of the two that take no last copy of a shard with them the one
-/// with more broken links, and of equals the newest. A pair of which neither can go stays.
+/// The members to leave out, one of each pair that stays broken, and why. Of the members that take
+/// no last copy of a shard with them, the one with the most broken links goes first, and of equals
+/// the newest. A pair of which neither can go stays.
 fn left_out(
     evidence: &Evidence,
     members: &[WorkerId],
@@ -117,7 +118,7 @@ fn left_out(
     }
 }
 
-/// Who of the reserve is needed, since it alone holds a shard.
+/// The workers of the reserve that are needed, since each alone holds a shard.
 fn rescued(
     holdings: &Holdings,
     members: &[WorkerId],

@@ -1,6 +1,6 @@
-//! Who should own and compute what: the assignment, by worker instead of by rank.
+//! The assignment that should be, by worker instead of by rank.
 //!
-//! It does not know who holds what; what is missing for it is learned in the background.
+//! It does not know which worker holds which shard. Workers learn missing shards in the background.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::state::Worker;
 struct Run {
     first: Shard,
     count: u32,
-    /// Primary first.
+    /// The owners, primary first.
     owners: Vec<WorkerId>,
 }
 
@@ -54,12 +54,12 @@ impl Target {
         Self { data_shards, runs: runs.collect() }
     }
 
-    /// What a worker should compute; nothing if it is to leave, or in excess.
+    /// The data shards that a worker should compute. None if it is to leave, or in excess.
     pub(in crate::core) fn data_shards(&self, worker: WorkerId) -> Vec<DataShard> {
         self.data_shards.get(&worker).cloned().unwrap_or_default()
     }
 
-    /// Every parameter shard, ascending, with who should own it, primary first.
+    /// Every parameter shard, ascending, with its wanted owners, primary first.
     pub(in crate::core) fn owners(&self) -> impl Iterator<Item = (Shard, &[WorkerId])> {
         self.runs.iter().flat_map(|run| {
             let shards = run.first.0..run.first.0 + run.count;
@@ -67,7 +67,8 @@ impl Target {
         })
     }
 
-    /// Whether the record has everything as it should be, up to one sum that a worker sends more.
+    /// Whether the record has everything as it should be, except that a worker may send one sum
+    /// more.
     pub(in crate::core) fn is_met(&self, record: &Record) -> bool {
         let most = |shards: &mut dyn Iterator<Item = &Vec<DataShard>>| {
             let each: Vec<&Vec<DataShard>> = shards.collect();

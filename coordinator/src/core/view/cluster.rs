@@ -1,4 +1,4 @@
-//! How a cluster stands at one moment, for whoever only reads.
+//! How a cluster stands at one moment, for a reader.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ use crate::state::PastRun;
 pub struct ClusterView {
     /// The term in which this coordinator leads, if it does.
     pub leads: Option<Term>,
-    /// The run, once one was submitted.
+    /// The run, once an operator has submitted one.
     pub run: Option<RunSpec>,
-    /// The current generation; 0 before the first.
+    /// The current generation. 0 before the first.
     pub generation: Generation,
-    /// How many members it has.
+    /// How many members the generation has.
     pub world_size: u32,
-    /// A change of generation is under way.
+    /// Whether a change of generation is under way.
     pub changing: bool,
     /// The line of the newest settled step.
     pub line: Option<MetricsLine>,
@@ -34,14 +34,14 @@ pub struct ClusterView {
     pub workers: Vec<WorkerView>,
     /// What the run waits for, where it waits.
     pub waiting: Option<Waiting>,
-    /// Whose return the run waits for, since nobody else holds their parameter shards.
+    /// The owners that the run waits for, since no other worker holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
-    /// What the model of a trained run waits for.
+    /// Why the model of a trained run waits.
     pub model_awaited: Option<ModelAwaited>,
     /// Why no device of the run gets on, while none does.
     pub standstill: Option<Standstill>,
-    /// Why workers cannot compute the run: where it has not begun all that cannot, and where it has
-    /// those whose place is the reason.
+    /// Why workers cannot compute the run. Before it has begun these are all such workers, later
+    /// only those with a place that is the reason.
     pub unable: Vec<(NodeName, Reason)>,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.
@@ -54,7 +54,8 @@ pub struct ClusterView {
     pub divergence: Option<String>,
     /// How the run ended, if it did.
     pub end: Option<End>,
-    /// Messages that their sender might not send, or not then.
+    /// How many messages this coordinator ignored, since their sender might not send them, or not
+    /// then.
     pub ignored: u64,
 }
 
@@ -63,17 +64,17 @@ pub struct ClusterView {
 pub enum End {
     /// With its last step, and its model durable at this place, as far as the log says.
     Complete(Option<ModelPlace>),
-    /// Before, for this reason.
+    /// Before its last step, for this reason.
     Failed(String),
 }
 
 impl ClusterView {
-    /// The newest settled step; 0 for none.
+    /// The newest settled step, 0 for none.
     pub fn step(&self) -> Step {
         self.line.as_ref().map_or(Step(0), |line| line.step)
     }
 
-    /// How long ago a moment was, in milliseconds of Unix time.
+    /// The time since a moment, which is given in milliseconds of Unix time.
     pub fn since(&self, unix_ms: u64) -> Duration {
         Duration::from_millis(self.now_unix_ms.saturating_sub(unix_ms))
     }
@@ -149,7 +150,7 @@ impl Core {
         runs
     }
 
-    /// The newest step whose line is here.
+    /// The newest step of which the line is here, or is lost.
     pub fn newest_step(&self) -> Step {
         self.lines.reach()
     }
