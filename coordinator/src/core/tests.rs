@@ -338,7 +338,7 @@ impl World {
         link
     }
 
-    /// The worker's link is lost, and the worker comes back on another one.
+    /// The worker's link is lost, and the worker comes back on another link.
     fn relink(&mut self, old: LinkId) -> LinkId {
         let actor = self.workers.remove(&old).expect("a worker");
         let link = self.connect(Role::Worker, &actor.node);

@@ -212,7 +212,7 @@ fn i13_events_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
     assert_eq!(told(1_000), (2, false), "nobody can tell");
 }
 
-/// The coordinator lost and won an election unnoticed: another one may have led in between.
+/// The coordinator lost and won an election unnoticed: another may have led in between.
 #[test]
 fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
     let (mut world, links) = World::training(2);
