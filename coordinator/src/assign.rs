@@ -68,7 +68,8 @@ pub struct Assignment {
 /// The backups follow from the primary and the ring of members alone, so that all shards of one
 /// primary have the same backups.
 ///
-/// # Panics If there are no members: there is no worker to do anything.
+/// # Panics
+/// If there are no members: there is no worker to do anything.
 pub fn assign(
     demand: Demand,
     members: &[Candidate],

@@ -87,7 +87,7 @@ pub const TICK: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// One coordinator.
+/// The state machine of one coordinator.
 #[derive(Debug)]
 pub struct Core {
     clock: Clock,

@@ -167,8 +167,8 @@ impl Default for State {
 impl State {
     /// Applies the entry at `index`, of this term of the log.
     ///
-    /// # Panics If `index` is not above every earlier index: the log is broken, and so would be
-    /// every id.
+    /// # Panics
+    /// If `index` is not above every earlier index: the log is broken, and so would be every id.
     pub fn apply(&mut self, index: u64, term: Term, entry: &Entry) -> Verdict {
         assert!(index > self.applied, "entry {index} applied after entry {}", self.applied);
         self.applied = index;

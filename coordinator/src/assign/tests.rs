@@ -37,7 +37,7 @@ fn record(members: &[Candidate], assignment: &Assignment) -> Record {
     }
 }
 
-/// Who computes each data shard, and who is primary of each parameter shard.
+/// The worker that computes each data shard, and the primary of each parameter shard.
 fn holders(record: &Record) -> (Vec<WorkerId>, Vec<WorkerId>) {
     let computes = |shard| {
         let computer = record.members.iter().find(|m| m.data_shards.contains(&DataShard(shard)));
@@ -58,7 +58,7 @@ fn primaries_each(record: &Record) -> impl Iterator<Item = usize> + Clone {
     each.collect::<Vec<_>>().into_iter()
 }
 
-/// As a planned change does it.
+/// Assigns as a planned change does.
 fn plan(demand: Demand, members: &[Candidate], previous: Option<&Record>) -> Assignment {
     assign(demand, members, previous, Occasion::Planned)
 }
@@ -118,7 +118,7 @@ fn neighbours_on_the_ring_differ_in_zone() {
     }
 }
 
-/// What the newcomer gets in place of a worker that was lost is that worker's own block.
+/// A newcomer in place of a lost worker gets that worker's own block.
 #[test]
 fn i24_a_worker_that_is_replaced_moves_no_block_of_the_others() {
     let demand = Demand { data_shards: 64, shards: 256, copies: 2 };
@@ -205,7 +205,7 @@ proptest! {
         prop_assert_eq!(second, again);
     }
 
-    /// Or changes would never end.
+    /// Otherwise changes would never end.
     #[test]
     fn an_assignment_is_its_own_successor((before, after) in changes(), demand in demands()) {
         let first = record(&before, &plan(demand, &before, None));
@@ -253,7 +253,8 @@ proptest! {
         }
     }
 
-    /// A share takes as many blocks as it has binary ones, whoever was there before.
+    /// A share takes as many blocks as it has binary ones, no matter which workers were there
+    /// before.
     #[test]
     fn i24_a_planned_change_leaves_no_fragments(
         (before, after) in changes(),

@@ -3,8 +3,8 @@
 //!
 //! Every node gets an answer. Its entry answers it, or, where this coordinator leads no longer,
 //! [`Undecided`] does, so that the node asks another coordinator. The log counts the same node
-//! once, so asking again costs the node nothing. The state knows whether a token admits a node;
-//! this module does not.
+//! once, so asking again costs the node nothing. The state knows whether a token admits a node.
+//! This module does not.
 //!
 //! [`Undecided`]: Refusal::Undecided
 

@@ -49,7 +49,7 @@ pub enum Input {
     Leader {
         /// The leader's term.
         term: Term,
-        /// The leader's id; `None` while it is unknown.
+        /// The leader's id. `None` while it is unknown.
         leader: Option<CoordinatorId>,
     },
     /// This coordinator led after it asked, and has applied every entry that was agreed by then.
@@ -152,7 +152,7 @@ pub enum Effect {
     Update {
         /// The link to the watcher.
         to: LinkId,
-        /// The step before the first line; `None` for an update without lines.
+        /// The step before the first line. `None` for an update without lines.
         after: Option<Step>,
         /// The update, without its lines.
         update: Box<Update>,
@@ -180,7 +180,7 @@ pub enum Effect {
         asked_by: LinkId,
         /// The operator's id of the request.
         id: RequestId,
-        /// The next leader; `None` for the coordinator that has most of the log.
+        /// The next leader. `None` for the coordinator that has most of the log.
         to: Option<CoordinatorId>,
     },
     /// The log has spent a use of a token, or refused it.
@@ -189,7 +189,7 @@ pub enum Effect {
         token: TokenId,
         /// The name of the node.
         node: NodeName,
-        /// Why the node is not admitted after all; `None` if it is.
+        /// Why the node is not admitted after all. `None` if it is.
         refusal: Option<Refusal>,
     },
     /// Close a link.

@@ -55,7 +55,7 @@ pub(super) struct Lines {
     stalls: Generations,
     /// The newest step of which another coordinator is known to have the line.
     told: Step,
-    /// When this coordinator last asked another one.
+    /// When this coordinator last asked another coordinator.
     asked: Option<Time>,
     /// When lines, or the word that there are none, came last.
     heard: Time,

@@ -49,7 +49,7 @@ pub(super) struct Evidence<'a> {
     pub(super) run: &'a RunSpec,
     /// How many parameter shards there are.
     pub(super) shards: u32,
-    /// The generation that ends; none before the first.
+    /// The generation that ends. `None` before the first.
     pub(super) current: Option<&'a Record>,
     pub(super) workers: &'a BTreeMap<WorkerId, Worker>,
     /// The answers to this very Pause, by worker: each worker has promised the number.

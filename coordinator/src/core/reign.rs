@@ -155,7 +155,7 @@ impl Core {
         if let Some(link) = self.links.find(from) {
             let name = link.identity.name.clone();
             let coordinator = Coordinator { name, incarnation, address, api };
-            // Every coordinator sends this to every other one that it meets.
+            // Every coordinator sends this to every other coordinator that it meets.
             if id.is_none() || !self.state.knows(&coordinator) {
                 self.propose(now, Command::Coordinator { id, coordinator });
             }

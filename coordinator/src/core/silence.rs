@@ -100,7 +100,7 @@ pub(super) enum Heard {
 pub(super) struct Silence {
     heard: BTreeMap<WorkerId, Time>,
     suspects: BTreeMap<WorkerId, Suspicion>,
-    /// Workers that were spared when another one returned from an outage, and until when.
+    /// Workers that were spared when another worker returned from an outage, and until when.
     spared: BTreeMap<WorkerId, Time>,
     /// The workers that have returned from the outage: each spares the others once.
     returned: BTreeSet<WorkerId>,

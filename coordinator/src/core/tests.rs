@@ -1,5 +1,5 @@
 //! A coordinator and its peers, hand-made: [`World`] with a log that agrees at once, and workers
-//! that answer as real ones do, unless they are told not to.
+//! that answer as real ones do, unless a test tells them not to.
 
 mod confirm;
 mod cut_off;
@@ -61,12 +61,12 @@ struct World {
     /// Every entry that was applied, with its term.
     applied: Vec<(Term, Entry)>,
     holds_back: bool,
-    /// It asks in vain whether it leads; these are the questions.
+    /// The coordinator asks in vain whether it leads. `tickets` has its questions.
     cut_off: bool,
     tickets: Vec<u64>,
-    /// What the shell may answer.
+    /// The looks that the shell may answer.
     looked: Vec<u64>,
-    /// Everything that was said on a link, and not yet heard by the test.
+    /// All messages on each link that the test has not heard yet.
     said: BTreeMap<LinkId, Vec<Message>>,
     closed: BTreeMap<LinkId, String>,
     /// The lines in the file of the current run, which outlives the process.
@@ -75,7 +75,7 @@ struct World {
     lineage: Lineage,
     /// Nothing becomes durable in that file.
     disk_stalls: bool,
-    /// Nodes whose use of a token was spent, or why not.
+    /// Nodes that asked to be admitted, with the refusal if there was one.
     admitted: Vec<(NodeName, Option<Refusal>)>,
     workers: BTreeMap<LinkId, Actor>,
     operator: LinkId,
@@ -88,7 +88,7 @@ struct World {
 struct Actor {
     id: WorkerId,
     node: String,
-    /// It does not answer a Pause.
+    /// The worker does not answer a Pause.
     mute: bool,
     generation: Generation,
     promised: Generation,
@@ -98,12 +98,12 @@ struct Actor {
     under_way: Option<Step>,
     /// The lines of its commits.
     lines: Vec<MetricsLine>,
-    /// All members are asked for lines.
+    /// Whether all members are asked for lines.
     asked: bool,
-    /// The shards that it is fed, and whether it has learned them.
+    /// The shards that the worker is fed. `ready` says whether it has learned them.
     lessons: Option<Vec<Shard>>,
     ready: bool,
-    /// How far it says to be behind.
+    /// How many bytes the worker says to be behind.
     behind: u64,
 }
 
@@ -143,7 +143,7 @@ impl World {
         world
     }
 
-    /// It was elected again, and its own entry is on its way.
+    /// A coordinator that was elected again, with its own entry on its way.
     fn about_to_lead() -> Self {
         let mut world = Self::with_run(run_of(2));
         world.found(true);
@@ -206,7 +206,7 @@ impl World {
                     self.core.handle(self.now, Input::Confirmed { ticket });
                 }
                 Some(Effect::Looked(number)) => self.looked.push(number),
-                // They are for the replica.
+                // These effects are for the replica.
                 Some(Effect::Describe { .. } | Effect::Transfer { .. }) => {}
                 Some(Effect::Admitted { node, refusal, .. }) => {
                     self.admitted.push((node, refusal));
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    /// As [`crate::line_file::LineFiles::open`] does it, with one file.
+    /// Opens the file as [`crate::line_file::LineFiles::open`] does, with one file.
     fn open_lines(&mut self, history: &LineHistory) {
         let before = std::mem::replace(&mut self.lineage, history.lineage);
         if before.run != history.lineage.run {
@@ -242,7 +242,7 @@ impl World {
         self.sync_lines();
     }
 
-    /// What is in the file is durable, unless the disk stalls.
+    /// Makes the lines in the file durable, unless the disk stalls.
     fn sync_lines(&mut self) {
         if !self.disk_stalls {
             let (lineage, reach) = (self.lineage, Step(self.journal.len() as u64));
@@ -262,7 +262,7 @@ impl World {
         self.core.handle(self.now, Input::Applied { index, term, entry });
     }
 
-    /// Everything that was held back happens.
+    /// Lets everything happen that was held back.
     fn catch_up(&mut self) {
         self.holds_back = false;
         self.drain();
@@ -288,7 +288,7 @@ impl World {
         self.give(Input::Message { from, message });
     }
 
-    /// The operator wishes something.
+    /// The operator sends a wish.
     fn request(&mut self, number: u64, wish: Wish) {
         self.say(self.operator, request(number, wish));
     }
@@ -303,24 +303,24 @@ impl World {
         self.said.remove(&link).unwrap_or_default()
     }
 
-    /// The names of what was said on a link.
+    /// The names of the messages on a link.
     fn words(&mut self, link: LinkId) -> Vec<&'static str> {
         self.hear(link).iter().map(Message::name).collect()
     }
 
-    /// Connects and says Hello as nobody.
+    /// A worker connects and says Hello without an id.
     fn greeted(&mut self, name: &str) -> LinkId {
         let link = self.connect(Role::Worker, name);
         self.say(link, Message::Hello { schema: schema(), worker: None });
         link
     }
 
-    /// Connects and registers; answers from now on.
+    /// A worker connects and registers. It answers from now on.
     fn worker(&mut self, name: &str) -> LinkId {
         self.worker_in(name, None)
     }
 
-    /// The same, on this machine.
+    /// A worker on this machine.
     fn worker_on(&mut self, machine: Option<u64>) -> LinkId {
         let name = format!("worker-{}", machine.unwrap_or_default());
         let link = self.greeted(&name);
@@ -330,7 +330,7 @@ impl World {
         link
     }
 
-    /// The same, on a machine in this zone.
+    /// A worker on a machine in this zone.
     fn worker_in(&mut self, name: &str, zone: Option<Zone>) -> LinkId {
         let link = self.greeted(name);
         self.workers.insert(link, Actor { node: name.into(), ..Actor::default() });
@@ -338,7 +338,7 @@ impl World {
         link
     }
 
-    /// The worker's link is lost, and it comes back on another one.
+    /// The worker's link is lost, and the worker comes back on another link.
     fn relink(&mut self, old: LinkId) -> LinkId {
         let actor = self.workers.remove(&old).expect("a worker");
         let link = self.connect(Role::Worker, &actor.node);
@@ -359,7 +359,7 @@ impl World {
         self.give(Input::Disconnected { link, end, reason });
     }
 
-    /// The worker's host refuses packets for it; it may live.
+    /// The worker's host refuses packets for the worker, which may live.
     fn refuse(&mut self, link: LinkId) {
         self.workers.remove(&link);
         let (end, reason) = (LinkEnd::Refused, "nobody listens".into());
@@ -408,7 +408,7 @@ impl World {
         self.beat_with(link, |heartbeat| heartbeat.lines = lines(generation, steps));
     }
 
-    /// Time passes, tick by tick; these workers beat at each.
+    /// Time passes, tick by tick. These workers beat at each tick.
     fn pass(&mut self, millis: u64, beating: &[LinkId]) {
         let end = self.now + Duration::from_millis(millis);
         while self.now < end {
@@ -459,7 +459,7 @@ impl World {
         }
     }
 
-    /// The process of the coordinator is killed, and another one goes on with the log.
+    /// The process of the coordinator is killed, and another process goes on with the log.
     fn restart(&mut self) {
         self.core = Core::new(self.now, EPOCH_UNIX_MS);
         for ((term, entry), index) in self.applied.clone().into_iter().zip(1..) {
@@ -472,7 +472,7 @@ impl World {
         self.views.clear();
     }
 
-    /// What the operator is told.
+    /// The update that the operator gets.
     fn watch(&mut self, step: u64, event: u64) -> Update {
         self.say(self.operator, Message::Watch { run: None, step: Step(step), event });
         match self.hear(self.operator).pop() {
@@ -495,7 +495,7 @@ impl World {
         self.core.state().events().iter().map(|event| event.kind.clone()).collect()
     }
 
-    /// The events of a sort, in words: "lost 3", "joined 7".
+    /// The losses and joins among the events, in words: "lost 3", "joined 7".
     fn comings_and_goings(&self) -> Vec<String> {
         let words = |event: &Event| match &event.kind {
             EventKind::Lost { worker, .. } => Some(format!("lost {worker}")),
@@ -542,7 +542,7 @@ impl World {
 }
 
 impl Actor {
-    /// What it does about a message, and what it answers.
+    /// Handles a message, and returns the worker's answer.
     fn hear(&mut self, message: &Message) -> Option<Message> {
         match message {
             Message::Registered { worker, .. } => self.id = *worker,
@@ -604,13 +604,13 @@ fn request(number: u64, wish: Wish) -> Message {
     Message::Request { id: RequestId { client: CLIENT, number }, wish }
 }
 
-/// What is answered to that.
+/// The answer to that wish.
 fn answer(number: u64, refusal: Option<&str>) -> Message {
     let refusal = refusal.map(str::to_string);
     Message::Answer { id: RequestId { client: CLIENT, number }, refusal, run: None }
 }
 
-/// Of so many workers, 20 steps and two copies; one worker is enough to go on.
+/// A run of this many workers, 20 steps and two copies. One worker is enough to go on.
 fn run_of(start_workers: u32) -> RunSpec {
     RunSpec { start_workers, steps: 20, min_workers: 1, copies: 2, ..exemplars::run() }
 }

@@ -3,8 +3,8 @@
 //! A reason that follows from the run itself would recur on every worker. So a run that cannot
 //! begin without one of these workers fails, with the worker's words. So does a run under way. The
 //! workers stay for the next run. A reason of a worker's own place, such as a lack of memory, never
-//! ends a run. The status names that worker, which tries again, and counts as one that may yet be
-//! able to compute.
+//! ends a run. The status names that worker, which tries again, and counts as a worker that may
+//! yet be able to compute.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -57,7 +57,7 @@ impl Foundation {
 }
 
 /// The first six bytes of a digest, in hexadecimal. Digests that differ only later look alike, but
-/// nobody can make such a pair.
+/// no process can make such a pair.
 fn short(digest: &[u8; 32]) -> String {
     digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -70,7 +70,7 @@ impl State {
         Ok(Verdict::Run(self.run_id))
     }
 
-    /// Begins a run. Nothing is left of the run before but its entry in `past_runs` and its events.
+    /// Begins a run. Nothing is left of the run before but what the state tells of it.
     fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
         (self.run_id, self.run) = (self.applied, Some(run.clone()));
         (self.foundation, self.probes) = (None, Probes::default());

@@ -43,8 +43,6 @@ impl State {
 
     /// The state that was encoded.
     ///
-    /// # Errors [`SnapshotError`], for bytes that are not those of a state of this build.
-    ///
     /// # Errors
     /// [`SnapshotError`], for bytes that are not those of a state of this build.
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {

@@ -57,7 +57,7 @@ fn end(run: u64, outcome: Outcome) -> Entry {
     entry(Command::End { run, outcome, figures: exemplars::figures(), steps: Step(0) })
 }
 
-/// A generation that all of its predecessor survive.
+/// A generation that all members of its predecessor survive.
 fn generation(number: u64, workers: &[u64]) -> Entry {
     altered(number, workers, |_| {})
 }
@@ -115,7 +115,7 @@ fn submitted() -> Entry {
     submit(1, exemplars::run())
 }
 
-/// An operator, who asks for nothing else, wants this trained.
+/// An operator submits this run, and asks for nothing else.
 fn submit(number: u64, run: RunSpec) -> Entry {
     entry(Command::Request {
         id: RequestId { client: 2, number },
@@ -199,7 +199,7 @@ fn a_generation_lists_only_living_workers_and_is_well_formed() {
     assert_eq!(refusal(&[submitted(), generation(1, &[2])]), "generation 1 has no run");
 }
 
-/// I1: who led when it was planned does not lead any more.
+/// I1: the leader that planned it does not lead any more.
 #[test]
 fn a_generation_of_another_term_changes_nothing() {
     let entries = [submitted(), register("a", 1, |_| {}), generation(1, &[2])];
@@ -321,8 +321,8 @@ fn a_member_is_lost_only_with_a_generation() {
     assert_eq!(refusal(&entries), expected);
 }
 
-/// A process that was evicted registers again, in another incarnation or, if its registration was
-/// on its way twice, in the same: under the old id it is gone.
+/// An evicted process registers again, in another incarnation or, if its registration was on its
+/// way twice, in the same. Under the old id it is gone.
 #[test]
 fn who_is_gone_registers_under_a_new_id() {
     let [a, b, c, d] = two_members();
@@ -333,7 +333,7 @@ fn who_is_gone_registers_under_a_new_id() {
     assert_eq!(state.on_node(&name("b")), Some(WorkerId(6)));
 }
 
-/// Worker 2 stays; another registers, becomes a member, and is lost, again and again.
+/// Worker 2 stays. Another worker registers, becomes a member, and is lost, again and again.
 fn preemptions(count: u64) -> Vec<Entry> {
     let mut entries = vec![submitted(), register("a", 1, |_| {}), generation(1, &[2])];
     for number in 1..=count {
@@ -357,7 +357,7 @@ fn of_those_who_are_gone_only_the_newest_are_remembered() {
     assert_eq!(state.nodes.len(), 1, "their nodes too");
 }
 
-/// Who has left may not have heard that it may go, and would register anew.
+/// A worker that has left may not have heard that it may go, and would register anew.
 #[test]
 fn who_has_left_is_remembered_longer_than_who_was_lost() {
     let mut entries = preemptions(1);
@@ -376,7 +376,7 @@ fn who_has_left_is_remembered_longer_than_who_was_lost() {
     assert_eq!(state.workers().len(), 1 + REMEMBERED);
 }
 
-/// However old it is: it has only just gone.
+/// However old the worker is, it has only just gone.
 #[test]
 fn the_last_to_go_is_remembered() {
     let mut entries = preemptions(100);
@@ -445,7 +445,7 @@ fn found(ephemeral: bool) -> Entry {
     entry(Command::Found { ephemeral, founder: coordinator("one", 1, 1), tokens })
 }
 
-/// Whoever lost its disk does not know what it has promised: it is another one.
+/// A coordinator that lost its disk does not know what it has promised: it is another coordinator.
 #[test]
 fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
     let settle = |id, coordinator| entry(Command::Coordinator { id, coordinator });
@@ -504,7 +504,7 @@ fn a_request_is_carried_out_once_and_its_outcome_is_kept() {
     assert_eq!(state.events().iter().filter(draining).count(), 1);
 }
 
-/// A token that is always the same, good for so many nodes.
+/// A token that is always the same, good for this many nodes.
 fn made(uses: u32) -> Entry {
     let secret = "A".repeat(43);
     let token: JoinToken = format!("es1.AAAAAAAAAAAA.{secret}.{secret}").parse().expect("one");
@@ -512,7 +512,7 @@ fn made(uses: u32) -> Entry {
     wish(1, Wish::CreateToken(token.accepted(terms)))
 }
 
-/// What was asked for first stands, and is remembered in snapshots, too.
+/// The first request of an id stands, and snapshots remember it, too.
 #[test]
 fn a_request_that_asks_for_something_else_under_the_same_id_is_refused() {
     let (state, _) = replay(&[made(1)]);
@@ -528,7 +528,7 @@ fn a_request_that_asks_for_something_else_under_the_same_id_is_refused() {
     assert_eq!(others, [true, false, false]);
 }
 
-/// A client may say again what was answered so long ago that it is not remembered.
+/// A client may repeat a request that was answered too long ago to be remembered.
 #[test]
 fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
     let spend = |node| entry(Command::SpendToken { token: [0; 9], node: name(node) });
@@ -624,7 +624,7 @@ fn of_the_events_the_newest_thousand_are_kept() {
     assert!(numbers.eq(8..=EVENTS as u64 + 7));
 }
 
-/// A state in which everything is that can be.
+/// A state with an example of everything that a state can hold.
 fn rich() -> State {
     let mut entries = preemptions(3);
     entries.push(found(false));
@@ -661,7 +661,7 @@ fn a_snapshot_with_any_byte_changed_is_refused() {
     }
 }
 
-/// Its digest is right, whoever made it: what is inside must still be a state.
+/// The digest is right, no matter which process made it, but the content must still be a state.
 #[test]
 fn a_snapshot_that_contradicts_itself_is_refused() {
     type Break = fn(&mut State);
@@ -684,7 +684,7 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
     }
 }
 
-/// As of a moment, milliseconds of Unix time.
+/// A wish as of a moment, milliseconds of Unix time.
 fn wish_at(unix_ms: u64, number: u64, wish: Wish) -> Entry {
     Entry {
         unix_ms,

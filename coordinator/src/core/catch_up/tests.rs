@@ -1,4 +1,4 @@
-//! When steps are held back, for how long, and when that is given up.
+//! When steps are held back, for how long, and when the leader gives that up.
 
 use super::*;
 
@@ -10,7 +10,7 @@ const TICK: Duration = Duration::from_millis(100);
 struct Scene {
     catch_up: CatchUp,
     now: Time,
-    /// Until then the step leader holds.
+    /// The step leader holds until this time.
     held_until: Time,
     held: Duration,
     hopeless: Option<Time>,
@@ -27,7 +27,7 @@ impl Scene {
         self.now < self.held_until
     }
 
-    /// A moment passes in which the worker says to be so far behind.
+    /// A moment passes in which the worker says to be this far behind.
     fn pass(&mut self, behind: u64) {
         self.now = self.now + TICK;
         self.catch_up.tell(self.now, LEARNER, behind);
@@ -43,8 +43,9 @@ impl Scene {
         }
     }
 
-    /// A worker with `lacking` bytes to take, whose link carries so many bytes a second, while the
-    /// steps add so many a second; returns when it has everything, if it ever has within an hour.
+    /// A worker lacks `lacking` bytes. Its link carries `carries` bytes a second, while the steps
+    /// add `add` bytes a second. Returns when the worker has everything, if it ever has within an
+    /// hour.
     fn learn(&mut self, mut lacking: f64, carries: f64, add: f64) -> Option<Duration> {
         let began = self.now;
         let seconds = TICK.as_secs_f64();

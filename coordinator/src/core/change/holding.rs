@@ -18,7 +18,7 @@ pub(in crate::core) struct Holding {
     since: Time,
     /// When the leader last asked the step leader.
     asked: Time,
-    /// When the first member was done with its step; `None` while no member is.
+    /// When the first member was done with its step. `None` while no member is.
     first: Option<Time>,
     done: BTreeSet<WorkerId>,
 }

@@ -7,7 +7,7 @@ use everstep_transport::protocol::{
 
 use super::*;
 
-/// One worker a rank, with ids from 1; each of these runs of one shard has these owners.
+/// One worker a rank, with ids from 1. Each of these runs of one shard has these owners.
 fn record(members: u64, owners: &[&[u32]]) -> Record {
     let members = (1..=members).map(|id| Member {
         worker: WorkerId(id),
@@ -50,7 +50,7 @@ fn everyone_learns_what_it_lacks_and_no_more() {
         (&[&[0, 1], &[1, 0]], &[], &[], &[]),
         (&[&[0], &[1, 0]], &[], &[], &[(2, &[0])]),
         (&[&[0], &[0]], &[], &[], &[(2, &[0, 1])]),
-        (&[&[0, 1], &[1, 0]], &[3], &[], &[(3, &[1])]), // it comes between 2 and 1 on the ring
+        (&[&[0, 1], &[1, 0]], &[3], &[], &[(3, &[1])]), // 3 comes between 2 and 1 on the ring
         (&[&[0], &[0]], &[], &[1], &[(2, &[0, 1])]),
     ];
     for (owners, joiners, leaving, expected) in table {

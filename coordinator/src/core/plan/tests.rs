@@ -13,7 +13,7 @@ use super::*;
 
 const NOW: Time = Time(60_000_000_000);
 
-/// A cluster as the planner sees it: what everyone holds, and who is what.
+/// A cluster as the planner sees it: what every worker holds, and how it stands.
 struct Cluster {
     run: RunSpec,
     shards: u32,
@@ -27,7 +27,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Workers with these ids, none of whom is a member yet; all have answered.
+    /// Workers with these ids, none of which is a member yet. All have answered.
     fn new(ids: impl Iterator<Item = u64>, shards: u32, copies: u32) -> Self {
         let run = RunSpec { copies, steps: 100, start_workers: 1, ..exemplars::run() };
         let mut cluster = Self {
@@ -128,7 +128,7 @@ impl Cluster {
         Learners { joiners: of(Standing::Registered), leaving: of(Standing::Leaving) }
     }
 
-    /// Everyone learns what they should; returns whether a change is due.
+    /// All workers learn what they should. Returns whether a change is due.
     fn learn(&mut self, step: u64) -> bool {
         let record = self.current.clone().expect("a generation");
         let mut feeds = Feeds::new(NOW, &self.run, &record, self.learners(), &self.workers);
@@ -143,7 +143,7 @@ impl Cluster {
         feeds.are_due(NOW) || super::super::feeds::frees_somebody(&record, &self.learners().leaving)
     }
 
-    /// Learns and changes until nothing is due; returns after how many changes.
+    /// Learns and changes until nothing is due. Returns after how many changes.
     fn settle(&mut self, mut step: u64) -> usize {
         for changes in 0..20 {
             if !self.learn(step) {
@@ -206,7 +206,7 @@ fn spread(counts: impl Iterator<Item = usize> + Clone) -> usize {
     counts.clone().max().unwrap_or(0) - counts.min().unwrap_or(0)
 }
 
-/// Balanced, and every shard with as many owners as there can be.
+/// Whether the assignment is balanced, and every shard has as many owners as there can be.
 fn is_well_off(cluster: &Cluster) -> bool {
     let record = cluster.current.as_ref().expect("a generation");
     let copies = record.members.len().min(cluster.run.copies as usize);
@@ -226,8 +226,8 @@ fn chosen(ids: &[bool]) -> impl Iterator<Item = WorkerId> {
 /// The rule for the resume step, case by case.
 #[test]
 fn the_resume_step_is_the_greatest_commit_of_the_current_generation() {
-    // The generation and step of what each of two workers has committed; the record resumed at 5,
-    // by a commit of generation 1, and is itself generation 2.
+    // The generation and step of each of two workers' newest commits. The record resumed at 5, by a
+    // commit of generation 1, and is itself generation 2.
     let table = [
         ([(1, 5), (1, 5)], (1, 5)),
         ([(2, 6), (1, 5)], (2, 6)),
@@ -291,8 +291,8 @@ fn a_run_that_waits_assigns_no_data_and_one_that_is_over_does_not_wait() {
 }
 
 proptest! {
-    /// I15, I16, I17: whoever dies, as long as each shard has a holder left, the rest goes on from
-    /// the same step, with owners that hold what they are listed for.
+    /// I15, I16, I17: after any deaths that leave each shard a holder, the rest goes on from the
+    /// same step, with owners that hold what they are listed for.
     #[test]
     fn survivors_go_on_from_where_they_were(
         count in 1..12u64,
@@ -333,8 +333,8 @@ proptest! {
         }
     }
 
-    /// After any loss, joins and leaves, what is learned in the background leads to an assignment
-    /// that is balanced and whole, and then nothing changes any more.
+    /// After any loss, joins and leaves, background learning leads to an assignment that is
+    /// balanced and whole, and then nothing changes any more.
     #[test]
     fn feeds_lead_to_the_target_and_then_there_is_peace(
         count in 1..8u64,
@@ -388,7 +388,7 @@ proptest! {
         }
     }
 
-    /// Silence is not death: no plan goes back while an owner of what is missing may live.
+    /// Silence is not death: no plan goes back while an owner of a missing shard may live.
     #[test]
     fn i21_nothing_goes_back_while_an_owner_may_live(
         count in 2..10u64,
@@ -427,7 +427,7 @@ proptest! {
         }
     }
 
-    /// Of a pair that stays broken exactly one goes, and with it no last copy.
+    /// Of a pair that stays broken exactly one member goes, and no last copy goes with it.
     #[test]
     fn a_broken_pair_is_parted_without_losing_a_copy(
         count in 2..8u64,

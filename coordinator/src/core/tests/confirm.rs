@@ -1,6 +1,6 @@
 use super::*;
 
-/// A leader that was stopped goes on to believe that it leads, and that these are its workers.
+/// A leader that was stopped still believes that it leads, and that these are its workers.
 fn stalled() -> (World, Vec<LinkId>) {
     let (mut world, links) = World::training(3);
     world.commit(1..=2);
@@ -8,7 +8,7 @@ fn stalled() -> (World, Vec<LinkId>) {
     (world, links)
 }
 
-/// I8: the worker registered with the next leader, whose log the stalled one does not have.
+/// I8: the worker registered with the next leader. The stalled leader does not have its log.
 #[test]
 fn nobody_is_evicted_by_a_leader_that_does_not_know_whether_it_leads() {
     let (mut world, _) = stalled();
@@ -35,7 +35,7 @@ fn a_leader_that_still_leads_evicts_whom_it_does_not_know() {
     assert_eq!(world.hear(link), [Message::Evicted { worker: WorkerId(99) }]);
 }
 
-/// What was agreed until the confirmation is known when it comes.
+/// When the confirmation comes, the leader knows all that was agreed until then.
 #[test]
 fn who_turns_out_to_be_registered_is_not_evicted() {
     let (mut world, links) = stalled();
@@ -70,7 +70,7 @@ fn one_confirmation_serves_all_who_wait_when_it_is_asked_for() {
     assert_eq!((evicted(&mut world), world.tickets.len()), (3, 2), "the rest at once");
 }
 
-/// It may be the leader that does not hear: only one that leads may take them for lost.
+/// Perhaps the leader itself does not hear: only a confirmed leader may take the workers for lost.
 #[test]
 fn silence_of_many_counts_only_for_a_leader_that_is_confirmed() {
     let (mut world, links) = stalled();
@@ -112,7 +112,7 @@ fn nobody_is_dismissed_after_the_end_before_that_is_confirmed() {
     assert_eq!(world.hear(late), [Message::Dismiss]);
 }
 
-/// A leader between may have given it the id that it has now.
+/// A leader in between may have given the worker the id that it has now.
 #[test]
 fn a_confirmation_is_of_no_use_for_what_was_said_after_it_was_asked_for() {
     let (mut world, _) = stalled();

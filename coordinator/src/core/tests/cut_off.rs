@@ -1,5 +1,5 @@
-//! Links that come and go, of learners to members and of members to the coordinator; and what a
-//! run that waits counts meanwhile.
+//! Links that come and go, of learners to members and of members to the coordinator, and what a
+//! waiting run counts meanwhile.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn feeds(world: &mut World, link: LinkId) -> usize {
     world.words(link).iter().filter(|word| **word == "feed").count()
 }
 
-/// Invariant I11: one end's word is enough, whichever it is.
+/// Invariant I11: either end's word is enough.
 #[test]
 fn i11_a_learner_and_a_member_that_lost_each_other_are_told_of_each_other_again() {
     for member_tells in [false, true] {
@@ -78,7 +78,7 @@ fn i20_a_worker_whose_link_comes_and_goes_delays_a_pause_once() {
     assert_eq!(world.members(), [world.id(links[0]), world.id(links[2])]);
 }
 
-/// A worker still has what it computed of the step that was aborted before the run had to wait.
+/// A worker still has its results of the step that was aborted before the run had to wait.
 #[test]
 fn a_step_is_done_again_once_however_often_the_run_that_waits_changes() {
     let (mut world, member, joiner) = waiting();

@@ -4,7 +4,7 @@ use everstep_transport::protocol::message::ShardTime;
 
 use super::*;
 
-/// The worker says that its device has computed for so long, and how long it takes as a rule.
+/// The worker says for how long its device has computed, and how long it takes as a rule.
 fn computes(world: &mut World, link: LinkId, under_way_ms: u64, usual_ms: u64) {
     let computing = Some(ShardTime { under_way_ms, usual_ms });
     world.beat_with(link, |heartbeat| heartbeat.computing = computing);
@@ -94,7 +94,7 @@ fn a_run_says_that_all_its_devices_stand_still_until_one_goes_on() {
     assert_eq!(world.core.cluster_view(world.now).standstill, None);
 }
 
-/// They share the cause: the storage of their data stands still, say.
+/// The devices share the cause: the storage of their data stands still, say.
 #[test]
 fn i8_nobody_is_suspected_when_all_devices_are_slow_at_once() {
     let (mut world, links) = World::training(3);
@@ -118,7 +118,7 @@ fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
         world.pass(1_000, &[links[0], links[2]]);
     }
     assert_eq!((world.generation(), lost(&world)), (Generation(1), vec![]));
-    // It was only slow.
+    // The device was only slow.
     computes(&mut world, links[1], 0, 2_000);
     world.pass(1_000, &links);
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));

@@ -15,7 +15,7 @@ fn holds(world: &mut World, link: LinkId) -> usize {
     world.words(link).into_iter().filter(|word| *word == "hold").count()
 }
 
-/// A run of two, and a worker that is fed.
+/// A run of two members, and a worker that is fed.
 fn joining() -> (World, [LinkId; 3]) {
     let (mut world, links) = World::training(2);
     world.commit(1..=3);

@@ -10,7 +10,7 @@ fn answer(written: u64) -> Message {
     Message::HeartbeatAnswer { generation, written, lacks_lines: false, retained: 0 }
 }
 
-/// What this coordinator has said of lines to another one: what it asks for, or the steps it tells.
+/// What this coordinator tells another one of lines: the step it asks after, or the steps it sends.
 fn said_of_lines(world: &mut World, link: LinkId) -> Vec<(&'static str, Vec<u64>)> {
     let said = world.hear(link).into_iter().filter_map(|message| match message {
         Message::FetchLines { after, .. } => Some(("asks after", vec![after.0])),
@@ -36,7 +36,7 @@ fn a_heartbeat_is_answered_with_generation_and_written_step() {
     assert_eq!(world.hear(links[1]), [answer(3)]);
 }
 
-/// I13: members need not tell again what they are told is written.
+/// I13: members need not tell lines again once they hear that these are written.
 #[test]
 fn lines_are_written_once_they_are_on_the_leaders_disk() {
     let (mut world, links) = World::training(2);
@@ -52,7 +52,7 @@ fn lines_are_written_once_they_are_on_the_leaders_disk() {
     assert_eq!(world.hear(links[0]), [answer(3)]);
 }
 
-/// I7: they come after the generation that is not theirs.
+/// I7: the lines come after a generation that is not their own.
 #[test]
 fn lines_of_an_old_generation_are_not_written() {
     let (mut world, links) = World::training(3);
@@ -66,7 +66,7 @@ fn lines_of_an_old_generation_are_not_written() {
     assert!(steps(&mut world).is_empty());
 }
 
-/// I13: whatever is repeated, out of order, beyond the end, or of another generation.
+/// I13: lines may be repeated, out of order, beyond the end, or of another generation.
 #[test]
 fn each_step_has_its_line_once_and_in_order() {
     let (mut world, links) = World::training(2);
@@ -74,7 +74,7 @@ fn each_step_has_its_line_once_and_in_order() {
     world.report_lines(links[0], 2..=5);
     world.report_lines(links[0], 7..=9);
     world.report_lines(links[0], 5..=6);
-    world.report_lines(links[1], 7..=7); // not the one that knows what is settled
+    world.report_lines(links[1], 7..=7); // only the step leader knows what is settled
     world.beat_with(links[0], |heartbeat| {
         heartbeat.generation = Generation(9);
         heartbeat.lines = lines(Generation(9), 7..=7);
@@ -85,7 +85,7 @@ fn each_step_has_its_line_once_and_in_order() {
     assert_eq!(world.watch(0, 0).lines.len(), 20, "the run has twenty steps");
 }
 
-/// The step leader is dead, and with it the lines that it had not reported; all members have them.
+/// The step leader dies with lines that it had not reported. All members have them.
 #[test]
 fn after_a_change_every_member_is_asked_for_the_lines_before_it() {
     let (mut world, links) = World::training(3);
@@ -108,7 +108,7 @@ fn after_a_change_every_member_is_asked_for_the_lines_before_it() {
     assert!(!world.hear(links[1]).iter().any(asked));
 }
 
-/// I13: what a member has committed behind the resume step is not of the history.
+/// I13: a member's commits behind the resume step are not of the history.
 #[test]
 fn of_lines_behind_the_resume_step_the_step_leaders_word_counts() {
     let (mut world, links) = World::training(3);
@@ -141,7 +141,7 @@ fn a_leader_tells_the_other_coordinators_and_answers_them() {
     assert_eq!(said_of_lines(&mut world, other), []);
 }
 
-/// Page after page, and what another history's coordinator tells is not taken.
+/// Page after page. The coordinator takes no lines of another history.
 #[test]
 fn a_coordinator_that_lacks_lines_asks_the_others() {
     let (mut world, links) = World::training(2);
@@ -163,7 +163,7 @@ fn a_coordinator_that_lacks_lines_asks_the_others() {
     assert_eq!((world.journal.len(), said_of_lines(&mut world, other)), (9, vec![]));
 }
 
-/// D5: watchers do not wait for ever for what nobody has.
+/// D5: watchers do not wait for ever for lines that no process has.
 #[test]
 fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
     let (mut world, links) = World::training(3);
@@ -185,7 +185,7 @@ fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
     assert!(world.events().contains(&lost));
 }
 
-/// Another coordinator that is not linked may have them: it is waited for longer.
+/// A coordinator without a link may have the lines: the leader waits longer for it.
 #[test]
 fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
     let (mut world, links) = World::training(2);

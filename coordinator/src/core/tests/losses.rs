@@ -68,7 +68,7 @@ fn a_loss_pauses_the_survivors_and_their_evidence_makes_the_next_generation() {
     assert_eq!(began, Some((true, Step(4), false)));
 }
 
-/// A commit that one member alone has heard of is part of history; the others hold what it needs.
+/// A commit that only one member has heard of is part of history. The others hold what it needs.
 #[test]
 fn the_greatest_commit_of_the_generation_is_the_resume_step() {
     let (mut world, links) = World::training(3);
@@ -108,7 +108,7 @@ fn a_pause_is_said_again_to_who_has_not_answered_and_then_it_is_done_without() {
     assert_eq!(count(world.words(links[1])), 4);
     assert_eq!(count(world.words(links[0])), 1);
     world.pass(50, &links[..2]);
-    // All shards of workers 2 and 3 went with them: what is left cannot go on from step 2.
+    // All shards of workers 2 and 3 went with them: the rest cannot go on from step 2.
     assert_eq!(world.generation(), Generation(1), "worker 2 lives, and alone holds some shards");
     world.actor(links[1]).mute = false;
     world.pass(500, &links[..2]);
@@ -133,7 +133,7 @@ fn who_does_not_answer_in_time_is_left_out_told_so_and_comes_back_as_another() {
     assert_eq!(world.words(links[1])[..2], ["welcome", "registered"]);
 }
 
-/// Whoever measures detection from outside has to take this off.
+/// A measurement of detection from outside has to take this time off.
 #[test]
 fn a_loss_says_how_long_the_survivors_were_waited_for_after_it_was_noticed() {
     let (mut world, links) = World::training(4);
@@ -226,7 +226,7 @@ fn a_broken_history_ends_the_run_if_a_member_says_so() {
     assert_eq!(world.hear(links[0]).pop(), Some(Message::Dismiss));
 }
 
-/// Its peers may tell that it is gone before it tells why.
+/// The worker's peers may tell that it is gone before it tells why.
 #[test]
 fn a_broken_history_ends_the_run_though_who_says_so_is_a_member_no_more() {
     let (mut world, links) = World::training(3);
@@ -289,7 +289,7 @@ fn i13_deaths_are_told_before_the_next_generation_and_once() {
     assert_eq!(world.comings_and_goings(), expected);
 }
 
-/// Its launcher told of the end of the process before it under the same name, say.
+/// For example, its launcher told of the end of an earlier process under the same name.
 #[test]
 fn a_member_that_was_taken_for_dead_and_answers_is_a_member_anew() {
     let (mut world, links) = World::training(2);

@@ -4,7 +4,7 @@ use everstep_transport::protocol::{ModelAwaited, ModelPlace, WriteFailure};
 use super::results::digests_of;
 use super::*;
 
-/// Every member has done its part, and every line is there; no file is durable.
+/// Every member has done its part, and every line is there. No file is durable.
 fn train(world: &mut World, links: &[LinkId]) {
     world.commit(1..=20);
     world.report_lines(links[0], 1..=20);
@@ -45,7 +45,7 @@ fn fail(world: &mut World, link: LinkId) {
     world.beat_with(link, |heartbeat| heartbeat.unwritten = Some("no space left".into()));
 }
 
-/// The workers live; this one's disk is full.
+/// The workers live. The disk of the worker `full` is full.
 fn pass_full(world: &mut World, seconds: u64, links: &[LinkId], full: LinkId) {
     for _ in 0..seconds * 4 {
         fail(world, full);

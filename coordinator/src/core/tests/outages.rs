@@ -22,7 +22,7 @@ fn i8_a_coordinator_that_is_cut_off_from_all_workers_changes_nothing() {
     }
 }
 
-/// The same where the links time out, and each worker has to dial again.
+/// The links time out as well, and each worker has to dial again.
 #[test]
 fn i8_workers_that_dial_again_after_an_outage_are_all_taken_back() {
     let (mut world, links) = World::training(6);
@@ -106,7 +106,7 @@ fn i8_a_second_outage_is_waited_out_as_the_first() {
     assert_eq!([links[2], links[3], links[4]].map(awaited), [true, true, false]);
 }
 
-/// One worker stands still, another one misses the Pause, and then the coordinator hears no worker.
+/// One worker stands still, another misses the Pause, and then the coordinator hears no worker.
 /// Of four workers on a ring, these two hold no last copy: the others could go on without them.
 #[test]
 fn i8_a_pause_is_not_unanswered_while_nobody_is_heard() {
@@ -165,7 +165,7 @@ fn workers_that_stay_silent_together_are_left_out_if_the_others_can_go_on() {
     assert_eq!((world.members().len(), world.record().resume), (2, Step(5)));
 }
 
-/// A worker whose link comes and goes must not keep dead ones in the run.
+/// A worker with an unstable link must not keep dead workers in the run.
 #[test]
 fn i20_a_flapping_worker_excuses_a_dead_one_once() {
     for silent in [2_600, 5_000, 8_000] {
@@ -189,7 +189,7 @@ fn refusals_of_many_at_once_are_waited_out_for_a_moment() {
     let (mut world, links) = World::training(3);
     world.commit(1..=5);
     let actors: Vec<Actor> = links.iter().map(|link| world.workers[link].clone()).collect();
-    links.iter().for_each(|link| world.actor(*link).mute = true); // nothing reaches them
+    links.iter().for_each(|link| world.actor(*link).mute = true); // nothing reaches the workers
     links.iter().for_each(|link| world.refuse(*link));
     world.pass(150, &[]);
     let mut back = Vec::new();
@@ -202,8 +202,8 @@ fn refusals_of_many_at_once_are_waited_out_for_a_moment() {
     assert_eq!((world.members().len(), none_was_lost(&world)), (3, true));
 }
 
-/// What comes of it when a worker of another name, on this machine, states the address of worker 2,
-/// which runs on machine 7 and holds last copies: whether the run goes back.
+/// A worker of another name, on this machine, states the address of worker 2. Worker 2 runs on
+/// machine 7 and holds last copies. Returns whether the run goes back.
 fn goes_back(machine: Option<u64>, linked: bool) -> bool {
     let mut world = World::with_run(RunSpec { copies: 1, ..run_of(2) });
     let links = [Some(6), Some(7)].map(|machine| world.worker_on(machine));
@@ -226,15 +226,15 @@ fn goes_back(machine: Option<u64>, linked: bool) -> bool {
     world.comings_and_goings().iter().any(|it| it.starts_with("back"))
 }
 
-/// A process that listens at the address of a worker whose link is gone, on the same machine, has
-/// taken its place.
+/// A process has taken the place of a worker without a link if it listens at the worker's address
+/// on the same machine.
 #[test]
 fn a_process_at_the_same_address_of_the_same_machine_proves_that_the_one_before_has_ended() {
     assert!(goes_back(Some(7), false));
     assert!(!goes_back(Some(7), true), "worker 2 has a link");
 }
 
-/// The address has passed to another machine while the first one sleeps, or is a lie.
+/// The address has passed to another machine while the first machine sleeps, or is a lie.
 #[test]
 fn i21_an_address_alone_proves_nothing() {
     for machine in [Some(6), Some(8), None] {

@@ -64,7 +64,7 @@ fn a_pair_that_fails_again_later_is_renewed_again() {
     assert_eq!((world.generation(), world.members().len()), (Generation(3), 4));
 }
 
-/// Worker 1 cannot reach two others: it is the one with the bad road, though it is the oldest.
+/// Worker 1 cannot reach two others: it has the bad road, though it is the oldest.
 #[test]
 fn the_worker_with_more_broken_links_is_left_out() {
     let (mut world, links) = World::training(4);
@@ -80,7 +80,7 @@ fn the_worker_with_more_broken_links_is_left_out() {
     assert!(!members.contains(&world.id(links[0])), "{members:?}");
 }
 
-/// Of a pair, worker 3 alone holds some shards: the other one goes.
+/// Of a pair, worker 3 alone holds some shards: the other worker goes.
 #[test]
 fn a_worker_with_a_last_copy_is_not_left_out() {
     let (mut world, links) = World::training(3);
@@ -120,8 +120,8 @@ fn what_was_broken_in_an_older_generation_is_no_news() {
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
 }
 
-/// Each holds the only copy of its shards. It is said once, and the generation is renewed ever more
-/// rarely: nothing else can be done.
+/// Each holds the only copy of its shards. The leader says so once, and renews the generation ever
+/// more rarely: nothing else can be done.
 #[test]
 fn a_pair_that_cannot_be_parted_is_told_of_and_not_renewed_all_the_time() {
     let run = RunSpec { copies: 1, ..run_of(3) };
@@ -156,7 +156,7 @@ fn while_a_pair_waits_for_its_renewal_another_loss_is_mended_at_once() {
     assert_eq!(world.generation(), before.next());
 }
 
-/// Worker 1 cannot reach two others, and alone holds a shard; they hold nothing alone.
+/// Worker 1 cannot reach two others, and alone holds a shard. The two hold nothing alone.
 #[test]
 fn who_holds_a_last_copy_stays_though_it_has_more_broken_links() {
     let (mut world, links) = World::training(4);

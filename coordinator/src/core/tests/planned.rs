@@ -41,7 +41,7 @@ fn a_worker_that_joins_is_fed_and_then_becomes_a_member_at_a_quiet_boundary() {
     assert!(matches!(began, Some(EventKind::Generation { redone: false, .. })), "{began:?}");
 }
 
-/// Everyone learns whatever they are fed, and every change is made, until there is none.
+/// All workers learn what they are fed, and the leader makes every change, until there is none.
 fn settle(world: &mut World, links: &[LinkId]) -> u64 {
     let before = world.generation();
     for _ in 0..8 {
@@ -135,7 +135,7 @@ fn a_hold_that_is_not_kept_by_everyone_ends_in_a_pause_anyway() {
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
 }
 
-/// A step may be longer than a hold: the next commit is waited for as long as steps take.
+/// A step may be longer than a hold: the leader waits for the next commit as long as steps take.
 #[test]
 fn the_next_commit_is_waited_for_as_long_as_steps_take() {
     let (mut world, links) = World::training(2);
@@ -186,7 +186,7 @@ fn a_worker_that_drains_goes_when_nothing_depends_on_it() {
     world.commit(1..=3);
     let id = world.id(links[1]);
     world.say(links[1], Message::Leave);
-    world.say(links[1], Message::Leave); // on every new link
+    world.say(links[1], Message::Leave); // the worker says so on every new link
     assert!(world.words(links[0]).contains(&"hold"), "its shards have backups: at once");
     assert_eq!(world.watch(0, 0).workers[1].state.to_owned(), WorkerState::Leaving);
     world.hold_all();
@@ -198,7 +198,7 @@ fn a_worker_that_drains_goes_when_nothing_depends_on_it() {
     assert_eq!(world.comings_and_goings(), [format!("left {id}")], "its end is no loss");
 }
 
-/// With one copy nobody is free before others have learned its shards.
+/// With one copy no worker is free before others have learned its shards.
 #[test]
 fn a_worker_that_drains_is_copied_first() {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });

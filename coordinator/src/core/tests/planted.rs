@@ -74,7 +74,7 @@ fn a_line_that_is_called_written_and_is_on_no_disk_is_found() {
     });
 }
 
-/// I1: what a leader has planned comes into the log after another one has led.
+/// I1: the plan of a leader comes into the log after another coordinator has led.
 #[test]
 fn a_generation_of_a_deposed_leader_that_counts_is_found() {
     find(Plant::IgnoreTerm, |plant| {

@@ -4,7 +4,7 @@ use super::*;
 
 const WATCH: Message = Message::Watch { run: None, step: Step(0), event: 0 };
 
-/// A leader that was stopped would tell of what it knew before.
+/// A leader that was stopped would tell outdated news.
 #[test]
 fn who_reads_is_answered_only_by_one_that_is_confirmed_to_lead() {
     let (mut world, links) = World::training(2);
@@ -50,7 +50,7 @@ fn who_reads_from_one_that_does_not_lead_is_told_who_does() {
     assert!(!world.words(world.operator).contains(&"update"), "it has asked elsewhere since");
 }
 
-/// Its own entry is on its way.
+/// The coordinator's own entry is on its way.
 #[test]
 fn who_reads_from_one_that_is_about_to_lead_waits_for_that() {
     let mut world = World::about_to_lead();

@@ -15,7 +15,7 @@ fn a_run_starts_when_enough_workers_have_promised_its_first_generation() {
     assert_eq!((record.cause, record.waiting), (Cause::Start, false));
 }
 
-/// I15: who did not promise is no member.
+/// I15: a worker that did not promise is no member.
 #[test]
 fn a_worker_that_does_not_answer_the_first_pause_is_done_without() {
     let mut world = World::with_run(run_of(2));
@@ -123,7 +123,7 @@ fn a_worker_lost_before_the_start_is_forgotten() {
     assert_eq!(world.generation(), Generation(1));
 }
 
-/// Its process may live: a link that is lost without a goodbye may come back.
+/// The worker's process may live: a link that is lost without a goodbye may come back.
 #[test]
 fn a_worker_without_a_link_has_time_to_come_back_before_the_start() {
     let mut world = World::with_run(run_of(2));
@@ -186,7 +186,7 @@ fn a_worker_lost_while_the_first_generation_is_agreed_on_is_missed() {
     world.catch_up();
     assert_eq!(world.members(), [world.id(first)], "it was a member, and is missed");
     assert_eq!(world.comings_and_goings(), [format!("lost {gone}")]);
-    // The log may have them in either order.
+    // The log may have the entries in either order.
     let mut world = World::with_run(run_of(2));
     world.worker("worker-1");
     world.holds_back = true;
@@ -203,7 +203,7 @@ fn a_worker_lost_while_the_first_generation_is_agreed_on_is_missed() {
     assert_eq!(world.members().len(), 2, "the Pause goes on until there are enough");
 }
 
-/// What each role may not say at all, in any phase, changes nothing and is counted.
+/// Messages that a role may not send in any phase change nothing, and are counted.
 #[test]
 fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let (mut world, links) = World::training(2);

@@ -10,7 +10,7 @@ pub(super) fn coordinator(name: &str, port: u16) -> Coordinator {
 }
 
 impl World {
-    /// The cluster is founded: for one run, or for many.
+    /// The cluster is founded, for one run or for many.
     pub(super) fn found(&mut self, ephemeral: bool) {
         let founder = coordinator("coordinator-1", 1);
         let tokens = Vec::new();
@@ -20,7 +20,7 @@ impl World {
         self.give(Input::Leader { term: self.term, leader: Some(1) });
     }
 
-    /// What everyone is told now.
+    /// The message that tells every peer the coordinators now.
     pub(super) fn told(&self, term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
         let members = members.iter().map(|&(id, port)| {
             let Coordinator { name, address, api, .. } =
@@ -58,7 +58,7 @@ fn whoever_says_hello_or_asks_is_told_who_the_coordinators_are_and_again_when_th
     assert_eq!(world.hear(worker), [], "nothing new");
 }
 
-/// It keeps the links of all, and says nothing else.
+/// A follower keeps the links of all workers, and says nothing else.
 #[test]
 fn a_follower_answers_no_hello_and_sends_whoever_asks_to_the_leader() {
     let mut world = World::with_run(run_of(2));
@@ -107,7 +107,7 @@ fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
     assert_eq!(world.members(), [world.id(links[0]), world.id(links[2])]);
 }
 
-/// The leader that was told of it may be gone as well.
+/// The leader that noticed the death may be gone as well.
 #[test]
 fn a_worker_that_dies_with_the_leader_is_not_waited_for_by_the_next() {
     for comes_back in [false, true] {
@@ -127,7 +127,8 @@ fn a_worker_that_dies_with_the_leader_is_not_waited_for_by_the_next() {
     }
 }
 
-/// Who builds its model when its leader falls begins anew at the next: it gets the same id.
+/// A worker that builds its model when its leader falls begins anew at the next leader, with the
+/// same id.
 #[test]
 fn who_was_registering_when_the_leader_fell_is_welcomed_again() {
     let mut world = World::with_run(run_of(2));
@@ -145,7 +146,7 @@ fn who_was_registering_when_the_leader_fell_is_welcomed_again() {
     assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
 }
 
-/// It was greeted by a follower before it had an id.
+/// A follower greeted the worker before it had an id.
 #[test]
 fn a_worker_that_is_welcomed_though_it_is_registered_says_hello_again() {
     let (mut world, links) = World::training(2);
@@ -187,7 +188,7 @@ fn an_installed_snapshot_is_what_the_coordinator_knows() {
     assert!(opens, "its lines are in a file");
 }
 
-/// Whoever was told the end of a run would look for its lines no more.
+/// A watcher that was told the end of a run would not look for its lines any more.
 #[test]
 fn i13_events_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
     let (mut world, links) = World::training(2);
@@ -211,7 +212,7 @@ fn i13_events_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
     assert_eq!(told(1_000), (2, false), "nobody can tell");
 }
 
-/// It lost and won an election while nobody looked: another one may have led between.
+/// The coordinator lost and won an election unnoticed: another may have led in between.
 #[test]
 fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
     let (mut world, links) = World::training(2);
@@ -224,7 +225,7 @@ fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
     assert_eq!(world.words(links[0]), ["registered"]);
 }
 
-/// What the log says of terms comes before the word that somebody else leads.
+/// The log tells of a later term before the word comes that another coordinator leads.
 #[test]
 fn an_entry_of_a_later_term_ends_a_reign() {
     let (mut world, links) = World::training(2);
@@ -236,7 +237,7 @@ fn an_entry_of_a_later_term_ends_a_reign() {
     assert_eq!((world.words(links[0]), world.log.len()), (vec![], 0));
 }
 
-/// Invariant I8. It got its new id from another leader, while this one stood still.
+/// Invariant I8. The worker got its new id from another leader, while this one stood still.
 #[test]
 fn a_worker_that_says_to_be_another_by_now_is_believed() {
     let (mut world, links) = World::training(3);
@@ -252,7 +253,8 @@ fn a_worker_that_says_to_be_another_by_now_is_believed() {
     assert_eq!(world.hear(links[0]), [Message::Registered { worker: id, term: Term(2) }]);
 }
 
-/// What was said to it last was void, since it knew a later term: it says so, and is not deaf.
+/// The last message to the worker was void, since the worker knew a later term. The worker says so,
+/// and is not deaf.
 #[test]
 fn a_worker_that_was_told_to_go_and_did_not_is_let_in_again() {
     let (mut world, links) = World::training(3);

@@ -2,7 +2,7 @@ use everstep_transport::identity::Refusal;
 
 use super::*;
 
-/// The leader died before it could answer: the next one is asked the same.
+/// The leader died before it could answer, and the client asks the next leader the same.
 #[test]
 fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
     let (mut world, links) = World::training(3);
@@ -108,7 +108,7 @@ fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
     assert_eq!(world.admitted[1..], [(node, None)], "it was counted once");
 }
 
-/// Each is answered by its own entry.
+/// Each request is answered by its own entry.
 #[test]
 fn a_request_that_is_refused_answers_nobody_else() {
     let (mut world, links) = World::training(3);
@@ -126,7 +126,8 @@ fn a_request_that_is_refused_answers_nobody_else() {
     assert_eq!(world.hear(other), [Message::Answer { id, refusal: None, run: None }]);
 }
 
-/// What was asked for first under an id may be decided while something else is asked for under it.
+/// The log may decide the first request of an id while the client asks for something else under
+/// that id.
 #[test]
 fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() {
     let (mut world, links) = World::training(3);
@@ -142,7 +143,7 @@ fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() 
     assert_eq!(world.hear(other), [refused]);
 }
 
-/// Before the cluster is founded, nobody can be told who leads.
+/// Before the cluster is founded, no coordinator can say which one leads.
 #[test]
 fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
     let mut world = World::empty();
@@ -159,7 +160,7 @@ fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
     assert_eq!(world.words(world.operator), ["answer"]);
 }
 
-/// Its entry comes into the log after the one with which it leads.
+/// The request's entry comes into the log after the one with which the coordinator leads.
 #[test]
 fn a_request_to_one_that_is_about_to_lead_is_answered_when_it_does() {
     let mut world = World::about_to_lead();
@@ -171,7 +172,8 @@ fn a_request_to_one_that_is_about_to_lead_is_answered_when_it_does() {
     assert_eq!(world.failure(), "it was cancelled");
 }
 
-/// The shell closes its links, and it can never come back: its answer is worth no wait.
+/// The shell closes the worker's links, and the worker can never come back: its answer is worth no
+/// wait.
 #[test]
 fn the_next_generation_does_without_a_revoked_worker() {
     let (mut world, links) = World::training(3);

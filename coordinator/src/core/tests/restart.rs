@@ -69,7 +69,7 @@ fn a_member_that_does_not_come_back_is_missed_when_its_fresh_deadline_is_over() 
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
 }
 
-/// The record that they promised was never agreed on: the next leader makes another.
+/// The record that the workers promised was never agreed on: the next leader makes another.
 #[test]
 fn workers_that_have_promised_get_a_generation_of_the_new_term() {
     let (mut world, links) = World::training(4);
@@ -110,8 +110,8 @@ fn who_comes_back_late_has_time_to_answer() {
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
 }
 
-/// A coordinator that stood still finds all its links timed out when it wakes up: nobody is
-/// evicted for that, whoever is the first to come back.
+/// A coordinator that stood still finds all its links timed out when it wakes up. It evicts no
+/// worker for that, no matter which worker comes back first.
 #[test]
 fn a_coordinator_that_stood_still_evicts_nobody() {
     let (mut world, links) = World::training(4);
@@ -125,7 +125,8 @@ fn a_coordinator_that_stood_still_evicts_nobody() {
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 4));
 }
 
-/// Invariant I8. When it wakes up, the time for answers is over, and one is still in a queue.
+/// Invariant I8. When the coordinator wakes up, the time for answers is over, and one is still in a
+/// queue.
 #[test]
 fn a_coordinator_that_stood_still_in_a_pause_waits_for_answers_anew() {
     let (mut world, links) = World::training(3);
@@ -159,7 +160,7 @@ fn a_worker_that_was_lost_is_told_so_whenever_it_comes_back() {
     assert_eq!(world.hear(impostor), [Message::Evicted { worker: first }], "of another node");
 }
 
-/// I13: what the log says of lines, a rollback among it.
+/// I13: the log tells of lines, and of a rollback.
 #[test]
 fn a_restart_brings_back_the_lines_that_are_part_of_history() {
     let (mut world, links) = World::training(2);
@@ -180,7 +181,7 @@ fn a_restart_brings_back_the_lines_that_are_part_of_history() {
     assert_eq!(world.journal, written);
 }
 
-/// I14: what is applied again gives the same state.
+/// I14: entries that are applied again give the same state.
 #[test]
 fn the_log_gives_the_same_state_again() {
     let (mut world, links) = World::training(3);

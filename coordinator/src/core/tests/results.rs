@@ -7,7 +7,7 @@ pub(super) fn finish(world: &mut World, link: LinkId, digest: [u8; 32]) {
     world.say(link, Message::Finished(WorkerResult { worker, digests, ..WorkerResult::default() }));
 }
 
-/// The digests of what the worker owns; this is what the last shard's digest is.
+/// The digests of the shards that the worker owns. `digest` is that of the last shard.
 pub(super) fn digests_of(world: &World, link: LinkId, digest: [u8; 32]) -> Vec<(Shard, [u8; 32])> {
     let (record, worker) = (world.record(), world.id(link));
     let rank = record.rank(worker).expect("a member");
@@ -73,7 +73,7 @@ fn a_record_that_the_log_does_not_take_fails_its_run_in_words() {
     assert!(!world.running(), "there is no run that could fail");
 }
 
-/// A member dies while the others finish: their results are void, and reported anew.
+/// A member dies while the others finish: their results are void, and the workers report them anew.
 #[test]
 fn results_are_void_when_a_generation_begins() {
     let (mut world, links) = World::training(3);

@@ -73,7 +73,7 @@ fn an_owner_of_the_last_copy_that_answered_and_fell_silent_is_waited_for() {
     world.commit(1..=5);
     world.actor(links[0]).mute = true;
     world.kill(links[1]);
-    world.cut(links[2]); // it has answered before
+    world.cut(links[2]); // the worker has answered before
     world.actor(links[0]).mute = false;
     world.pass(5_000, &[links[0], links[3]]);
     assert_eq!(world.generation(), Generation(1));
@@ -125,7 +125,7 @@ fn i21_a_run_that_says_so_gives_a_silent_owner_up() {
     assert_eq!(world.cause(), Cause::Rollback);
 }
 
-/// What a coordinator did not hear while it was cut off itself does not count.
+/// The time in which a coordinator was cut off itself does not count.
 #[test]
 fn i21_the_time_until_an_owner_is_given_up_begins_with_the_first_answer() {
     let run = RunSpec { give_up_after_ms: Some(10_000), ..run_of(3) };
@@ -182,8 +182,8 @@ fn an_exit_that_is_noticed_ends_the_waiting() {
     assert_eq!(world.cause(), Cause::Rollback);
 }
 
-/// Before anyone has entered a generation that begins from the seed comes the next loss: nobody
-/// shows anything of the initial state, and everyone has it.
+/// The next loss comes before any worker has entered a generation that begins from the seed. No
+/// worker shows anything of the initial state, but every worker has it.
 #[test]
 fn a_beginning_that_nobody_has_entered_is_begun_again() {
     let (mut world, links) = World::training(3);
@@ -198,7 +198,7 @@ fn a_beginning_that_nobody_has_entered_is_begun_again() {
     assert_eq!(world.members(), [world.id(links[0])]);
 }
 
-/// Steps may have been committed that no worker is left to tell of: not a start, and not in haste.
+/// Steps may be committed that no worker is left to tell of: this is no start, and takes no haste.
 #[test]
 fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silence() {
     let (mut world, links) = World::training(2);
@@ -278,7 +278,7 @@ fn i21_the_wait_for_an_owner_goes_on_under_the_next_leader() {
     assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
 }
 
-/// An owner that a leader before was waiting for is heard, and falls silent again.
+/// An owner that an earlier leader was waiting for is heard, and falls silent again.
 #[test]
 fn i21_an_owner_that_was_heard_is_waited_for_anew() {
     let run = RunSpec { give_up_after_ms: Some(30_000), ..run_of(4) };
@@ -306,7 +306,7 @@ fn a_rollback_that_is_said_again_late_does_nothing() {
     world.pass(100, &links);
     assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Rollback));
     world.hear(world.operator);
-    world.request(2, wish); // its outcome is forgotten, so it looks like a new one
+    world.request(2, wish); // the outcome of this wish is forgotten, so it looks like a new wish
     let refusal = "the run has gone back since, with generation 2";
     assert_eq!(world.hear(world.operator), [answer(2, Some(refusal))]);
     world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(2) });

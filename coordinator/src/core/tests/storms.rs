@@ -1,4 +1,4 @@
-//! Whatever happens in whatever order: in the end everyone who lives takes part again.
+//! Events of all kinds in any order: in the end every living worker takes part again.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::*;
 enum Happening {
     /// Some worker's process is killed.
     Kill(usize),
-    /// Some worker's link is lost, and comes back after so many milliseconds.
+    /// Some worker's link is lost, and comes back after this many milliseconds.
     Cut(usize, u64),
     /// Some worker is stopped, or goes on.
     Stop(usize),
@@ -18,12 +18,12 @@ enum Happening {
     Part(usize, usize),
     Join,
     Drain(usize),
-    /// Everyone commits a step.
+    /// Every member commits a step.
     Step,
     /// The log agrees late from now on, or no longer.
     Hesitate,
     Restart,
-    /// The leader is none any more, for a moment; nothing that was on its way is agreed on.
+    /// The leader is none any more, for a moment. No entry that was on its way is agreed on.
     Fall,
     /// Time passes.
     Pass(u64),
@@ -47,14 +47,14 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
     prop::collection::vec(one, 1..40)
 }
 
-/// A world in which workers do all by themselves what they should.
+/// A world in which workers do by themselves what they should.
 struct Storm {
     world: World,
     step: u64,
     joined: u64,
     /// Links that are lost, and when they come back.
     away: BTreeMap<LinkId, Time>,
-    /// The nodes of processes that were killed: a launcher says so until it is recorded.
+    /// The nodes of killed processes: a launcher tells of each until the log has it.
     ended: BTreeSet<String>,
     /// The greatest resume step so far, since the last rollback.
     resumed: (Generation, Step),
@@ -163,7 +163,7 @@ impl Storm {
         steps.max().unwrap_or(0)
     }
 
-    /// Workers beat, come back, learn, hold, and register anew when they are told to.
+    /// Workers beat, come back, learn, hold, and register anew when a message tells them to.
     fn pass(&mut self, millis: u64) {
         for _ in 0..millis / 50 {
             self.world.now = self.world.now + TICK;
@@ -212,7 +212,7 @@ impl Storm {
             self.world.beat_with(link, |heartbeat| {
                 heartbeat.held = held;
                 if leader == Some(actor.id) {
-                    heartbeat.lines = actor.lines; // it repeats them until they are written
+                    heartbeat.lines = actor.lines; // repeated until they are written
                 }
             });
         }
@@ -248,12 +248,12 @@ impl Storm {
         assert!(steps.iter().copied().eq(1..=steps.len() as u64), "lines of steps {steps:?}");
     }
 
-    /// Nothing happens any more, but what is under way comes to its end.
+    /// Nothing new happens, but what is under way comes to its end.
     fn calm(&mut self) {
         self.world.holds_back = false;
         self.world.drain();
         self.world.workers.values_mut().for_each(|actor| actor.mute = false);
-        self.pass(4_500); // every link is back, and who has left hears of it
+        self.pass(4_500); // every link is back, and each worker that has left hears of it
         if self.world.workers.is_empty() {
             self.join();
         }

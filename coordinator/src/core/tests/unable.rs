@@ -150,7 +150,7 @@ fn a_run_under_way_names_a_worker_that_would_join_and_lacks_memory() {
 fn a_member_whose_place_fails_is_given_up_and_the_run_goes_on() {
     let (mut world, links) = World::training(3);
     world.commit(1..=3);
-    world.workers.remove(&links[1]); // It holds nothing any more, and answers no Pause.
+    world.workers.remove(&links[1]); // The worker holds nothing any more, and answers no Pause.
     cannot_yet(&mut world, links[1]);
     world.pass(500, &[links[0], links[2]]);
     assert_eq!((world.members().len(), world.record().resume), (2, Step(3)));

@@ -126,7 +126,7 @@ fn a_device_is_shown_as_its_worker_stated_it() {
     assert_eq!(world.watch(0, 0).divergence, None, "the same bits come of both");
 }
 
-/// The first was cancelled while its watcher was away.
+/// The operator cancelled the first run while its watcher was away.
 #[test]
 fn who_watches_a_run_is_told_no_lines_of_another() {
     let (mut world, links) = World::training(2);

@@ -14,7 +14,7 @@ fn at_risk(world: &World, zones: &BTreeMap<WorkerId, &str>) -> usize {
     (0..SHARDS).filter(together).count()
 }
 
-/// Everyone learns what they are fed, and what is due is done.
+/// All workers learn what they are fed, and the leader makes the changes that are due.
 fn settle(world: &mut World, links: &[LinkId]) {
     for _ in 0..4 {
         world.pass(50, links);

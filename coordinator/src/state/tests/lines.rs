@@ -4,7 +4,7 @@ use everstep_transport::protocol::Lineage;
 
 use super::*;
 
-/// I13: which lines are of the run's history, and which are lost, the log says.
+/// I13: the log says which lines are of the run's history, and which are lost.
 #[test]
 fn a_rollback_and_a_run_begin_another_history_of_lines() {
     let mut state = State::default();
