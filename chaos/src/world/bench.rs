@@ -154,8 +154,8 @@ impl Bench {
         let Self { device, jobs, versions, generation, store, .. } = self;
         let mut port = Delivered { jobs, versions, random, now, generation, reports: vec![] };
         if gradient.is_some() {
-            // The gradient's time passes at once. Reports of that time come a little later than they
-            // would.
+            // The gradient's time passes at once. Reports of that time come a little later than
+            // they would.
             port.now = port.now + COMPUTE + Duration::from_nanos(port.random.below(SPREAD_NS));
         }
         let done = match store.perform(job, now, shards) {
