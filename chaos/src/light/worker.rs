@@ -387,7 +387,7 @@ impl Crowd {
     }
 }
 
-/// The same model place for all workers.
+/// All workers state the same.
 fn node_name(place: usize) -> NodeName {
     NodeName::parse(&format!("worker-{place}")).expect("a valid name")
 }
