@@ -29,7 +29,7 @@ context = 64
 
 /// How many workers to start.
 const WORKERS: u32 = 2;
-/// Every how many steps to say how it goes.
+/// The number of steps between two progress lines.
 const PACE: u64 = 10;
 
 fn main() -> anyhow::Result<ExitCode> {

@@ -119,8 +119,8 @@ const REMIND: Duration = Duration::from_secs(1);
 /// How long the coordinators may take to give the reason of a worker's end.
 const LAST_WORD: Duration = Duration::from_millis(300);
 
-/// Trains `run` on a local cluster whose files are in `directory`. Calls `watch` on every news.
-/// Blocks until the run is complete.
+/// Trains `run` on a local cluster with its files in `directory`. Calls `watch` whenever there are
+/// news. Blocks until the run is complete.
 ///
 /// # Errors
 /// [`ClusterError`], in words for the user.
@@ -408,7 +408,7 @@ impl Cluster {
         files.settle(directory);
     }
 
-    /// Gives up a run whose workers do not come, or do not come back.
+    /// Gives up a run if its workers do not come, or do not come back.
     fn check_wait(&mut self) -> Result<(), ClusterError> {
         // More workers live here than take part. The others may be silent and answer later, except
         // those that have said that they cannot compute.

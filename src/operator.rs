@@ -44,7 +44,7 @@ pub(crate) struct Operator {
     /// A random number. With a counter it names a request.
     client: u64,
     number: u64,
-    /// The run whose lines it watches.
+    /// The run that it watches.
     run: Option<RunId>,
 }
 

@@ -168,7 +168,7 @@ enum Lane {
     Log,
 }
 
-/// The operator's link; workers' come after it.
+/// The operator's link. The workers' links have higher numbers.
 const OPERATOR: LinkId = LinkId(0);
 
 /// The simulation.

@@ -104,7 +104,7 @@ pub(super) fn smallest_run() -> RunSpec {
     spec(&AllReduceFlags { workers: 1, mb: 1, iterations: 1, stages, wait: 1, json })
 }
 
-/// A run whose gradient is the vector, with one data shard a worker and one owner a shard.
+/// A run with the vector as its gradient, one data shard a worker and one owner a shard.
 fn spec(flags: &AllReduceFlags) -> RunSpec {
     let units = (u64::from(flags.mb) * 1_000_000).div_ceil(4 * UNIT as u64) as u32;
     RunSpec {

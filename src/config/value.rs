@@ -126,7 +126,7 @@ impl Value for Words {
     }
 }
 
-/// A type whose values have names in the file.
+/// A type with named values in the file.
 macro_rules! names {
     ($type:ident: $what:literal, $($name:literal => $variant:ident),+) => {
         impl Value for $type {

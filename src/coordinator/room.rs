@@ -1,5 +1,5 @@
-//! A coordinator whose disk is full or read-only, or whose directory is gone, waits and goes on
-//! from its files.
+//! A coordinator with a full or read-only disk, or a missing directory, waits and goes on from its
+//! files.
 //!
 //! The log takes nothing after an error of its disk. So the coordinator ends, and begins again from
 //! its durable state, in the same process and at the same addresses. Other coordinators lead

@@ -1,4 +1,4 @@
-//! The demo under way: a cluster that trains, chance that kills, a user who presses keys.
+//! The demo under way: a cluster that trains, chance that kills, a user that presses keys.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

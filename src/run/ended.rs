@@ -1,4 +1,5 @@
-//! A run whose cluster ended with it. Its directory describes it, so no coordinator is asked.
+//! A run that ended together with its cluster. Its directory describes it, so no coordinator is
+//! asked.
 
 use std::path::PathBuf;
 

@@ -39,7 +39,7 @@ pub enum Action<V> {
     Read(V),
 }
 
-/// A register whose history no single story explains.
+/// A register with a history that no single story explains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contradiction<K, V> {
     /// The register.

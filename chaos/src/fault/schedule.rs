@@ -376,7 +376,7 @@ impl Draw<'_> {
         Duration::from_millis(1_000 + self.random.below(15_000))
     }
 
-    /// A whole number whose mean is `mean`.
+    /// A random whole number with this mean.
     fn count(&mut self, mean: f64) -> u64 {
         mean.floor() as u64 + u64::from(self.chance(mean.fract()))
     }

@@ -89,7 +89,7 @@ pub(super) struct Worker {
     fed: Vec<Shard>,
     /// Whether it has learned them.
     ready: bool,
-    /// The newest step whose line the coordinator has.
+    /// The step of the newest line that the coordinator has.
     written: Step,
 }
 

@@ -445,7 +445,7 @@ impl World {
                 self.hang_up(place, to, End::lost(&reason));
                 Ok(())
             }
-            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
+            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // no caller asks
             of_lines => self.bring_lines_about(place, of_lines),
         }
     }

@@ -1,5 +1,5 @@
-//! Changes of the coordinators: machines that ask to be one, that lose their disk, whose disk is
-//! damaged or full, that the operator removes, or that it asks to stop.
+//! Changes of the coordinators: machines that ask to be one, machines with a lost, damaged or full
+//! disk, and coordinators that the operator removes or asks to stop.
 //!
 //! A lost directory never comes back under its id or its name. The machine asks to be a coordinator
 //! again, under a new id, and the operator removes the old coordinator. The world leaves out faults

@@ -62,7 +62,7 @@ impl Seat {
         Ok((home, starting))
     }
 
-    /// A seat of `count` ones, whose process listens.
+    /// The seat of a process that listens, one of `count` seats.
     pub(super) fn of(number: u32, count: u32, home: PathBuf, process: Process) -> Self {
         let (address, api) = (process.address(), process.api().map(str::to_string));
         let (stage, breaks, restarts) = (Stage::Runs(process), Vec::new(), 0);
