@@ -297,8 +297,8 @@ impl Course {
         let disturbed =
             disturbed.into_iter().flatten().filter(|(_, until)| now <= *until + AFTERMATH);
         let disturbed: Vec<_> = disturbed.collect();
-        // After so long an interruption, the coordinator misses the process for too long, even if
-        // packets get through now.
+        // After so long an interruption the process itself hears nothing for too long, even if the
+        // coordinator hears it.
         let long = disturbed.iter().any(|(since, until)| until.since(*since) > TOLERATED);
         let again = |times: &[Option<Time>; 2]| match times {
             [Some(first), Some(second)] => second.since(*first) <= AGAIN && recent(Some(second)),
