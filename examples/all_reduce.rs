@@ -1,11 +1,12 @@
-//! The all-reduce by itself: sums whose bits do not depend on who is there.
+//! The all-reduce by itself: sums with the same bits for any number of workers.
 //!
 //! Run it with `cargo run --release --example all_reduce`.
 //!
 //! Additions round, so their order matters. Everstep adds along one fixed tree over the data shards
 //! (here eight vectors). A worker adds the subtrees that are wholly its own and sends their roots
-//! to the vector's owner, which adds what arrives, in whatever order, and sends everyone the sum.
-//! Owner and workers are tasks here, each with its QUIC endpoint; in a run, workers are owners too.
+//! to the vector's owner. The owner adds them in any order of arrival, and sends the sum to all
+//! workers. Owner and workers are tasks here, each with its QUIC endpoint. In a run, workers are
+//! owners too.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -53,7 +54,7 @@ async fn all_reduce(tree: Tree, workers: u32, expected: &Buffer) -> Result<()> {
     Ok(())
 }
 
-/// What a worker does: sends its partials, then waits for the sum.
+/// The part of a worker: it sends its partials, then waits for the sum.
 async fn contribute(own: Endpoint, owner: SocketAddr, partials: Vec<Partial>) -> Result<Buffer> {
     let link = own.connect(owner, &Expected::Role(Role::Worker)).await?;
     send(&link, &partials).await?;
@@ -61,7 +62,7 @@ async fn contribute(own: Endpoint, owner: SocketAddr, partials: Vec<Partial>) ->
     Ok(received.context("the owner sends nothing")?.1)
 }
 
-/// What the owner does: adds partials as they arrive, then sends everyone the sum.
+/// The part of the owner: it adds partials as they arrive, then sends the sum to all workers.
 async fn reduce(own: &Endpoint, tree: Tree, workers: u32) -> Result<()> {
     let (mut links, mut root) = (Vec::new(), None);
     let mut sum = Sum::new(tree, LENGTH, Pool::new(0));

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Without an argument the text is Everstep's own source. `cluster::train` does all of this in one
-//! call; a program that wants to act while the cluster trains does it as here. Should it end early,
-//! however that happens, its processes end too.
+//! call. A program that wants to act while the cluster trains does it as here. If it ends early, in
+//! any way, its processes end too.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ context = 64
 
 /// How many workers to start.
 const WORKERS: u32 = 2;
-/// Every how many steps to say how it goes.
+/// The number of steps between two progress lines.
 const PACE: u64 = 10;
 
 fn main() -> anyhow::Result<ExitCode> {

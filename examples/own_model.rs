@@ -38,10 +38,10 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Random points around the origin; from ring to ring they change sides.
+/// Random points around the origin. Neighbouring rings are on different sides.
 struct Rings;
 
-/// Points to learn from, and as many held out.
+/// Points to learn from. As many more are held out.
 const SAMPLES: u64 = 4096;
 
 impl Dataset for Rings {
@@ -53,7 +53,7 @@ impl Dataset for Rings {
         *b"rings of width 1/2, version one."
     }
 
-    /// A pure function of the index: any worker may be asked for any point, again and again.
+    /// A pure function of the index. Any worker may ask for any point, again and again.
     fn fill(&self, index: u64, batch: &mut Batch) {
         let random = Philox::new(1, Philox::USER, index);
         let [x, y] = [0, 1].map(|axis| 2.0 * random.unit(axis) - 1.0);
@@ -71,8 +71,8 @@ impl Dataset for Rings {
     }
 }
 
-/// A hidden layer of rectified units; the sign of their weighted sum is the side. The loss is the
-/// squared hinge: the square of what the sum lacks to be 1 on the right side.
+/// A hidden layer of rectified units. The sign of their weighted sum is the side. The loss is the
+/// squared hinge: the square of the sum's distance to 1 on the right side.
 struct Net {
     width: u32,
 }

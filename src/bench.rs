@@ -1,6 +1,6 @@
 //! `everstep bench`: measures this machine with the training step's own exchange.
 //!
-//! A benchmark is a run like any other, on a local cluster of real processes; its figures are those
+//! A benchmark is a run like any other, on a local cluster of real processes. Its figures are those
 //! of the committed steps.
 
 mod all_reduce;

@@ -1,7 +1,8 @@
-//! `everstep chaos`: proves the promises, or says which did not hold.
+//! `everstep chaos`: proves the promises, or reports the broken one.
 //!
 //! `simulate` runs small clusters on virtual time, one for each seed, on all cores. The first
-//! broken promise ends it: with the seed that repeats it, and the few faults that it takes.
+//! broken promise ends it. The report has the seed that repeats it, and the few faults that it
+//! takes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +22,7 @@ use crate::cli::{Chaos, SimulateFlags};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
-/// How often progress is told.
+/// How often the program reports progress.
 const PACE: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(chaos: &Chaos) -> Result<(), Failure> {
@@ -46,7 +47,7 @@ fn simulate(flags: &SimulateFlags) -> Result<(), Failure> {
         Some(coordinators) => simulation.coordinated(coordinators),
         None => simulation,
     };
-    // Lines are written in the order of the seeds: one thread makes them.
+    // One thread writes the lines, in the order of the seeds.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = if trace.is_some() { 1 } else { cores };
     let share = Share {
@@ -71,19 +72,20 @@ fn simulate(flags: &SimulateFlags) -> Result<(), Failure> {
     conclude(flags, &simulation, &tally)
 }
 
-/// What the threads share: they take one seed after the other.
+/// The threads' shared state. They take one seed after the other.
 struct Share<'a> {
     simulation: &'a Simulation,
     from: u64,
     seeds: u64,
-    /// How many seeds somebody simulates, or has.
+    /// How many seeds the threads have taken.
     taken: AtomicU64,
     stop: AtomicBool,
     record: bool,
 }
 
 impl Share<'_> {
-    /// Simulates until no seed is left, or one has failed: then all below it have been taken.
+    /// Simulates until no seed is left, or one has failed. By then threads have taken all seeds
+    /// below it.
     fn work(&self, results: &Sender<(u64, Simulated)>) {
         while !self.stop.load(Ordering::Relaxed) {
             let place = self.taken.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +105,7 @@ impl Share<'_> {
     }
 }
 
-/// What all seeds together have endured.
+/// The sum of all seeds' results.
 #[derive(Default)]
 struct Tally {
     seeds: u64,
@@ -116,12 +118,12 @@ struct Tally {
     longest: Duration,
     longest_change: Duration,
     longest_recovery: Duration,
-    /// The sum of the traces' digests: equal for equal histories, whatever the order.
+    /// The sum of the traces' digests: equal for equal histories, in any order.
     digest: u64,
     wall: Duration,
     /// CPU time of all threads.
     cpu: Duration,
-    /// The failing seed, the smallest if there are several.
+    /// The failing seed, and its failure. The smallest one if there are several.
     broken: Option<(u64, world::Failure)>,
 }
 
@@ -236,7 +238,7 @@ impl Tally {
     }
 }
 
-/// Prints the summary, and what did not hold.
+/// Prints the summary, and the broken promise.
 fn conclude(flags: &SimulateFlags, simulation: &Simulation, tally: &Tally) -> Result<(), Failure> {
     let Some((seed, failure)) = &tally.broken else {
         return if flags.json {
@@ -271,7 +273,7 @@ fn conclude(flags: &SimulateFlags, simulation: &Simulation, tally: &Tally) -> Re
         .next(format!("repeat it: {again} --trace FILE")))
 }
 
-/// A core that stops at an assertion says so once, not at every attempt.
+/// Shrinks silently: a core that stops at an assertion prints that once, not at every attempt.
 fn shrink(simulation: &Simulation, seed: u64, failure: &world::Failure) -> Schedule {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -285,7 +287,7 @@ fn cpu_time() -> Duration {
     Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Where every event goes, a line each.
+/// The file that gets a line for every event.
 struct TraceFile {
     path: PathBuf,
     file: BufWriter<File>,

@@ -1,7 +1,7 @@
 //! The command line: every verb with its flags, each flag with its environment variable.
 //!
-//! Flags are parsed here and judged elsewhere: those of `train` that override the configuration by
-//! [`crate::config`], the others by their verb.
+//! This module only parses flags. [`crate::config`] judges those of `train` that override the
+//! configuration. The verbs judge the others.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -116,7 +116,7 @@ pub struct TrainFlags {
     /// The configuration, a TOML file; without it, a small GPT is trained on the default text
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
-    /// What wins over the configuration.
+    /// The flags that win over the configuration.
     #[command(flatten)]
     pub overrides: Overrides,
     /// How many coordinators to start: 1, or 3 or 5, which go on when one or two of them die
@@ -155,7 +155,7 @@ pub struct Overrides {
     /// How many worker processes to start [default: 2]
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS")]
     pub workers: Option<u32>,
-    /// How many workers the run starts and ends with, whatever the file says; without a flag.
+    /// How many workers the run starts and ends with, in place of the file's value. It has no flag.
     #[arg(skip)]
     pub start_workers: Option<u32>,
     /// How many optimizer steps to train [default: 400]
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_the_variable_of_its_name() {
-        // To `worker` the variable of this name means addresses; here it would be a count.
+        // For `worker` the variable of this name means addresses. Here it would be a count.
         let exceptions = [("train", "coordinators")];
         fn flags(command: &clap::Command) -> Vec<(String, &clap::Arg)> {
             let own = command.get_arguments().filter(|flag| !flag.is_hide_set());

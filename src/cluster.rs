@@ -1,12 +1,13 @@
-//! A local cluster of real processes: coordinators and workers on loopback, started, watched and
-//! ended by this process.
+//! A local cluster of real processes: coordinators and workers on loopback. This process starts,
+//! watches and ends them.
 //!
-//! [`train`] does all of it for one run; a program that wants to act in between uses [`Cluster`].
-//! The processes are this same program with other verbs, so a program's own models and data sets
-//! are known to all of them. They end when this process does, however it ends; what happens when
-//! one of *them* ends, `workers.rs` and `coordinators.rs` say.
+//! [`train`] does all of it for one run. A program that wants to act in between uses [`Cluster`].
+//! The processes are this same program with other verbs, so all of them know a program's own models
+//! and data sets. They end when this process does, however it ends. `workers.rs` and
+//! `coordinators.rs` say what happens when one of *them* ends.
 //!
-//! Nothing here takes part in training: this process learns what it tells from the coordinators.
+//! Nothing here takes part in training: this process learns all that it reports from the
+//! coordinators.
 
 mod conclusion;
 mod coordinators;
@@ -47,29 +48,30 @@ use progress::Lines;
 use signals::interrupted;
 use workers::Workers;
 
-/// How a cluster is started.
+/// The settings of a cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How many workers to start.
     pub workers: u32,
-    /// How many coordinators to start, at least one: of three, two go on without the third.
+    /// How many coordinators to start, at least one. Of three, two go on without the third.
     pub coordinators: u32,
-    /// How long the run waits for workers that it needs: before it begins, and whenever too few
-    /// take part.
+    /// How long the run waits for workers that it needs: before it begins, and while too few take
+    /// part.
     pub wait: Duration,
     /// Start a new worker for every one that dies once the run has begun.
     pub respawn: bool,
-    /// Start the processes as one would by hand, each on a machine of its own: nobody looks after
-    /// them, and the coordinator is not told when one ends: to measure what a cluster notices by
-    /// itself. On Linux only, where they end with this process all the same, however it ends.
+    /// Start the processes as a user would by hand, each on a machine of its own. The launcher does
+    /// not look after them, and does not tell the coordinator when one ends. So a benchmark
+    /// measures what a cluster notices by itself. On Linux only: there they still end with this
+    /// process, however it ends.
     pub by_hand: bool,
-    /// Where the workers compute.
+    /// The device on which the workers compute.
     pub device: DeviceChoice,
-    /// Overlap communication with compute. Off only to measure what that saves.
+    /// Overlap communication with compute. A benchmark turns it off to measure what it saves.
     pub overlap: bool,
     /// Have every worker write a trace of its stages.
     pub trace: bool,
-    /// The executable of the daemons; by default that of this process.
+    /// The executable of the daemons. None: that of this process.
     pub program: Option<PathBuf>,
 }
 
@@ -100,25 +102,25 @@ pub struct Cluster {
     began: Instant,
     wait: Duration,
     submitted: Option<RunSpec>,
-    /// Since when the run has waited for workers, if it does.
+    /// Since when the run has waited for workers. None if it does not wait.
     waits_since: Option<Instant>,
-    /// When the leader was last told again which processes have ended.
+    /// When the launcher last repeated to the leader which processes have ended.
     reminded_at: Option<Instant>,
-    /// The end of the run is on record.
+    /// Whether the end of the run is on record.
     is_concluded: bool,
 }
 
-/// How often the coordinators are asked what is new.
+/// How often the launcher asks the coordinators for news.
 const POLL: Duration = Duration::from_millis(50);
 /// How long dismissed workers may take to end.
 const DISMISSAL: Duration = Duration::from_secs(5);
-/// The leader is told this often which processes have ended.
+/// How often the launcher repeats to the leader which processes have ended.
 const REMIND: Duration = Duration::from_secs(1);
-/// How long the coordinators may take to say why a worker has ended.
+/// How long the coordinators may take to give the reason of a worker's end.
 const LAST_WORD: Duration = Duration::from_millis(300);
 
-/// Trains `run` on a local cluster whose files are in `directory`, and tells `watch` whenever
-/// something is new. Blocks until the run is complete.
+/// Trains `run` on a local cluster with its files in `directory`. Calls `watch` whenever there are
+/// news. Blocks until the run is complete.
 ///
 /// # Errors
 /// [`ClusterError`], in words for the user.
@@ -141,7 +143,7 @@ pub fn train(
     })
 }
 
-/// Drives what is done with a cluster to its end, or until SIGINT or SIGTERM.
+/// Drives a cluster's `work` to its end, or until SIGINT or SIGTERM.
 pub(crate) fn block_on<T, E: From<ClusterError>>(
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
@@ -155,7 +157,7 @@ pub(crate) fn block_on<T, E: From<ClusterError>>(
 }
 
 impl Cluster {
-    /// Starts coordinators and workers; returns when all of them listen.
+    /// Starts coordinators and workers. Returns when all of them listen.
     pub async fn start(directory: Directory, options: &Options) -> Result<Self, ClusterError> {
         let began = Instant::now();
         let program = options.program.clone().map_or_else(executable, Ok)?;
@@ -185,49 +187,49 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Where the cluster's files are.
+    /// The directory with the cluster's files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The process ids of the workers that live, in the order in which they were started.
+    /// The process ids of the living workers, in the order of their starts.
     pub fn worker_pids(&self) -> Vec<u32> {
         self.workers.living().iter().map(|worker| worker.naming().pid).collect()
     }
 
-    /// The process of a worker, if it lives and was started here.
+    /// The process id of a worker, if it lives and this cluster started it.
     pub fn worker_pid(&self, worker: WorkerId) -> Option<u32> {
         let view = self.progress.workers.iter().find(|view| view.worker == worker)?;
         let process = self.workers.living().iter().find(|p| p.naming().name == view.name)?;
         Some(process.naming().pid)
     }
 
-    /// The workers' processes that live and were started here, in the order of their starts.
+    /// The living workers' processes that this cluster started, in the order of their starts.
     pub(crate) fn processes(&self) -> impl Iterator<Item = &Naming> {
         self.workers.living().iter().map(Process::naming)
     }
 
-    /// The process of the coordinator that leads, if that is known, and it lives.
+    /// The process id of the leader, if it is known and lives.
     pub fn leader_pid(&self) -> Option<u32> {
         self.coordinators.leader_pid()
     }
 
-    /// The process of a coordinator that follows.
+    /// The process id of a follower.
     pub(crate) fn follower_pid(&self) -> Option<u32> {
         self.coordinators.follower_pid()
     }
 
-    /// Whether all coordinators that were started here are there, and one is known to lead.
+    /// Whether all coordinators that this cluster started are there, and one is known to lead.
     pub(crate) fn is_led(&self) -> bool {
         self.coordinators.are_whole()
     }
 
-    /// Returns when the coordinators have agreed on something that changes nothing.
+    /// Returns when the coordinators have agreed on a request that changes nothing.
     pub(crate) async fn agree(&mut self) -> Result<(), ClusterError> {
         self.coordinators.agree(&self.directory).await
     }
 
-    /// Submits the run; it begins when its workers have registered.
+    /// Submits the run. It begins when its workers have registered.
     ///
     /// # Errors
     /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
@@ -238,13 +240,13 @@ impl Cluster {
         self.coordinators.submit(&self.directory, run).await
     }
 
-    /// Starts one more worker, with these variables in its environment; it joins the run when it is
+    /// Starts one more worker, with these variables in its environment. It joins the run when it is
     /// ready.
     pub fn add_worker(&mut self, environment: &[(&str, &str)]) -> Result<(), ClusterError> {
         self.workers.add(&self.directory, environment)
     }
 
-    /// Asks a worker to leave in good order; returns once that is under way.
+    /// Asks a worker to leave in good order. Returns once that is under way.
     ///
     /// # Errors
     /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
@@ -252,15 +254,15 @@ impl Cluster {
         self.coordinators.drain(&self.directory, worker).await
     }
 
-    /// What is known so far.
+    /// The progress that the launcher knows.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Waits for news and writes them down; `true` once the run is complete.
+    /// Waits for news and writes them down. Returns `true` once the run is complete.
     ///
-    /// Once the run has begun it survives its processes: a worker that ends is reported, and has a
-    /// successor where [`Options::respawn`] asks for one; a coordinator that ends is started again.
+    /// Once the run has begun it survives its processes. A worker that ends is reported, and gets a
+    /// successor if [`Options::respawn`] asks for one. A coordinator that ends starts again.
     ///
     /// # Errors
     /// When the run cannot go on, or has waited for workers too long.
@@ -283,7 +285,7 @@ impl Cluster {
                 return Ok(true);
             }
             Outcome::Failed { name, reason } => {
-                // Whoever is at fault may be about to end, and says more than others can.
+                // The process at fault may be about to end, and its own words say more.
                 tokio::time::sleep(POLL).await;
                 failures.extend(self.attend());
                 return Err(self.blame(failures, name.as_ref(), reason));
@@ -301,7 +303,7 @@ impl Cluster {
         Report::new(run, &self.progress, self.began.elapsed())
     }
 
-    /// Ends the cluster of a complete run: the workers have been dismissed.
+    /// Ends the cluster of a complete run. Its workers have been dismissed.
     pub async fn finish(mut self) {
         let deadline = Instant::now() + DISMISSAL;
         while !self.workers.are_gone() && Instant::now() < deadline {
@@ -311,7 +313,7 @@ impl Cluster {
     }
 
     /// Puts the end of the run on record, once: in `report.json`, `cluster.json` and
-    /// `events.jsonl`. The run has ended whether or not the disk takes that.
+    /// `events.jsonl`. The run has ended even if the disk takes none of these.
     fn conclude(&mut self, ending: &Ending) {
         let Some(run) = self.submitted.clone().filter(|_| !self.is_concluded) else { return };
         self.is_concluded = true;
@@ -332,7 +334,7 @@ impl Cluster {
         }
     }
 
-    /// Looks after the workers' processes; returns the ends that nobody asked for.
+    /// Looks after the workers' processes. Returns the unexpected ends.
     fn attend(&mut self) -> Vec<ClusterError> {
         let known = self.workers.gone().len();
         let failures = self.workers.attend(&self.directory);
@@ -343,7 +345,7 @@ impl Cluster {
         failures
     }
 
-    /// Takes all that is new.
+    /// Takes all news.
     async fn poll(&mut self) -> Result<Outcome, ClusterError> {
         loop {
             let event = self.progress.events.last().map_or(0, |event| event.number);
@@ -352,7 +354,7 @@ impl Cluster {
             let (lines, events) = (update.lines.len(), update.events.len());
             let outcome = update.outcome.clone();
             self.take(update);
-            // A long page is followed by more; the outcome counts once nothing is missing.
+            // More pages follow a long one. The outcome counts once no line or event is missing.
             if lines == 0 && events == 0 {
                 self.remind();
                 self.write_files();
@@ -378,9 +380,9 @@ impl Cluster {
         self.write_files();
     }
 
-    /// Tells the leader again which processes have ended, as long as it has not recorded that: it
-    /// may lead since lately, or the link may have been lost. A coordinator that was never told
-    /// would wait for their return.
+    /// Repeats to the leader which processes have ended, until it has recorded that. A new leader
+    /// may not know, or the link may have been lost. Without the report, a coordinator would wait
+    /// for their return.
     fn remind(&mut self) {
         self.progress.coordinator_restarts = self.coordinators.restarts();
         let is_due = self.reminded_at.is_none_or(|at| at.elapsed() >= REMIND);
@@ -397,7 +399,7 @@ impl Cluster {
         }
     }
 
-    /// Writes what is new, as far as the disk takes it.
+    /// Writes the news, as far as the disk takes them.
     fn write_files(&mut self) {
         let Self { coordinators, workers, progress, directory, files, .. } = self;
         files.append(directory, "events.jsonl", &progress.events);
@@ -406,9 +408,9 @@ impl Cluster {
         files.settle(directory);
     }
 
-    /// Gives up a run whose workers do not come, or do not come back.
+    /// Gives up a run if its workers do not come, or do not come back.
     fn check_wait(&mut self) -> Result<(), ClusterError> {
-        // More workers live here than take part: the others may be silent, and answer yet, but for
+        // More workers live here than take part. The others may be silent and answer later, except
         // those that have said that they cannot compute.
         let unable = |name: &NodeName| self.progress.unable.iter().any(|(its, _)| its == name);
         let living = self.workers.living().iter().filter(|it| !unable(&it.naming().name)).count();
@@ -436,8 +438,8 @@ impl Cluster {
         })
     }
 
-    /// The error of a run that failed: by the process that ended, if one did, else by the worker
-    /// that the coordinator names.
+    /// The error of a failed run: that of the process that ended, if one did, else that of the
+    /// worker that the coordinator names.
     fn blame(
         &self,
         failures: Vec<ClusterError>,
@@ -477,14 +479,14 @@ impl Cluster {
     }
 }
 
-/// An end that nobody has told of: an interruption, or an error of the program around.
+/// An end that is not on record yet: an interruption, or an error of the calling program.
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.conclude(&Ending::Interrupted);
     }
 }
 
-/// Where this program's executable is: the processes of a cluster run it too.
+/// The path of this program's executable. The processes of a cluster run it too.
 fn executable() -> Result<PathBuf, ClusterError> {
     std::env::current_exe().map_err(ClusterError::Runtime)
 }

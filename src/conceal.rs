@@ -1,8 +1,8 @@
 //! Keeps join tokens out of lists of processes.
 //!
 //! In: the command line. Every user of a machine can read the arguments of its processes, and only
-//! their owner can read the environment. So a daemon with a token among its arguments becomes the
-//! same program anew, as the same process, with the token in `EVERSTEP_JOIN`.
+//! their owner can read the environment. So a daemon with a token among its arguments executes the
+//! same program again, as the same process, with the token in `EVERSTEP_JOIN`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -12,10 +12,10 @@ use crate::output;
 
 const FLAG: &str = "--join";
 const VARIABLE: &str = "EVERSTEP_JOIN";
-/// Every token begins so.
+/// The beginning of every token.
 const TOKEN: &[u8] = b"es1.";
 
-/// Returns where there is no token among the arguments, or where nothing can be done about it.
+/// Returns if there is no token among the arguments, or if it cannot be hidden.
 pub(crate) fn token(arguments: &[OsString]) {
     let Some((token, rest)) = take(arguments) else { return };
     output::say(format_args!(
@@ -30,7 +30,7 @@ pub(crate) fn token(arguments: &[OsString]) {
     }
 }
 
-/// The token of a daemon's arguments, and all the others.
+/// The token among a daemon's arguments, and all other arguments.
 fn take(arguments: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
     let verb = arguments.get(1)?.to_str()?;
     if !["coordinator", "worker"].contains(&verb) {

@@ -1,9 +1,10 @@
-//! What a run shall be: flags, environment, file and defaults, resolved once into a valid run.
+//! The configuration of a run: flags, environment, file and defaults, resolved once into a valid
+//! run.
 //!
 //! In: the text of a configuration file, if there is one, and the flags (which clap has merged with
-//! `EVERSTEP_…` variables). Out: [`Resolved`], or one [`ConfigError`] that says where the fault is,
-//! what it is and what to do. A flag wins over its variable, that over the file, that over the
-//! default. Every key that a file may have is asked for here, once; whatever else a file states is
+//! `EVERSTEP_…` variables). Out: [`Resolved`], or one [`ConfigError`] with the place of the fault,
+//! the problem and the advice. A flag wins over its variable, that over the file, that over the
+//! default. This module asks for every key that a file may have, once. Any other key in a file is
 //! an error.
 //!
 //! This module does not know how a run is started, nor what is in the data.
@@ -28,23 +29,23 @@ pub use error::{ConfigError, Place};
 use keys::Keys;
 use value::{Clip, Patience, Span};
 
-/// A valid run, and what the launcher needs beside it.
+/// A valid run, and the launcher's other settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     /// The run. For the data kind `text`, an empty path stands for the default text.
     pub run: RunSpec,
     /// How many worker processes this machine starts.
     pub workers: u32,
-    /// What the user should hear on stderr, one line each.
+    /// Notes for the user on stderr, one line each.
     pub notes: Vec<String>,
     places: Places,
 }
 
 /// Reads the file that `--config` names, if any, and resolves it with the flags.
 ///
-/// Beside what [`resolve`] does, a relative data path is made absolute here, since workers may run
-/// in other directories. A text must exist; the path of a data set of the program's own may be
-/// something else than a file, and is left as it is then.
+/// In addition to [`resolve`], this makes a relative data path absolute, since workers may run in
+/// other directories. A text must exist. The path of a program's own data set may be no file. Then
+/// it stays as it is.
 pub fn read(
     path: Option<&Path>,
     flags: &Overrides,
@@ -111,9 +112,9 @@ pub fn resolve(
     Ok(resolved)
 }
 
-/// Worker processes where neither a flag nor the file says how many.
+/// The number of worker processes if neither a flag nor the file states it.
 const DEFAULT_WORKERS: u32 = 2;
-/// Most worker processes that one machine starts.
+/// The most worker processes that one machine starts.
 const MAX_LOCAL_WORKERS: u32 = 1_024;
 
 fn min_workers(keys: &mut Keys<'_>, flags: &Overrides) -> Result<u32, ConfigError> {
@@ -133,7 +134,7 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
     })
 }
 
-/// An empty kind is one that nobody stated, and so is an empty path.
+/// An empty kind means that the user stated none. So does an empty path.
 fn data(keys: &mut Keys<'_>, flags: &Overrides) -> Result<DataSpec, ConfigError> {
     let path: Option<String> = keys.read_or_flag("data.path", "--data", flags.data.clone())?;
     if path.as_deref() == Some("") {
@@ -168,7 +169,8 @@ fn optimizer(keys: &mut Keys<'_>) -> Result<OptimizerSpec, ConfigError> {
     })
 }
 
-/// Whether the file asks for checkpoints. Its values must be good even though none are written yet.
+/// Whether the file asks for checkpoints. Its values must be valid even though Everstep writes none
+/// yet.
 fn checkpoints(keys: &mut Keys<'_>) -> Result<bool, ConfigError> {
     let mut asked = false;
     for key in ["checkpoint.every", "checkpoint.keep"] {
@@ -198,7 +200,8 @@ fn notes(resolved: &Resolved, checkpoints: bool) -> Vec<String> {
 }
 
 impl Resolved {
-    /// An error about a key's value, found by whoever used it: shown where the value was set.
+    /// An error about a key's value, found by a user of that value. It shows where the value was
+    /// set.
     pub fn refusal(&self, key: &'static str, problem: &str) -> ConfigError {
         self.places.refusal(key, problem)
     }
@@ -207,7 +210,8 @@ impl Resolved {
         self.refusal(error.key, &error.problem)
     }
 
-    /// Workers that start here are some of those that the run starts with: later ones it refuses.
+    /// Workers that start here are some of those that the run starts with. A higher number here is
+    /// an error.
     fn check_workers(&self, flags: &Overrides) -> Result<(), ConfigError> {
         let (here, start) = (self.workers, self.run.start_workers);
         let key = self.places.of("run.start_workers");
@@ -233,7 +237,8 @@ impl Resolved {
         Err(ConfigError { place, problem, advice })
     }
 
-    /// Where no kind is stated, a data set registered under the model's name goes with that model.
+    /// If the user stated no kind, a data set registered under the model's name goes with that
+    /// model.
     fn name_data_set(&mut self, registry: &Registry) -> Result<(), ConfigError> {
         let (model, kind) = (&self.run.model.kind, &self.run.data.kind);
         if !kind.is_empty() {
@@ -253,7 +258,7 @@ impl Resolved {
     }
 }
 
-/// The absolute form of a data path; one that begins with `@` names a list of paths.
+/// The absolute form of a data path. A path that begins with `@` names a list of paths.
 fn locate(path: &str) -> Result<String, String> {
     let (list, path) = path.strip_prefix('@').map_or(("", path), |path| ("@", path));
     let absolute = std::path::absolute(path)

@@ -1,8 +1,8 @@
-//! `everstep coordinator`: the daemon that decides who takes part.
+//! `everstep coordinator`: the daemon that decides which workers take part.
 //!
-//! Says where it listens in one line of JSON on stdout, then logs on stderr until it is told to go,
-//! or cannot keep what it decides. Started again with the same directory and address, however it
-//! ended, it goes on with the run.
+//! It prints its addresses in one line of JSON on stdout. Then it logs on stderr until it is told
+//! to go, or cannot keep its decisions. Started again with the same directory and address, it goes
+//! on with the run, however it ended before.
 
 mod add;
 mod recover;
@@ -23,12 +23,12 @@ use crate::cli::{CoordinatorFlags, CoordinatorTask};
 use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
 
-/// What to do about files that hold what has happened.
+/// The advice for damaged files of the history.
 const HISTORY: &str = "a damaged file cannot be mended: if most of the coordinators live, remove \
                        this one and let another join with an empty directory, else found a new \
                        cluster; one of another version needs that version";
 
-/// What to do about an API that everyone could read.
+/// The advice for an API that every user could read.
 const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every request has to show: \
                      `(umask 077; openssl rand -hex 32 > FILE)`, and pass --http-token FILE; \
                      nothing is encrypted, so put what speaks TLS in front of it";
@@ -70,9 +70,8 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     }
 }
 
-/// Runs the coordinator to its end, where a directory that cannot be used is no end for as long as
-/// it is waited for.
-/// Once it listens, `served` has its addresses.
+/// Runs the coordinator to its end. A directory that cannot be used is no end for as long as the
+/// process waits for it. Once the coordinator listens, `served` has its addresses.
 fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, CoordinatorError> {
     let (mut options, mut deadline) = (first.clone(), None);
     let log = Cell::new(None);
@@ -82,7 +81,7 @@ fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, Coor
             let Addresses { links, api } = addresses;
             let api = api.map(|api: SocketAddr| format!("http://{api}"));
             tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
-            // Whoever started it was told the first time, and it listens where it did.
+            // The parent heard the addresses the first time. They have not changed.
             if served.replace(Some(addresses)).is_none() {
                 log.set(room::log_inode(&first.dir));
                 announce(&serde_json::json!({ "address": links, "api": api }));
@@ -103,7 +102,7 @@ fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, Coor
     }
 }
 
-/// The end of one that has nothing more to say to the others: as of a worker that was drained.
+/// The end of a coordinator that stopped in good order. It is like that of a drained worker.
 fn stopped(exit: Exit, signal: &str, served: bool) -> Failure {
     let (state, next) = match served {
         true => (
@@ -117,7 +116,7 @@ fn stopped(exit: Exit, signal: &str, served: bool) -> Failure {
         .next(next)
 }
 
-/// What an operator does with the coordinators of a cluster.
+/// The operator's commands for the coordinators of a cluster.
 pub(crate) fn operate(task: &CoordinatorTask) -> Result<(), Failure> {
     logging::start("warn")?;
     match task {
@@ -129,7 +128,7 @@ pub(crate) fn operate(task: &CoordinatorTask) -> Result<(), Failure> {
     }
 }
 
-/// What the flags want it to begin with.
+/// The start that the flags ask for.
 fn start(flags: &CoordinatorFlags) -> Result<Start, Failure> {
     let CoordinatorFlags { bootstrap, ephemeral, join, coordinators, .. } = flags;
     let Some(join) = join else {
@@ -143,7 +142,7 @@ fn start(flags: &CoordinatorFlags) -> Result<Start, Failure> {
     Ok(Start::Join { token, coordinators: coordinators? })
 }
 
-/// Whether a disk may be to blame: addresses can be forbidden, too.
+/// Whether a disk may be the cause. An address can be forbidden, too.
 fn is_of_a_file(error: &CoordinatorError) -> bool {
     matches!(
         error,

@@ -1,8 +1,8 @@
-//! `everstep demo`: a run with a live view and faults on demand, and the proof that they cost
-//! nothing but time.
+//! `everstep demo`: a run with a live view and faults on demand, and the proof that they cost only
+//! time.
 //!
-//! Trains on a local cluster, lets chance or the user kill, stop, add and drain workers, then
-//! trains the same run undisturbed: both must end with the same bits.
+//! It trains on a local cluster, where chance or the user kills, stops, adds and drains workers.
+//! Then it trains the same run undisturbed. Both must end with the same bits.
 
 mod chaos;
 mod keys;
@@ -27,15 +27,15 @@ use crate::{logging, output, progress, scratch, train};
 pub(crate) use chaos::Chaos;
 use show::{End, Show};
 
-/// Worker processes where no flag says how many.
+/// The number of worker processes if no flag states it.
 const WORKERS: u32 = 4;
-/// Steps by which it is measured how long a step takes, those before that included.
+/// The number of steps in the measurement of a step's time, including the warm-up.
 const MEASURED: u64 = 20;
-/// Steps before those that count.
+/// Steps before the measured ones.
 const WARM_UP: usize = 3;
 
 pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure> {
-    // Whatever is logged would be written across the view.
+    // Log lines would be written across the view.
     logging::start("error")?;
     let workers = flags.overrides.workers.unwrap_or(WORKERS);
     let overrides = Overrides {
@@ -70,7 +70,7 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
     compare(&report, &undisturbed)
 }
 
-/// How many steps take about so long: some are trained, undisturbed, to see.
+/// The number of steps that take about `duration`. It trains some, undisturbed, to measure.
 pub(crate) fn steps_within(
     duration: Duration,
     resolved: &Resolved,
@@ -108,7 +108,7 @@ fn perform(flags: &DemoFlags, resolved: &Resolved, directory: Directory) -> Resu
     })
 }
 
-/// The end of a run that its user has left: what it came to, and that there is nothing to compare.
+/// The end of a run that its user has left: its results, and that there is no run to compare with.
 fn quit(run: &RunSpec, report: &Report, home: &Path) -> Failure {
     if report.steps > 0 {
         let _ = output::print(progress::summary(run, report, home)); // the end is told all the same
@@ -117,7 +117,7 @@ fn quit(run: &RunSpec, report: &Report, home: &Path) -> Failure {
     train::interrupted(ClusterError::Interrupted.into(), home, run.steps)
 }
 
-/// Trains the run again, and nothing goes wrong.
+/// Trains the run again without faults.
 fn undisturbed(resolved: &Resolved, home: &Path) -> Result<Report, Failure> {
     let Resolved { run, workers, .. } = resolved;
     output::say("now the same run undisturbed, to compare");

@@ -1,4 +1,4 @@
-//! `everstep devices`: what this machine can compute on.
+//! `everstep devices`: the devices of this machine.
 
 use everstep_kernels::device::{self, Gpu};
 use serde_json::json;
@@ -30,7 +30,7 @@ pub(crate) fn run(flags: &DevicesFlags) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A GPU, or why that of this number cannot be described.
+/// A GPU with its number, or the error of its description.
 type Numbered<'a> = (usize, &'a Result<Gpu, String>);
 
 fn described((index, gpu): Numbered<'_>) -> serde_json::Value {

@@ -1,6 +1,6 @@
 //! `everstep worker drain`: lets a worker leave its run in good order.
 //!
-//! In: a worker's number, id or name, and where its cluster is. Out: what became of the worker.
+//! In: a worker's number, id or name, and the place of its cluster. Out: the worker's last state.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::operator::{NEWEST, OperatorError, Place};
 use crate::worker::{meant, unknown};
 use crate::{logging, output};
 
-/// How often the worker is looked at.
+/// How often the program asks for the worker's state.
 const POLL: Duration = Duration::from_millis(50);
-/// How long the coordinators may be away while the worker leaves.
+/// How long the coordinators may be unreachable while the worker leaves.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(flags: &DrainFlags) -> Result<(), Failure> {
@@ -41,7 +41,7 @@ pub(crate) fn run(flags: &DrainFlags) -> Result<(), Failure> {
     })
 }
 
-/// Asks that the worker may leave, and waits for it to be gone; returns how it stands at last.
+/// Asks the leader to let the worker leave, and waits until it is gone. Returns its last state.
 async fn drain(place: &Place, flags: &DrainFlags) -> Result<WorkerView, Failure> {
     let mut operator = place.operator()?;
     let ask = |error: OperatorError| place.failure(error);
@@ -70,7 +70,7 @@ async fn drain(place: &Place, flags: &DrainFlags) -> Result<WorkerView, Failure>
     }
 }
 
-/// The worker, if it is one that can leave.
+/// The worker, if it can leave.
 fn member(place: &Place, word: &str, update: &Update) -> Result<WorkerView, Failure> {
     if update.outcome != Outcome::Running {
         return Err(over(&place.dir));
@@ -84,7 +84,7 @@ fn member(place: &Place, word: &str, update: &Update) -> Result<WorkerView, Fail
     }
 }
 
-/// How the worker stands, if that is its last state.
+/// The worker's state, if it is the last one.
 fn result(
     place: &Place,
     member: &WorkerView,

@@ -1,5 +1,4 @@
-//! `everstep train --dry-run`: what a run would need, without running it, and without the GPU that
-//! it would run on.
+//! `everstep train --dry-run`: the needs of a run, without the run itself, and without its GPU.
 
 use everstep_kernels::backend::cuda::Precision;
 use everstep_kernels::backend::cuda::memory::{WORKSPACE_BYTES, arena};
@@ -69,7 +68,7 @@ pub(crate) fn run(
     output::print(lines.join("\n"))
 }
 
-/// What a worker takes of a GPU; nothing where it would not compute on one.
+/// The memory that a worker takes of a GPU. Empty if it would not compute on one.
 fn on_gpu(
     model: &ModelPlan,
     device: DeviceChoice,
@@ -80,7 +79,7 @@ fn on_gpu(
         DeviceChoice::Auto(_) => !device::usable_gpus().is_empty(),
         DeviceChoice::Cpu => false,
     };
-    // In 16 bits it can be a GPU only, whichever machine this is.
+    // In 16 bits only a GPU can compute, on any machine.
     let sizes = model.sizes.filter(|_| wanted || precision != Precision::F32);
     let products = ("products", WORKSPACE_BYTES);
     sizes.map_or(Vec::new(), |sizes| [&arena(sizes, precision)[..], &[products]].concat())

@@ -1,4 +1,4 @@
-//! How a verb ends badly: one block on stderr, and the exit code that scripts rely on.
+//! The failure of a verb: one block on stderr, and the exit code that scripts rely on.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ pub enum Exit {
     Capacity = 3,
     /// The user interrupted it.
     Interrupted = 130,
-    /// It was ended by SIGTERM; a worker has left in good order.
+    /// SIGTERM ended it. A worker has left in good order.
     Terminated = 143,
 }
 
@@ -30,12 +30,12 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// What a user sees when a verb fails: what failed, where, why, and what to do next.
+/// The user's view of a failed verb: the failure, its place, its cause, and the next step.
 ///
 /// Parts that are left out are not printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The code that the process ends with.
+    /// The exit code of the process.
     pub exit: Exit,
     what: String,
     place: Option<String>,
@@ -44,18 +44,18 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure: what the user wanted that did not happen.
+    /// A failure: the thing that the user wanted and that did not happen.
     pub fn new(exit: Exit, what: impl Into<String>) -> Self {
         Self { exit, what: what.into(), place: None, why: None, next: None }
     }
 
-    /// Adds where: a file, a line, a flag, a worker, a host.
+    /// Adds the place: a file, a line, a flag, a worker, a host.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.place = Some(place.to_string());
         self
     }
 
-    /// Adds why: the first cause.
+    /// Adds the first cause.
     pub fn because(mut self, why: impl fmt::Display) -> Self {
         self.why = Some(why.to_string());
         self
@@ -66,7 +66,7 @@ impl Failure {
         matches!(self.exit, Exit::Interrupted | Exit::Terminated)
     }
 
-    /// Adds what to do next.
+    /// Adds the next step for the user.
     pub fn next(mut self, next: impl Into<String>) -> Self {
         self.next = Some(next.into());
         self
@@ -95,7 +95,7 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// What to do about a disk that takes nothing, if one is at the bottom of the error.
+/// The advice for a disk that takes nothing, if that is the root cause of the error.
 pub(crate) fn disk_advice(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let Some(cause) = error.downcast_ref::<io::Error>() else {
         return disk_advice(error.source()?);
@@ -115,7 +115,7 @@ pub(crate) fn disk_advice(error: &(dyn Error + 'static)) -> Option<&'static str>
     }
 }
 
-/// What to do about a process that may open no more files, if that is at the bottom of the error.
+/// The advice for a process that may open no more files, if that is the root cause of the error.
 pub(crate) fn shortage_advice(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let Some(cause) = error.downcast_ref::<io::Error>() else {
         return shortage_advice(error.source()?);

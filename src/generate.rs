@@ -1,7 +1,7 @@
 //! `everstep generate`: continues a text with a trained model.
 //!
-//! In: `model.safetensors` of a run, whose metadata say which model it is, and a prompt. Out: text
-//! on stdout. Knows models only as [`Compute`]: tokens in, logits out.
+//! In: `model.safetensors` of a run, with the model's description in its metadata, and a prompt.
+//! Out: text on stdout. It knows models only as [`Compute`]: tokens in, logits out.
 
 use std::path::Path;
 
@@ -21,18 +21,18 @@ use crate::config::{self, ConfigError};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
-/// How a text is continued.
+/// The settings of a continued text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// How many bytes to add.
     pub bytes: usize,
-    /// What logits are divided by; 0 always takes the likeliest byte.
+    /// The divisor of the logits. With 0 the likeliest byte is always taken.
     pub temperature: f64,
-    /// The same seed gives the same text.
+    /// The seed of the drawn bytes. The same seed gives the same text.
     pub seed: u64,
 }
 
-/// A file that is no model which this program can run.
+/// A file that has no model which this program can run.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// It cannot be read.
@@ -41,22 +41,22 @@ pub enum ModelError {
     /// It is no safetensors file.
     #[error("the file is not in the safetensors format: {0}")]
     Format(#[from] SafeTensorError),
-    /// Its metadata do not say which model it is.
+    /// Its metadata do not describe the model.
     #[error("the file's metadata have no \"{MODEL_KEY}\": Everstep did not write it")]
     NoModel,
-    /// They say it in a way that cannot be read.
+    /// Its description of the model cannot be read.
     #[error("the file's metadata \"{MODEL_KEY}\" cannot be read: {0}")]
     Metadata(#[from] serde_json::Error),
-    /// They name sizes that cannot be.
+    /// The described sizes are impossible.
     #[error("the file's metadata name a model that cannot be: {0}")]
     Spec(#[from] SpecError),
     /// The model cannot be built.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The model cannot be built from what is not in the metadata.
+    /// The model cannot be built from the settings that are not in the metadata.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A tensor of the model is missing, or another.
+    /// A tensor of the model is missing or has another shape.
     #[error("the file's tensors are not those of its model: {0}")]
     Tensor(String),
 }
@@ -87,14 +87,14 @@ pub(crate) fn run(flags: &GenerateFlags, registry: &Registry) -> Result<(), Fail
     output::print(visible(&whole))
 }
 
-/// Text as a terminal may have it. A young model's control characters, which could change the
-/// terminal's state, are shown as dots.
+/// Text that is safe for a terminal. The control characters of a young model could change the
+/// terminal's state. They become dots.
 pub(crate) fn visible(bytes: &[u8]) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' && c != '\t' { '.' } else { c };
     String::from_utf8_lossy(bytes).chars().map(shown).collect()
 }
 
-/// The bytes with which the model continues `prompt`; `None` if the model does not predict bytes.
+/// The bytes with which the model continues `prompt`. `None` if the model does not predict bytes.
 ///
 /// The same bits of parameters, prompt and options give the same bytes on one kind of machine. An
 /// empty prompt stands for the beginning of a line.
@@ -114,7 +114,7 @@ pub fn continue_text(
     Some(tokens[start.len()..].iter().map(|token| *token as u8).collect())
 }
 
-/// Philox's purpose for continued texts; training uses the lowest numbers.
+/// Philox's purpose for continued texts. Training uses the lowest numbers.
 const CONTINUATION: u32 = 1 << 8;
 
 /// Builds the model that the file's metadata name, and loads the file's tensors into it.
@@ -124,7 +124,7 @@ pub fn read_model(path: &Path, registry: &Registry) -> Result<Box<dyn Compute>, 
     let model = metadata.metadata().as_ref().and_then(|texts| texts.get(MODEL_KEY));
     let run = run_of(parse_model(model.ok_or(ModelError::NoModel)?)?, registry)?;
     let file = SafeTensors::deserialize(&bytes)?;
-    // Metadata may name any model: it is built only if the file has its tensors.
+    // Metadata may name any model. The program builds it only if the file has its tensors.
     let tensors = registry.plan_model(&run)?.layout.tensors().to_vec();
     check(&tensors, &file)?;
     let mut compute = registry.build_model_on_host(&run)?;
@@ -153,7 +153,7 @@ struct ModelFields {
     recompute: bool,
 }
 
-/// A run of that model, one row at a time; all else is as by default.
+/// A run of that model, one row at a time. All other settings are defaults.
 fn run_of(model: ModelSpec, registry: &Registry) -> Result<RunSpec, ModelError> {
     let defaults = config::resolve(None, &Overrides::default(), registry)?.run;
     let batch = BatchSpec { data_shards: 1, micro_batch: 1, accumulate: 1 };
@@ -177,7 +177,7 @@ fn values(tensor: &Tensor, file: &SafeTensors<'_>) -> Result<Vec<f32>, ModelErro
     Ok(elements.iter().copied().map(f32::from_le_bytes).collect())
 }
 
-/// A tensor of the file, if it is there in the right shape.
+/// A tensor of the file, if it has the right shape.
 fn found<'a>(tensor: &Tensor, file: &SafeTensors<'a>) -> Result<TensorView<'a>, ModelError> {
     let Tensor { name, shape, .. } = tensor;
     let found = file
@@ -205,7 +205,7 @@ fn sample(logits: &[f32], temperature: f64, unit: f32) -> usize {
         left -= weight(logit);
         left < 0.0
     });
-    // Rounding may leave a little over, and not a number leaves everything.
+    // Rounding may leave a rest, and a NaN leaves everything.
     drawn.unwrap_or(likeliest)
 }
 

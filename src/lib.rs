@@ -1,10 +1,10 @@
-//! The program: one command line for the daemons, for local clusters of them, and for what they
-//! leave behind.
+//! The program: one command line for the daemons, for local clusters of them, and for the results
+//! that they leave.
 //!
-//! A user's program registers its models and data sets and hands them to [`program`]; the binary
-//! `everstep` does so with those that come with Everstep. Each verb has its file; [`cli`] says what
-//! they take, [`config`] what a run is made of, [`failure`] how they end badly. What a run *does*
-//! is in the `coordinator` and `worker` crates: nothing here takes part in training.
+//! A user's program registers its models and data sets and passes them to [`program`]. The binary
+//! `everstep` does so with those that come with Everstep. Each verb has its file. [`cli`] defines
+//! their arguments, [`config`] the settings of a run, [`failure`] their errors. The `coordinator`
+//! and `worker` crates train a run: nothing here takes part in training.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -42,7 +42,7 @@ mod trace;
 mod train;
 mod worker;
 
-// What a program needs for models and data sets of its own, and for a cluster of its own.
+// The types that a program needs for its own models and data sets, and for its own cluster.
 #[doc(inline)]
 pub use everstep_kernels::{
     compute::{Batch, Compute, Evaluation, HostModel, OnHost},
@@ -57,8 +57,8 @@ pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
 
 /// Runs the program on the process's command line with the models and data sets of `registry`.
 ///
-/// Every process of a cluster must run the same program. Prints data to stdout, everything else to
-/// stderr, and returns the exit code that [`Exit`] names, or 0.
+/// Every process of a cluster must run the same program. This prints data to stdout, all other
+/// output to stderr, and returns the exit code that [`Exit`] names, or 0.
 pub fn program(registry: Registry) -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     conceal::token(&arguments);
@@ -72,7 +72,7 @@ pub fn program(registry: Registry) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version end here too, with 0. Nothing is left to do if stderr is closed.
+            // Help and version end here too, with 0. If stderr is closed, no output is possible.
             let _ = error.print();
             return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
         }
@@ -109,7 +109,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
     }
 }
 
-/// Tells a script where a daemon listens. If nobody reads that, the daemon goes on all the same.
+/// Tells a script where a daemon listens. The daemon goes on even if no script reads that.
 fn announce(line: &serde_json::Value) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -1,5 +1,5 @@
-//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`; and the last word of a verb, which
-//! nothing filters.
+//! Logs: text or JSON on stderr, filtered by `EVERSTEP_LOG`. Also the last message of a verb, which
+//! no filter hides.
 
 use std::fmt::Display;
 use std::io::IsTerminal;
@@ -20,20 +20,20 @@ use crate::trace::Trace;
 
 const VARIABLE: &str = "EVERSTEP_LOG";
 
-/// How this process logs, once it does.
+/// The log format of this process, once it logs.
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
-/// Starts logging text at `level` and above, or as `EVERSTEP_LOG` says: once a process.
+/// Starts logging text at `level` and above, or as `EVERSTEP_LOG` says. Called once a process.
 pub(crate) fn start(level: &str) -> Result<(), Failure> {
     start_as(level, LogFormat::Text)
 }
 
-/// The same in that format.
+/// As [`start`], in the given format.
 pub(crate) fn start_as(level: &str, format: LogFormat) -> Result<(), Failure> {
     start_traced(level, format, None).map(drop)
 }
 
-/// The same with a trace, which is to be dropped at the end.
+/// As [`start_as`], with a trace. The caller drops it at the end.
 pub(crate) fn start_traced(
     level: &str,
     format: LogFormat,
@@ -67,13 +67,13 @@ fn begin_trace(path: &Path) -> Result<Trace, Failure> {
     })
 }
 
-/// Says why the verb fails: a block for people, or one more object of the log.
+/// Prints why the verb fails: a block for people, or one more object of the log.
 pub(crate) fn say(failure: &Failure) {
     last_word("ERROR", failure, failure.exit as u8);
 }
 
-/// Says how a daemon has come to its end, where that is no failure: a sentence for people, or one
-/// more object of the log.
+/// Prints how a daemon has ended without a failure: a sentence for people, or one more object of
+/// the log.
 pub(crate) fn conclude(words: impl Display) {
     last_word("INFO", words, 0);
 }

@@ -1,12 +1,12 @@
-//! An operator of a cluster: asks whoever leads the coordinators, wherever that is by now.
+//! An operator of a cluster. It asks the leader of the coordinators, wherever that is by now.
 //!
-//! In: an operator's credentials, and where some of the coordinators listen. Out: answers of the
-//! one that leads. It keeps a link to every coordinator, so that the next leader can be asked
-//! without a handshake; what is not answered is asked again, there or elsewhere. A request carries
-//! an id, with which it is carried out once, however often it is said. For how long there may be no
-//! answer is bounded, and then it is said how the coordinators stand.
+//! In: an operator's credentials, and the addresses of some coordinators. Out: the leader's
+//! answers. It keeps a link to every coordinator, so that it can ask the next leader without a
+//! handshake. It repeats a question without an answer, there or elsewhere. A request carries an id,
+//! so that the cluster carries it out once, however often it is repeated. The time without an
+//! answer is bounded. After that the operator reports the state of the coordinators.
 //!
-//! It knows neither who starts coordinators nor what the answers are wanted for.
+//! It knows neither how coordinators start nor the purpose of the answers.
 
 mod call;
 mod circle;
@@ -36,41 +36,41 @@ use circle::Circle;
 pub(crate) use error::OperatorError;
 pub(crate) use place::Place;
 
-/// An operator of the cluster. Dropped, it hangs up.
+/// The operator of a cluster. It hangs up when it is dropped.
 pub(crate) struct Operator {
     endpoint: Arc<Endpoint>,
     circle: Circle,
     heard: mpsc::Receiver<Heard>,
-    /// Drawn once; with a number it names a request.
+    /// A random number. With a counter it names a request.
     client: u64,
     number: u64,
-    /// Whose lines are told.
+    /// The run that it watches.
     run: Option<RunId>,
 }
 
-/// How the coordinators stand.
+/// The state of the coordinators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// The term of the one that leads.
+    /// The leader's term.
     pub(crate) term: Term,
     /// All of them, by id.
     pub(crate) coordinators: Vec<CoordinatorStanding>,
 }
 
-/// How long a question may be without an answer.
+/// How long a question may have no answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After this time the leader is asked again: it may not have been ready to answer.
+/// After this time the operator asks the leader again, which may not have been ready to answer.
 const AGAIN: Duration = Duration::from_millis(500);
-/// It is asked again after this part of the time, if all that is said is who leads.
+/// The operator asks again after this fraction of [`AGAIN`], if an answer only names the leader.
 const SOON: u32 = 10;
-/// What coordinators may have said that nobody has looked at.
+/// The most messages of coordinators in the queue.
 const UNHEARD: usize = 64;
 
-/// Newer than any line and any event: whoever has these asks for workers alone.
+/// Newer than any line and any event. A question with these numbers asks for workers alone.
 pub(crate) const NEWEST: u64 = u32::MAX as u64;
 
 impl Operator {
-    /// One with the credentials in this folder, that calls coordinators there.
+    /// An operator with the credentials in this folder. It dials these coordinators.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -98,10 +98,10 @@ impl Operator {
         RequestId { client: self.client, number: self.number }
     }
 
-    /// Has something changed, once, however often it is said with this id.
+    /// Makes a request that changes something. The cluster carries it out once for each id.
     ///
     /// # Errors
-    /// [`OperatorError`]; unanswered, it may have been changed or may yet be.
+    /// [`OperatorError`]. Without an answer, the change may have happened or may yet happen.
     pub(crate) async fn request(
         &mut self,
         id: RequestId,
@@ -120,8 +120,8 @@ impl Operator {
         Ok(self.run)
     }
 
-    /// What is new since this step's line and this event; and all workers. Lines and events are
-    /// told once each and in order, whoever leads.
+    /// The news after this step's line and this event, and all workers. Each line and event comes
+    /// once and in order, under any leader.
     pub(crate) async fn watch(&mut self, step: Step, event: u64) -> Result<Update, OperatorError> {
         let question = Message::Watch { run: self.run, step, event };
         let mut update = self
@@ -138,7 +138,7 @@ impl Operator {
         Ok(update)
     }
 
-    /// How the coordinators stand, as the one that leads knows.
+    /// The state of the coordinators, as the leader knows it.
     pub(crate) async fn standing(&mut self) -> Result<Standing, OperatorError> {
         self.ask(Message::Ask(Question::Coordinators), |said| match said {
             Message::Told(Reply::Coordinators { term, coordinators, .. }) => {
@@ -158,7 +158,7 @@ impl Operator {
         .await
     }
 
-    /// The newest runs that are over, and last the one under way.
+    /// The newest finished runs, and last the one under way.
     pub(crate) async fn runs(&mut self) -> Result<Vec<RunView>, OperatorError> {
         self.ask(Message::Ask(Question::Runs), |said| match said {
             Message::Told(Reply::Runs(runs)) => Some(runs),
@@ -176,7 +176,7 @@ impl Operator {
         .await
     }
 
-    /// Has a new token accepted, and returns it: whoever has it can join.
+    /// Makes the cluster accept a new token, and returns it. Any holder of the token can join.
     pub(crate) async fn create_token(&mut self, terms: Terms) -> Result<JoinToken, OperatorError> {
         let token = JoinToken::for_cluster_of(&self.endpoint.credentials());
         let token = token.map_err(|error| OperatorError::Unusable(error.to_string()))?;
@@ -184,35 +184,35 @@ impl Operator {
         Ok(token)
     }
 
-    /// Has something changed, once.
+    /// Makes a request under a new id.
     pub(crate) async fn wish(&mut self, wish: Wish) -> Result<Option<RunId>, OperatorError> {
         let id = self.next_id();
         self.request(id, wish).await
     }
 
-    /// Lets this coordinator lead; returns when it does.
+    /// Transfers leadership to this coordinator. Returns when it leads.
     pub(crate) async fn transfer(&mut self, to: CoordinatorId) -> Result<(), OperatorError> {
         let id = self.next_id();
         let question = Message::Transfer { id, to: Some(to) };
         self.ask(question, |answer| answer_to(id, answer)).await?.map(drop)
     }
 
-    /// Says that a worker's process has ended. Whether that is heard, nobody says.
+    /// Reports the end of a worker's process. No answer confirms it.
     pub(crate) fn exited(&self, name: NodeName, how: String) {
         self.circle.tell_leader(Message::Exited { name, how });
     }
 
-    /// The coordinators, as they have told of themselves so far.
+    /// The coordinators, as far as they have reported themselves.
     pub(crate) fn coordinators(&self) -> &[CoordinatorView] {
         self.circle.members()
     }
 
-    /// Which of them leads, if that is known.
+    /// The leader's id, if it is known.
     pub(crate) fn leader(&self) -> Option<CoordinatorId> {
         self.circle.leader_id()
     }
 
-    /// The newest term that any of them has told of.
+    /// The newest term that any coordinator has reported.
     pub(crate) fn term(&self) -> Term {
         self.circle.term()
     }
@@ -227,13 +227,13 @@ impl Operator {
         self.hang_up().await;
     }
 
-    /// The same for an operator that stays in place and is asked no more.
+    /// As [`Operator::close`], for an operator that stays in place without further questions.
     pub(crate) async fn hang_up(&mut self) {
         self.circle.hang_up();
         self.endpoint.close("the operator has no more questions").await;
     }
 
-    /// Asks whoever leads until `wanted` finds an answer in what that one says.
+    /// Asks the leader until `wanted` finds an answer in its messages.
     async fn ask<T>(
         &mut self,
         question: Message,
@@ -262,20 +262,21 @@ impl Operator {
                     }
                 }
                 Some(_) => {}
-                // It may be that this was the answer: it did not lead, or not yet.
+                // This may have been the answer: the coordinator did not lead, or not yet.
                 None => until = until.min(now + AGAIN / SOON),
             }
         }
     }
 
-    /// What is said next, and where; none once more is known of who leads, or it is time.
+    /// The next message, and its sender. None when the operator knows more about the leader, or
+    /// when `until` has passed.
     async fn hear(&mut self, until: Instant) -> Option<(SocketAddr, Message)> {
         let heard = timeout_at(until, self.heard.recv()).await.ok()??;
         self.circle.take(heard)
     }
 }
 
-/// Where to be heard by them.
+/// The local address to listen on, which these coordinators can reach.
 fn listening(coordinators: &[SocketAddr]) -> IpAddr {
     match coordinators.iter().find(|address| !address.ip().is_loopback()) {
         None => Ipv4Addr::LOCALHOST.into(),
@@ -284,7 +285,7 @@ fn listening(coordinators: &[SocketAddr]) -> IpAddr {
     }
 }
 
-/// What has become of the request with this id, if that is said.
+/// The result of the request with this id, if this message has it.
 fn answer_to(id: RequestId, said: Message) -> Option<Result<Option<RunId>, OperatorError>> {
     match said {
         Message::Answer { id: of, refusal, run } if of == id => {
@@ -294,8 +295,8 @@ fn answer_to(id: RequestId, said: Message) -> Option<Result<Option<RunId>, Opera
     }
 }
 
-/// Whether this goes on where the asker was: the answer to a question that was said twice may be
-/// that to an older one. What is missing behind that is lost.
+/// Whether this update continues where the asker was. After a repeated question it may be the
+/// answer to an older one, and the lines before it would be lost.
 fn follows(update: &Update, step: Step, event: u64) -> bool {
     update.step == step && update.event == event
 }

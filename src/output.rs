@@ -1,6 +1,6 @@
-//! What a verb says: data on stdout, commentary on stderr.
+//! The output of a verb: data on stdout, commentary on stderr.
 //!
-//! A reader that has gone, as in `everstep train | head -1`, has read what it wanted: that is no
+//! A reader that has gone, as in `everstep train | head -1`, has read what it wanted. That is no
 //! error, and no reason to stop.
 
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Write};
 
 use crate::failure::{Exit, Failure};
 
-/// Prints data, and ends the line.
+/// Prints data and a newline.
 pub(crate) fn print(data: impl Display) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match writeln!(stdout, "{data}").and_then(|()| stdout.flush()) {
@@ -20,12 +20,12 @@ pub(crate) fn print(data: impl Display) -> Result<(), Failure> {
     }
 }
 
-/// Says a line of commentary. It is lost if nobody can hear it.
+/// Prints a line of commentary. A failure to print it is ignored.
 pub(crate) fn say(commentary: impl Display) {
     let _ = writeln!(std::io::stderr(), "{commentary}");
 }
 
-/// Text of others, without what would steer a terminal: control characters are shown escaped.
+/// Text from other processes, safe for a terminal: control characters are escaped.
 pub(crate) fn plain(text: &str) -> String {
     let shown = |c: char| match c.is_control() {
         true => c.escape_default().to_string(),
@@ -34,7 +34,7 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Rows in columns, each as wide as it takes, for people.
+/// Rows in columns for people, each as wide as its content.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let rows: Vec<[String; N]> =
         rows.iter().map(|row| std::array::from_fn(|at| plain(&row[at]))).collect();

@@ -1,4 +1,4 @@
-//! What a user sees of a run under way, on stderr, and at its end, on stdout.
+//! The user's view of a run: under way on stderr, and at its end on stdout.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -25,11 +25,11 @@ pub(crate) struct Display {
     shown: u64,
     shown_at: Instant,
     events: usize,
-    /// The user was told how others join.
+    /// Whether the user was told how others join.
     told_join: bool,
 }
 
-/// How often a plain line is printed, at most.
+/// The time between two plain lines, at least.
 const PACE: Duration = Duration::from_secs(2);
 /// Steps over which the throughput is averaged.
 const RECENT: usize = 20;
@@ -50,7 +50,7 @@ impl Display {
         Self { bar, waiting, steps: run.steps, shown: 0, shown_at, events: 0, told_join: false }
     }
 
-    /// Shows what is new.
+    /// Shows the news.
     pub(crate) fn show(&mut self, progress: &Progress) {
         if !std::mem::replace(&mut self.told_join, true) {
             self.tell(&format!("another worker joins with: {}", progress.join));
@@ -88,7 +88,7 @@ impl Display {
         }
     }
 
-    /// How the run does, of which lines have come.
+    /// The state of the run, by its newest lines.
     fn message(&self, progress: &Progress) -> String {
         let lines = &progress.lines[progress.lines.len().saturating_sub(RECENT)..];
         let seconds: f64 = lines.iter().map(|line| line.seconds).sum();
@@ -100,7 +100,7 @@ impl Display {
         format!("loss {}  {rate:.0} tokens/s  ETA {}{lacking}", nats(loss), clock(left))
     }
 
-    /// Says a sentence, above the bar if there is one.
+    /// Prints a sentence, above the bar if there is one.
     fn tell(&self, sentence: &str) {
         match &self.bar {
             Some(bar) => bar.println(sentence),
@@ -108,7 +108,7 @@ impl Display {
         }
     }
 
-    /// The last step is done; what follows takes a moment.
+    /// The last step is done. The next work takes a moment.
     fn announce_end(&self) {
         let words = "validating, and writing the model";
         match &self.bar {
@@ -125,7 +125,7 @@ impl Display {
     }
 }
 
-/// What is about to be trained.
+/// A description of the run that begins.
 fn opening(run: &RunSpec, workers: u32) -> String {
     let model = &run.model;
     format!(
@@ -140,7 +140,7 @@ fn opening(run: &RunSpec, workers: u32) -> String {
     )
 }
 
-/// What came out, for the user.
+/// The results, for the user.
 pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     let loss = &report.loss;
     let mut lines = vec![
@@ -165,7 +165,7 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
     lines.join("\n") + "\n"
 }
 
-/// How well the GPUs were used, where that is known.
+/// The utilization of the GPUs, if it is known.
 fn used(report: &Report) -> String {
     let share = report.model_flops_utilization.map(|share| 100.0 * share);
     share.map_or(String::new(), |percent| {
@@ -173,7 +173,7 @@ fn used(report: &Report) -> String {
     })
 }
 
-/// What happened to the cluster, if anything did.
+/// The faults in the cluster. None if there were none.
 fn faults(report: &Report) -> Option<String> {
     let of = |cause| report.generations.iter().filter(|g| g.cause == cause).count();
     let changes = report.generations.len().saturating_sub(1) as u64;
@@ -204,7 +204,7 @@ fn faults(report: &Report) -> Option<String> {
     ))
 }
 
-/// Where the model is, and what to do with it.
+/// The place of the model, and its next use.
 fn model_lines(kind: &str, model: &Path) -> Vec<String> {
     if !model.is_file() {
         let words = "  model       not here: the worker of rank 0, which was started by hand, \
@@ -232,7 +232,7 @@ fn warnings(run: &RunSpec, report: &Report) -> Vec<String> {
     warnings
 }
 
-/// Why steps were skipped, and what to do about it.
+/// The cause of skipped steps, and the advice.
 fn advice(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 | Precision::Bf16 => "the gradient was not finite; lower the learning rate",

@@ -14,7 +14,7 @@ use crate::operator::{NEWEST, Place};
 use crate::worker::{meant, unknown};
 use crate::{logging, output};
 
-/// What an operator does with operators.
+/// The operator's commands for operators.
 pub(crate) fn run(task: &OperatorTask) -> Result<(), Failure> {
     logging::start("warn")?;
     match task {
@@ -41,7 +41,7 @@ pub(crate) fn worker(flags: &RevokeWorkerFlags) -> Result<(), Failure> {
     tell(&revoked, flags.ask.json)
 }
 
-/// The name of the worker that is meant; that of a worker that is gone, too.
+/// The name of the meant worker, even if it is gone.
 fn name_of(word: &str, dir: &Path, workers: &[WorkerView]) -> Option<NodeName> {
     let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
     let named = || NodeName::parse(word).filter(|_| !is_number);
@@ -70,8 +70,8 @@ fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
     tell(&operator, flags.ask.json)
 }
 
-/// An operator that revokes itself may be cut off before it is answered. The folder of a
-/// coordinator has other credentials by then.
+/// Whether the operator is revoked. An operator that revokes itself may lose its links before it
+/// has the answer. The folder of a coordinator has other credentials by then.
 fn has_revoked(place: &Place, operator: &Identity) -> bool {
     let revoked = place.ask(async |asked| asked.revoked().await).unwrap_or_default();
     revoked.iter().any(|view| (view.role, &view.name) == (operator.role, &operator.name))

@@ -1,4 +1,4 @@
-//! `everstep run`: what an operator does with runs. One file a verb.
+//! `everstep run`: an operator's commands for runs. One file a verb.
 
 mod cancel;
 mod ended;
@@ -27,7 +27,7 @@ pub(crate) fn run(task: &RunTask, registry: &Registry) -> Result<(), Failure> {
     }
 }
 
-/// How a run stands, in a sentence.
+/// The state of a run, in a sentence.
 fn sentence(run: &RunView) -> String {
     output::plain(&format!("run {} \"{}\": {}", run.id, run.name, run.status))
 }

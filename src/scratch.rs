@@ -1,10 +1,10 @@
-//! A folder for what nobody needs afterwards.
+//! A folder for temporary files.
 
 use tempfile::TempDir;
 
 use crate::failure::{Exit, Failure};
 
-/// A new folder with a name that cannot be foreseen, for this user alone; gone when it is dropped.
+/// A new folder with an unpredictable name, for this user alone. It is removed when it is dropped.
 pub(crate) fn folder() -> Result<TempDir, Failure> {
     tempfile::Builder::new().prefix("everstep-").tempdir().map_err(|error| {
         Failure::new(Exit::Failed, "there is no place for temporary files")

@@ -1,7 +1,7 @@
 //! A supervised process ends when its parent does, however the parent ends.
 //!
-//! The parent keeps the write end of the process's stdin open and never writes to it: when the
-//! parent dies, the read ends. Linux kills the process besides, even one that is stopped; there the
+//! The parent keeps the write end of the process's stdin open and never writes to it. When the
+//! parent dies, the read ends. Linux also kills the process, even one that is stopped. There the
 //! parent must start it from a thread that lives as long as itself.
 //!
 //! A process that must not know of a parent is put on a leash: the kernel alone holds it.
@@ -23,8 +23,8 @@ pub(crate) fn start() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets the process open as many files as the system allows it: a link costs none, but a daemon has
-/// connections of HTTP, files of its data, and libraries. Less is no error.
+/// Lets the process open as many files as the system allows it. A link needs none, but a daemon has
+/// connections of HTTP, files of its data, and libraries. A lower limit is no error.
 pub(crate) fn allow_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -38,7 +38,8 @@ pub(crate) fn allow_open_files() {
     }
 }
 
-/// Becomes the program of `flags`, which ends when the parent process does, and need not know.
+/// Becomes the program of `flags`, which ends when the parent process does. It need not know of the
+/// parent.
 #[cfg(target_os = "linux")]
 pub(crate) fn leash(flags: &LeashFlags) -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
@@ -50,14 +51,15 @@ pub(crate) fn leash(flags: &LeashFlags) -> Result<(), Failure> {
         Failure::new(Exit::Failed, "the program cannot be started").at(place).because(why)
     };
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
-    // A parent that ended before that is not noticed any more.
+    // The kernel does not report a parent that ended before this call.
     if Pid::as_raw(getppid()) != flags.parent {
         return Err(failed(std::io::Error::other("the parent process is gone")));
     }
     Err(failed(process::Command::new(&flags.program).args(&flags.arguments).exec()))
 }
 
-/// Becomes the program of `flags`, which ends when the parent process does, and need not know.
+/// Becomes the program of `flags`, which ends when the parent process does. It need not know of the
+/// parent.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn leash(_: &LeashFlags) -> Result<(), Failure> {
     Err(Failure::new(Exit::Failed, "only Linux ends a process with a parent that it does not know"))

@@ -1,4 +1,4 @@
-//! The text of a run, as the launcher knows it: which files, what a bigram model gets on them.
+//! The text of a run, as the launcher knows it: its files, and the loss of a bigram model on them.
 
 use std::path::{Path, PathBuf};
 
@@ -9,16 +9,16 @@ use everstep_worker::data::{Text, bigram, default_text, text_files};
 use crate::config::Resolved;
 use crate::failure::{Exit, Failure};
 
-/// The packages that Everstep was built from, whose sources are the default text.
+/// The packages that Everstep was built from. Their sources are the default text.
 const LOCKFILE: &str = include_str!("../Cargo.lock");
-/// Bytes of held-out text that a sample begins with.
+/// Bytes of held-out text at the beginning of a sample.
 const PROMPT: usize = 96;
 
-/// Where a run's data come from.
+/// The source of a run's data.
 pub(crate) enum RunText {
     /// A data set of the program's own.
     Registered,
-    /// What the user named.
+    /// A path that the user named.
     Named,
     /// The default text.
     Default(Vec<PathBuf>),
@@ -42,8 +42,8 @@ impl RunText {
         Ok(Self::Default(files))
     }
 
-    /// The data with the path that every worker reads: the default text's files are listed in
-    /// `folder`, whatever the user stated stays.
+    /// The data with the path that every worker reads. The files of the default text are listed in
+    /// `folder`. A path that the user stated stays.
     pub(crate) fn listed_in(&self, folder: &Path, data: &DataSpec) -> Result<DataSpec, Failure> {
         let Self::Default(files) = self else { return Ok(data.clone()) };
         let list = folder.join("data.list");

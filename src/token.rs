@@ -1,4 +1,4 @@
-//! `everstep token`: what an operator does with the tokens that admit nodes. One file a verb.
+//! `everstep token`: an operator's commands for the tokens that admit nodes. One file a verb.
 
 mod create;
 mod list;

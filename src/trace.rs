@@ -1,8 +1,8 @@
-//! A file of what a worker's stages took, step by step, for Perfetto and `chrome://tracing`.
+//! A file with the times of a worker's stages, step by step, for Perfetto and `chrome://tracing`.
 //!
 //! Every span of the target [`STAGES`] becomes one event of the trace event format, a line of JSON,
-//! when it ends: whoever is killed leaves a file that lacks its last events and its closing
-//! bracket, which readers do without.
+//! when it ends. A killed process leaves a file without its last events and its closing bracket.
+//! Readers accept that.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -22,15 +22,15 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The file, complete when this is dropped.
+/// The trace file. It is complete when this is dropped.
 pub(crate) struct Trace(Arc<Events>);
 
-/// The file as threads write it.
+/// The state that threads share to write the file.
 struct Events {
-    /// None once something could not be written.
+    /// None after a failed write.
     file: Mutex<Option<BufWriter<File>>>,
     began: Instant,
-    /// The wall clock then, so that the files of several workers can be shown together.
+    /// The wall clock at `began`, so that the files of several workers can be shown together.
     began_unix_us: f64,
 }
 
@@ -61,7 +61,7 @@ impl Trace {
         Ok(Self(Arc::new(Events { file, began, began_unix_us })))
     }
 
-    /// What writes it.
+    /// The layer that writes the file.
     pub(crate) fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a>,
@@ -78,7 +78,7 @@ impl Drop for Trace {
             "ts": self.0.unix_us(Instant::now()) });
         let mut file = self.0.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &mut *file {
-            // Nobody can be told any more.
+            // No reader is left to hear of an error.
             let _ = writeln!(file, "{last}\n]").and_then(|()| file.flush());
         }
     }
@@ -89,7 +89,7 @@ impl Events {
         self.began_unix_us + at.duration_since(self.began).as_secs_f64() * 1e6
     }
 
-    /// A trace that cannot be written ends there: training goes on.
+    /// Writes an event. After a failure the trace ends there, and training goes on.
     fn write(&self, event: &serde_json::Value) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let written = file.as_mut().map_or(Ok(()), |file| writeln!(file, "{event},"));
@@ -98,7 +98,7 @@ impl Events {
         }
     }
 
-    /// The number of this thread, which is told the reader with its name at first.
+    /// The number of this thread. At its first event the file also gets the thread's name.
     fn thread(&self) -> u32 {
         static THREADS: AtomicU32 = AtomicU32::new(1);
         thread_local!(static OWN: Cell<u32> = const { Cell::new(0) });
@@ -116,7 +116,7 @@ impl<S> Layer<S> for Tracer
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
-    /// A span without a step is of the step of the one around it.
+    /// A span without a step belongs to the step of the span around it.
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let mut fields = Fields::default();

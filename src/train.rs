@@ -56,7 +56,7 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     }
 }
 
-/// Most of the coordinators have to agree: an even one more makes nothing safer.
+/// Most of the coordinators have to agree. So an even number is no safer than the odd one below it.
 fn check_coordinators(count: u32) -> Result<(), Failure> {
     if matches!(count, 1 | 3 | 5) {
         return Ok(());
@@ -68,7 +68,7 @@ fn check_coordinators(count: u32) -> Result<(), Failure> {
         .next("pass --coordinators 3"))
 }
 
-/// Workers that have nothing to compute.
+/// A note on workers that have nothing to compute.
 pub(crate) fn idle(workers: u32, data_shards: u32) -> Option<String> {
     let idle = workers.checked_sub(data_shards).filter(|idle| *idle > 0)?;
     let plural = if data_shards == 1 { "" } else { "s" };
@@ -78,8 +78,8 @@ pub(crate) fn idle(workers: u32, data_shards: u32) -> Option<String> {
     ))
 }
 
-/// Refuses what a run would be refused for, as far as that does not depend on the machine: a GPU
-/// may be asked about where there is none.
+/// Refuses a run for errors that do not depend on the machine. The user may ask about a GPU on a
+/// machine without one.
 fn check_dry(flags: &TrainFlags, resolved: &Resolved) -> Result<(), Failure> {
     if flags.device == DeviceChoice::Cpu {
         check_device(flags.device, resolved)?;
@@ -87,7 +87,7 @@ fn check_dry(flags: &TrainFlags, resolved: &Resolved) -> Result<(), Failure> {
     flags.dir.as_deref().map_or(Ok(()), |dir| Ok(Directory::check(dir)?))
 }
 
-/// What every worker would find out only when it builds its model.
+/// Finds errors that every worker would find only when it builds its model.
 fn check_device(device: DeviceChoice, resolved: &Resolved) -> Result<(), Failure> {
     device::check(device, builtin::precision(&resolved.run)).map_err(|error| match error {
         OpenError::Precision(_) => {
@@ -100,7 +100,7 @@ fn check_device(device: DeviceChoice, resolved: &Resolved) -> Result<(), Failure
     })
 }
 
-/// Looks at a run that has no directory yet: the default text is listed in a temporary one.
+/// Examines a run that has no directory yet. The default text is listed in a temporary one.
 pub(crate) fn beforehand(
     resolved: &Resolved,
     text: &RunText,
@@ -112,7 +112,7 @@ pub(crate) fn beforehand(
     look(&resolved)
 }
 
-/// What a worker would find wrong only after it has started.
+/// Finds errors that a worker would find only after its start.
 pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
     let refused = |key, error: &dyn std::fmt::Display| {
         Failure::from(resolved.refusal(key, &format!("cannot be used: {error}")))
@@ -126,8 +126,8 @@ pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Fail
     Ok(())
 }
 
-/// Makes the places where the run's files go, and names the data in `run` as the workers will find
-/// them. A directory in which no run can begin is not kept.
+/// Makes the places of the run's files, and names the data in `run` as the workers will find them.
+/// A directory in which no run can begin is not kept.
 pub(crate) fn prepare(
     flags: &TrainFlags,
     run: &mut RunSpec,
@@ -168,7 +168,7 @@ fn train(
     Ok(report)
 }
 
-/// What is kept of a run that was interrupted, and what is not.
+/// What remains of an interrupted run, and what is lost.
 pub(crate) fn interrupted(failure: Failure, home: &Path, steps: u64) -> Failure {
     if !failure.is_interruption() {
         return failure;
@@ -183,7 +183,7 @@ pub(crate) fn interrupted(failure: Failure, home: &Path, steps: u64) -> Failure 
         .next("start it again: it begins at its first step, and ends with the same bits")
 }
 
-/// A run that has all that was promised but a model where its user will look for it.
+/// A run with all results but a model in the place where its user will look for it.
 fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
     let place = cluster::ended(home);
     let told = |key: &str| place.as_ref()?[key].as_str().map(str::to_string);
@@ -204,7 +204,7 @@ fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
         )
 }
 
-/// Continues some held-out text with what was trained, if that is what the model does.
+/// Continues some held-out text with the trained model, if the model can do that.
 fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> Option<String> {
     let prompt = text.prompt(run)?;
     let options = generate::Options { bytes: 240, temperature: 0.7, seed: run.seed };
@@ -214,7 +214,8 @@ fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> O
     Some(format!("{head}\n\n{}|{}\n", visible(&prompt), visible(&continued)))
 }
 
-/// The file of `--report`, which can be written. Dropped unwritten, it is as it was.
+/// The file of `--report`, which can be written. If it is dropped before a write, it stays as it
+/// was.
 pub(crate) struct ReportFile {
     path: PathBuf,
     is_new: bool,

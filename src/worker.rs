@@ -1,7 +1,7 @@
 //! `everstep worker`: the daemon that computes.
 //!
-//! Says its name and where it listens in one line of JSON on stdout, then logs on stderr until its
-//! run is over, or until it has left: after SIGTERM it hands over what only it holds.
+//! It prints its name and its address in one line of JSON on stdout. Then it logs on stderr until
+//! its run is over, or until it has left: after SIGTERM it hands over what only it holds.
 
 mod add;
 mod directory;
@@ -69,7 +69,7 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
     }
 }
 
-/// What has failed: a worker that was never admitted has not begun.
+/// The title of an error. A worker that was never admitted has not begun.
 fn title(error: &WorkerError) -> &'static str {
     match error {
         WorkerError::Token(_)
@@ -97,7 +97,8 @@ fn advice(error: &WorkerError) -> (Exit, &'static str) {
     }
 }
 
-/// The place that `HOST:PORT` names. It has an address now; which one, is asked at each dial.
+/// The place that `HOST:PORT` names. It must have an address now. Each dial resolves the name
+/// again.
 pub(crate) fn place(name: &str) -> Result<HostPort, Failure> {
     addresses(name)?;
     name.parse().map_err(|error| refused(name, &error))
@@ -119,8 +120,8 @@ fn refused(name: &str, why: &dyn std::fmt::Display) -> Failure {
         .next("pass HOST:PORT, as in the run's DIR/cluster.json")
 }
 
-/// The join token: `@FILE` names a file that holds it, which is called so where it was made; `@-`
-/// is stdin.
+/// The join token. `@FILE` names a file that holds it: that file is called `name` where it was
+/// made. `@-` is stdin.
 pub(crate) fn token(join: &OsStr, name: &str) -> Result<String, Failure> {
     let text = match token_file(join) {
         Some(path) => {
@@ -139,7 +140,7 @@ pub(crate) fn token(join: &OsStr, name: &str) -> Result<String, Failure> {
     Ok(text.trim().to_string())
 }
 
-/// What reads the token from stdin.
+/// The argument that reads the token from stdin.
 const STDIN: &str = "@-";
 
 fn token_file(join: &OsStr) -> Option<&Path> {

@@ -1,4 +1,4 @@
-//! The benchmarks, each so small that it takes a moment: which figures they give.
+//! The benchmarks, each so small that it takes a moment, and the figures that they print.
 
 use std::process::Command;
 
@@ -128,7 +128,7 @@ fn a_history_has_its_figures_and_takes_no_memory() {
     assert!(short > 0.0 && long < short + 8.0, "{short} MiB, {long} MiB");
 }
 
-/// Runs the benchmark in the folder, where it must leave nothing that it did not find there.
+/// Runs the benchmark in the folder. It must leave no new file there.
 fn bench(folder: &TempDir, flags: &[&str]) -> Value {
     let scratch = TempDir::new().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));

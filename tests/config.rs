@@ -1,4 +1,4 @@
-//! The configuration and the command line: what wins, what is refused, and in which words.
+//! The configuration and the command line: which source wins, and the refusals with their words.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
-//! The examples do what they say. Each runs as a user would run it, in a directory of its own.
+//! The examples do what their comments promise. Each runs as a user would run it, in a directory of
+//! its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

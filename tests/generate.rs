@@ -1,4 +1,4 @@
-//! Continuing a text: what is drawn, and which files are refused.
+//! Continued texts: the drawn bytes, and the files that are refused.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use tempfile::TempDir;
 
-/// A model whose logits for the next byte are its parameters, shifted by the last byte.
+/// A model with its parameters as the logits for the next byte, shifted by the last byte.
 struct Cycle {
     layout: Layout,
     parameters: Vec<f32>,
@@ -143,7 +143,7 @@ fn the_program_continues_a_text_with_a_gpt() {
     assert!(output.stderr.is_empty());
 }
 
-/// A gpt whose parameters are all zero: every byte is as likely as any other.
+/// A gpt with all parameters zero: every byte is as likely as any other.
 fn gpt_file(directory: &TempDir, model: &str) -> PathBuf {
     let mut run = resolve(None, &Overrides::default(), &builtin::registry()).unwrap().run;
     (run.model.layers, run.model.heads, run.model.width, run.model.context) = (1, 2, 8, 4);
@@ -173,7 +173,8 @@ fn a_file_that_is_no_model_is_refused_in_words() {
     let circle = CYCLE.replace("cycle", "circle");
     let unknown = with(4, Some(&circle)).to_string();
     assert!(unknown.contains("no model named \"circle\""), "{unknown}");
-    // A model of any size may be named: what the file holds decides whether it is built.
+    // The metadata may name a model of any size. The file's content decides whether the program
+    // builds it.
     let deep = r#"{"kind": "gpt", "layers": 65536, "heads": 1, "width": 32, "context": 4}"#;
     let path = model_file(&directory, 4, Some(deep));
     let deep = read_model(&path, &builtin::registry()).err().expect("refused").to_string();

@@ -1,7 +1,7 @@
 //! The house keeps its own rules: this test reads every file of the workspace.
 //!
-//! Each rule is a function from text to what is wrong with it, tried on small texts below, since a
-//! checker that cannot fail proves nothing. There is no list of exceptions.
+//! Each rule is a function from text to its problems, tested on small texts below, since a checker
+//! that cannot fail proves nothing. There is no list of exceptions.
 
 mod tidy {
     pub mod architecture;
@@ -50,7 +50,7 @@ fn no_crate_is_built_for_which_there_is_an_advisory_and_no_mend() {
     let lock = std::fs::read_to_string(root().join("Cargo.lock")).expect("it can be read");
     let lists = |name: &str| lock.contains(&format!("\nname = \"{name}\"\n"));
     assert!(lists("raft"), "this test reads the wrong file");
-    // RUSTSEC-2024-0437, RUSTSEC-2025-0057: what `raft` as published asks for.
+    // RUSTSEC-2024-0437, RUSTSEC-2025-0057: crates that the published `raft` needs.
     let found: Vec<_> = ["protobuf", "fxhash"].into_iter().filter(|name| lists(name)).collect();
     assert!(found.is_empty(), "Cargo.lock lists {found:?}: see vendor/README.md");
 }
@@ -81,7 +81,7 @@ fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Third-party code keeps its own form: `vendor/README.md` says what is there, and why.
+/// Third-party code keeps its own form: `vendor/README.md` lists it, with the reasons.
 fn vendor() -> PathBuf {
     root().join("vendor")
 }

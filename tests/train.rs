@@ -1,4 +1,4 @@
-//! What `everstep train` does around the training itself: what it waits for, says and leaves.
+//! The work of `everstep train` around the training itself: its waits, its output and its files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn folder(settings: &str) -> TempDir {
     folder
 }
 
-/// The program, to be started in the folder.
+/// The command that starts the program in the folder.
 fn everstep(folder: &TempDir, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
     for (name, _) in std::env::vars_os() {
@@ -36,7 +36,7 @@ fn train(folder: &TempDir, flags: &[&str]) -> Output {
     everstep(folder, &[&train, flags].concat()).output().unwrap()
 }
 
-/// Runs the program with a stdout that nobody reads.
+/// Runs the program with a stdout that has no reader.
 fn unread(mut command: Command) -> Output {
     let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();

@@ -1,7 +1,7 @@
-//! What a storm of workers costs the coordinator's core: `cargo bench -p everstep-chaos`.
+//! The cost of a storm of workers for the coordinator's core: `cargo bench -p everstep-chaos`.
 //!
 //! A table for each number of workers: CPU time of the core by kind of input, and the longest input
-//! (all others wait for it); then the whole, beside the virtual time in which it happened. One
+//! (all others wait for it). Then the total, beside the virtual time in which it happened. One
 //! worker is killed while all train: a Pause to all, their answers, and another generation.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 const WORKERS: [u32; 3] = [100, 1_000, 10_000];
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What inputs of one kind cost.
+/// The cost of inputs of one kind.
 #[derive(Default)]
 struct Cost {
     inputs: u32,
@@ -72,7 +72,7 @@ fn kind(input: &Input) -> &'static str {
     }
 }
 
-/// CPU time of this thread: on a shared machine the clock on the wall measures the others, too.
+/// CPU time of this thread. On a shared machine the wall clock measures other programs, too.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,8 +1,8 @@
 //! What must hold at every moment of a simulation: one checker for each invariant.
 //!
-//! Inputs: [`Observation`]s, with their virtual time. Output: the first [`Violation`]; in the end a
-//! [`Chronicle`], with which later runs of the same specification are compared. The checkers see
-//! what the cores say and what the devices compute; how it travelled they do not know.
+//! Inputs: [`Observation`]s, with their virtual time. Output: the first [`Violation`], and in the
+//! end a [`Chronicle`] to compare later runs of the same specification with. The checkers see the
+//! messages of the cores and the results of the devices. They do not know how these travelled.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -67,15 +67,15 @@ pub use stale::Standing;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{invariant:?} did not hold after {:.3} ms: {seen}", .at.0 as f64 / 1e6)]
 pub struct Violation {
-    /// Which.
+    /// The invariant.
     pub invariant: Invariant,
-    /// When.
+    /// The virtual time.
     pub at: Time,
-    /// What was seen.
+    /// The evidence, in words.
     pub seen: String,
 }
 
-/// What a step's commit says, as far as it must be the same for all members and in all runs.
+/// The part of a step's commit that must be the same for all members and in all runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The bits of the norm.
@@ -102,17 +102,17 @@ impl Chronicle {
     }
 }
 
-/// What a checker found: the invariant, and in words what was seen.
+/// What a checker found: the invariant, and the evidence in words.
 type Found = (Invariant, String);
 
 /// All checkers of one simulation.
 #[derive(Debug)]
 pub struct Checks {
     steps: u64,
-    /// Owners of each parameter shard.
+    /// The number of owners that each parameter shard should have.
     copies_wanted: u32,
     bounds: Bounds,
-    /// Nobody meddles with what is sent: whatever is refused was sent in error.
+    /// No meddler changes messages, so a worker refuses only what was sent in error.
     honest: bool,
     agreement: Agreement,
     records: Records,
@@ -132,8 +132,8 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Checkers of `run` on `samples` samples. With a `reference`, the same run without faults,
-    /// every step is compared with it.
+    /// Checkers of `run` on `samples` samples. A `reference` is the same run without faults: the
+    /// checkers compare every step with it.
     pub fn new(run: &RunSpec, samples: u64, reference: Option<Arc<Chronicle>>) -> Self {
         Self {
             steps: run.steps,
@@ -158,15 +158,15 @@ impl Checks {
         }
     }
 
-    /// Somebody meddles with what is sent: refusing it is no fault.
+    /// A meddler changes messages from now on, so a refusal is no fault.
     pub fn expect_refusals(&mut self) {
         self.honest = false;
     }
 
-    /// Looks at what happens `now`.
+    /// Checks an observation of the moment `now`.
     ///
     /// # Errors
-    /// The invariant that does not hold any more. What comes after it proves nothing.
+    /// The first invariant that does not hold. Later observations prove nothing.
     pub fn observe(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Violation> {
         let found = match seen {
             Observation::Paused(number) => {
@@ -242,7 +242,7 @@ impl Checks {
         self.lines.told(event)
     }
 
-    /// What is seen of the coordinators' log.
+    /// Checks an observation of the coordinators' log.
     fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
             Observation::Leads(life, term) => {
@@ -262,7 +262,7 @@ impl Checks {
         }
     }
 
-    /// What is seen of copies of shards, and of the model in the end.
+    /// Checks an observation of copies of shards, or of the final model.
     fn held(&mut self, seen: Observation<'_>) -> Result<(), Found> {
         match seen {
             Observation::Holds(worker, owned, resume) => {
@@ -333,11 +333,12 @@ impl Checks {
             self.copies.committed(commit.step, record)?;
         }
         let first = self.resumes.committed(commit)?;
-        // Who does not know that its generation is over may yet commit in it: to no effect.
+        // A member that does not know that its generation is over may yet commit in it, to no
+        // effect.
         let current = self.records.current().filter(|it| it.number == commit.generation);
         let history = (self.records.history(commit.generation), current.is_some());
         self.commits.committed(worker, commit, history, first)?;
-        // Other samples make another verdict: the cause is found before what comes of it.
+        // Other samples make another verdict. This check comes first, since it finds the cause.
         if let Some(record) = current.filter(|_| first) {
             self.samples.committed(commit.step, record)?;
         }
@@ -350,27 +351,27 @@ impl Checks {
         self.agreement.is_new(index)
     }
 
-    /// Whether the log lists a coordinator, as far as anybody has applied it.
+    /// Whether the log lists a coordinator, as far as any coordinator has applied it.
     pub fn is_listed(&self, id: CoordinatorId) -> bool {
         self.agreement.is_listed(id)
     }
 
-    /// Whether a coordinator has ended, since the others do without it.
+    /// Whether a coordinator has ended since the others do without it.
     pub fn was_dismissed(&self, id: CoordinatorId) -> bool {
         self.agreement.was_dismissed(id)
     }
 
-    /// Whether some coordinator has told what an entry has brought to the history.
+    /// Whether a coordinator has shown what an entry has brought to the history.
     pub fn has_brought(&self, index: u64) -> bool {
         self.agreement.has_brought(index)
     }
 
-    /// The last step that anyone has committed.
+    /// The last step that any member has committed.
     pub fn committed_step(&self) -> Step {
         self.commits.newest_committed()
     }
 
-    /// How many steps were committed, those that were done again counted again.
+    /// How many steps were committed. Steps that were done again count again.
     pub fn steps(&self) -> u64 {
         self.commits.count()
     }
@@ -395,12 +396,12 @@ impl Checks {
         self.records.lists(generation, worker)
     }
 
-    /// The run is over: whatever is under way leads to nothing any more.
+    /// Ends the run: no open Pause needs a record any more.
     pub fn over(&mut self) {
         self.pauses.over();
     }
 
-    /// Looks at the whole of a complete run.
+    /// Checks a complete run as a whole.
     ///
     /// # Errors
     /// The invariant that does not hold for it.

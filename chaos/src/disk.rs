@@ -1,23 +1,23 @@
 //! A disk that fails as disks do: storage for one redb database, deterministic, on virtual time.
 //!
-//! In go a seed, [`Faults`] and what a process does with its [`File`]; out come errors, delays
-//! ([`Disk::take_delay`]: redb calls are synchronous, so the driver waits afterwards) and, after a
-//! [`Disk::crash`], what a machine finds when it is back. The same seed and the same operations
-//! give the same bytes. The disk does not know what is stored on it.
+//! The caller gives a seed, [`Faults`] and a process's operations on its [`File`]. The disk returns
+//! errors and delays ([`Disk::take_delay`]: redb calls are synchronous, so the driver waits
+//! afterwards). After a [`Disk::crash`] it returns what a machine finds at its next start. The same
+//! seed and the same operations give the same bytes. The disk does not know what is stored on it.
 //!
 //! Intuition: a write goes to a cache, a sync brings the cache to the platter, a crash loses the
-//! cache, but not neatly. Every write that was not synced has a fate of its own, so that the
-//! platter may hold the last one and not the first, or every other sector of one.
+//! cache, but not neatly. Every unsynced write has a fate of its own. So the platter may hold the
+//! last one and not the first, or every other sector of one.
 //!
-//! What redb 4 makes of it is tested in `tests/disk.rs`: a commit that returned is there after any
-//! crash, a commit that did not is there whole or not at all. Of a bit that flips on the platter,
-//! redb promises nothing. It checks its checksums when it recovers from a crash, not after a clean
-//! stop and not when it reads; so a flipped bit may be an error or a panic at opening, a key or
-//! value that is silently wrong, or one commit less than there was. A log on top therefore carries
-//! a checksum over place and content in every row, and one over which rows there are; what it has
-//! lost without a trace only other replicas can tell it.
+//! `tests/disk.rs` tests what redb 4 makes of it: a commit that returned is there after any crash,
+//! a commit that did not is there whole or not at all. redb promises nothing about a bit that flips
+//! on the platter. It checks its checksums when it recovers from a crash, not after a clean stop
+//! and not when it reads. So a flipped bit may be an error or a panic at opening, a key or value
+//! that is silently wrong, or one commit less than there was. A log on top therefore has a checksum
+//! over place and content in every row, and one over the set of rows. Only other replicas can tell
+//! it what it has lost without a trace.
 
-// redb's backends are shared between threads, hence the mutex; it is never contended here.
+// redb's backends are shared between threads, hence the mutex. Here it never waits.
 
 mod platter;
 
@@ -31,10 +31,10 @@ use redb::StorageBackend;
 use crate::random::Random;
 use platter::Platter;
 
-/// What a platter takes whole or not at all, bytes.
+/// The unit that a platter takes whole or not at all, bytes.
 pub const SECTOR: usize = 512;
 
-/// What goes wrong, and how often: chances are in parts of a million.
+/// The faults of a disk, and how often they happen: chances are in parts of a million.
 ///
 /// Without any (the default) a sync takes a while and a crash loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,20 +44,20 @@ pub struct Faults {
     /// The longest stall.
     pub longest_stall: Duration,
     /// **Error**: an operation fails. It changes nothing, with one exception: after a failed sync
-    /// the cache counts as clean, and what it held has the fate that it would have in a crash.
+    /// the cache counts as clean, and its content has the fate that it would have in a crash.
     pub error_ppm: u32,
     /// **Full**: the file cannot become longer than this, bytes.
     pub capacity_bytes: u64,
-    /// **Lost write**: at a crash, a write that was not synced is not there.
+    /// **Lost write**: at a crash, an unsynced write is lost.
     pub lost_ppm: u32,
-    /// **Reordered write**: at a crash, a write that was not synced came before another one that
-    /// was done earlier.
+    /// **Reordered write**: at a crash, an unsynced write came before another one that the process
+    /// did earlier.
     pub reordered_ppm: u32,
-    /// **Torn write**: at a crash, of a write that was not synced each [`SECTOR`] is there or not.
+    /// **Torn write**: at a crash, each [`SECTOR`] of an unsynced write is there or not.
     pub torn_ppm: u32,
-    /// **Flipped bit**: at a crash, one bit of what is stored changes, synced or not.
+    /// **Flipped bit**: at a crash, one stored bit changes, synced or not.
     pub flipped_ppm: u32,
-    /// **Wiped**: at a crash, everything is gone, synced or not.
+    /// **Wiped**: at a crash, all content is lost, synced or not.
     pub wiped_ppm: u32,
 }
 
@@ -78,8 +78,8 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// A disk that keeps its word: it may be slow, and a crash loses, reorders and tears what was
-    /// not synced, as any disk does; what was synced stays.
+    /// A disk that keeps its word. It may be slow, and a crash loses, reorders and tears unsynced
+    /// writes, as on any disk. Synced writes stay.
     pub fn of_an_honest_disk() -> Self {
         Self {
             stall_ppm: 1_000,
@@ -91,18 +91,18 @@ impl Faults {
     }
 }
 
-/// What survived a crash, counted: writes since the last sync, and what befell the rest.
+/// Counts of what survived a crash: writes since the last sync, and the fate of the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survival {
-    /// Writes and changes of length that are there whole.
+    /// Writes and changes of length that survived whole.
     pub kept: u32,
-    /// Writes that are there in part.
+    /// Writes that survived in part.
     pub torn: u32,
-    /// Writes and changes of length that are not there.
+    /// Writes and changes of length that were lost.
     pub lost: u32,
     /// Bits that changed on the platter.
     pub flipped: u32,
-    /// Everything is gone.
+    /// Whether all content was lost.
     pub wiped: bool,
 }
 
@@ -116,14 +116,14 @@ struct Drive {
     faults: Faults,
     random: Random,
     delay: Duration,
-    /// How many have opened it: only the last of them may use it.
+    /// How many processes have opened it. Only the last of them may use it.
     openings: u64,
-    /// Operations until the power fails; none while it does not.
+    /// Operations until the power fails. None: it does not.
     operations_left: Option<u64>,
 }
 
 impl Disk {
-    /// An empty disk, whose luck follows from `seed`.
+    /// An empty disk. Its faults follow from `seed`.
     pub fn new(seed: u64, faults: Faults) -> Self {
         Self(Arc::new(Mutex::new(Drive {
             platter: Platter::default(),
@@ -135,16 +135,16 @@ impl Disk {
         })))
     }
 
-    /// The file for a new process. Whoever had it open is dead: all that they still do fails, but
-    /// what they have written is there, synced or not, unless the disk [crashed](Disk::crash).
+    /// The file for a new process. The process that had it open is dead: its later operations fail.
+    /// What it has written is there, synced or not, unless the disk [crashed](Disk::crash).
     pub fn open(&self) -> File {
         let mut drive = self.drive();
         drive.openings += 1;
         File { opening: drive.openings, disk: self.clone() }
     }
 
-    /// The power fails now, or has failed; returns what survived. Whoever has the file open is
-    /// dead.
+    /// Cuts the power now, or ends a cut. Returns what survived. The process that has the file open
+    /// is dead.
     pub fn crash(&self) -> Survival {
         let mut drive = self.drive();
         drive.openings += 1;
@@ -153,24 +153,24 @@ impl Disk {
         platter.crash(faults, random)
     }
 
-    /// The power fails after so many more operations: those that follow fail and change nothing.
-    /// A [`Disk::crash`] has to follow.
+    /// Cuts the power after this many more operations. The later ones fail and change nothing. The
+    /// caller must [`Disk::crash`] then.
     pub fn cut_power_after(&self, operations: u64) {
         self.drive().operations_left = Some(operations);
     }
 
-    /// From now on, other things go wrong.
+    /// Replaces the faults from now on.
     pub fn suffer(&self, faults: Faults) {
         self.drive().faults = faults;
     }
 
-    /// The virtual time that operations have taken since this was asked last. The driver lets it
-    /// pass before it looks at what they returned.
+    /// The virtual time that operations have taken since the last call. The driver lets it pass
+    /// before it looks at their results.
     pub fn take_delay(&self) -> Duration {
         std::mem::take(&mut self.drive().delay)
     }
 
-    /// BLAKE3 of what a reader would find.
+    /// BLAKE3 of the content that a reader would find.
     pub fn digest(&self) -> [u8; 32] {
         *blake3::hash(self.drive().platter.cached()).as_bytes()
     }
@@ -187,7 +187,7 @@ pub struct File {
     opening: u64,
 }
 
-/// Operations, by what they do to the cache. Every one may stall or fail.
+/// Operations, by their effect on the cache. Every one may stall or fail.
 impl StorageBackend for File {
     fn len(&self) -> Result<u64, Error> {
         Ok(self.operate()?.platter.cached().len() as u64)
@@ -288,7 +288,7 @@ fn index(offset: u64) -> Result<usize, Error> {
     usize::try_from(offset).map_err(|_| ErrorKind::InvalidInput.into())
 }
 
-/// Whether something happens whose chance is so many parts of a million.
+/// Whether an event happens that has a chance of `parts` in a million.
 fn chance(random: &mut Random, parts: u32) -> bool {
     random.below(1_000_000) < u64::from(parts)
 }

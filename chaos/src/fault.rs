@@ -1,6 +1,6 @@
 //! Faults: what may happen to a cluster, how often, and when.
 //!
-//! A [`Fault`] is a value: the [`world`](crate::world) makes it happen, a [`Schedule`] says when,
+//! A [`Fault`] is a value: the [`world`](crate::world) inflicts it, a [`Schedule`] says when, and
 //! [`Rates`] say how often. A schedule is a pure function of its seed. This module does not know
 //! how a cluster takes a fault.
 
@@ -19,201 +19,201 @@ pub use schedule::{Rates, SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
 /// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
 pub const TOLERATED: Duration = Duration::from_millis(1_500);
 
-/// Something that goes wrong, or that is asked of the cluster. Workers are named by their machine,
-/// `0..workers` and some more: whatever process is there when it happens. The operator is beside
-/// the coordinators, and spared.
+/// A fault, or a request to the cluster. Workers are named by their machine, `0..workers` and some
+/// more. A fault hits the process that runs there at that moment. The operator's own process has no
+/// faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A process ends without a word. Of what it has sent, some lanes arrive and some do not.
+    /// A process ends without a word. Of the lanes on which it sent, some arrive and some do not.
     Crash {
-        /// Which.
+        /// The machine of the process.
         node: Node,
-        /// When somebody starts it again: a worker as a new process that knows nothing, a
-        /// coordinator with what is on its disk.
+        /// When it starts again: a worker as a new process that knows nothing, a coordinator with
+        /// what is on its disk. None: it does not.
         restart: Option<Duration>,
     },
-    /// A coordinator's process ends when it has proposed the next generation, before that is
+    /// The process of the leader ends when it has proposed the next generation, before that is
     /// durable.
     CrashProposing {
-        /// When somebody starts it again.
+        /// When it starts again.
         restart: Duration,
     },
-    /// A coordinator's process ends when it has shut out another that was removed, before all that
-    /// it has to write is durable.
+    /// A coordinator's process ends when it has shut out a removed coordinator, before all that it
+    /// has to write is durable.
     CrashExpelling {
-        /// When somebody starts it again.
+        /// When it starts again.
         restart: Duration,
     },
     /// Several processes end at once, without a word.
     CrashTogether {
-        /// Which.
+        /// The machines of the processes.
         side: Vec<Node>,
-        /// When somebody starts all of them again.
+        /// When all of them start again. None: they do not.
         restart: Option<Duration>,
     },
-    /// A new worker comes, or somebody who is to be a coordinator, if there is none there.
+    /// A new worker starts, or a machine that asks to be a coordinator, if no process runs there.
     Join {
         /// The machine.
         node: Node,
     },
-    /// A coordinator is asked to stop: if it leads, it hands that over first.
+    /// An operator asks a coordinator to stop. A leader hands over first.
     Stop {
-        /// Which.
+        /// The coordinator.
         node: Node,
-        /// When somebody starts it again.
+        /// When it starts again.
         restart: Duration,
     },
     /// A coordinator's disk is lost with its process, unless the cluster would be lost with it. The
-    /// operator removes it.
+    /// operator removes the coordinator.
     Wipe {
-        /// Whose.
+        /// The coordinator.
         node: Node,
-        /// When somebody starts it again, as nobody's coordinator: it asks to be one.
+        /// When a process starts again there. It asks to be a coordinator.
         restart: Duration,
     },
-    /// A coordinator's process ends, and a byte of its log is another one at the next start, which
-    /// refuses that; unless the cluster would be lost with it. The operator removes it, and then
-    /// its machine asks to be a coordinator with an empty disk.
+    /// A coordinator's process ends, and a byte of its log changes, unless the cluster would be
+    /// lost with it. The next start finds that and refuses. The operator removes the coordinator.
+    /// Then its machine asks to be a coordinator with an empty disk.
     Damage {
-        /// Whose.
+        /// The coordinator.
         node: Node,
-        /// How much later than it has ended it is started again, and than it is removed it asks.
+        /// How long after its end it starts again, and how long after its removal its machine asks.
         restart: Duration,
     },
-    /// The disk of a coordinator has no room for the next write: its process ends.
+    /// The disk of a coordinator has no room for the next write, so its process ends.
     FullDisk {
-        /// Whose.
+        /// The coordinator.
         node: Node,
-        /// When there is room, and somebody starts it again.
+        /// When the disk has room, and the process starts again.
         restart: Duration,
     },
-    /// The operator does without a coordinator, if there is another and nothing is about to change
-    /// that.
+    /// The operator removes a coordinator, if there is another one and no change of members is
+    /// under way.
     Remove {
-        /// Which.
+        /// The coordinator.
         node: Node,
-        /// When its machine asks to be a coordinator again, with an empty disk; else never.
+        /// When its machine asks to be a coordinator again, with an empty disk. None: never.
         restart: Option<Duration>,
     },
-    /// A worker is asked to leave.
+    /// A worker is to leave.
     Drain {
         /// The worker's machine.
         node: Node,
         /// The asker.
         by: Asker,
-        /// How long the worker has, if it is asked itself: then it leaves in any case. None: the
-        /// worker stays until other workers have copies of all that it holds.
+        /// How long the worker has if its own machine asks: after that it leaves in any case. None:
+        /// the worker stays until other workers have copies of all that it holds.
         grace: Option<Duration>,
     },
-    /// A process stands still (SIGSTOP): it handles nothing and its links hear nothing of it; then
+    /// A process stands still (SIGSTOP). It handles nothing, and its peers hear nothing of it. Then
     /// it handles all that has come.
     Pause {
-        /// Which.
+        /// The machine of the process.
         node: Node,
-        /// For how long.
+        /// How long it stands still.
         span: Duration,
     },
     /// Several processes stand still together, as all virtual machines of a host do.
     PauseTogether {
-        /// Which.
+        /// The machines of the processes.
         side: Vec<Node>,
-        /// For how long.
+        /// How long they stand still.
         span: Duration,
     },
     /// The disk of a coordinator writes nothing for a while.
     Stall {
-        /// Whose.
+        /// The coordinator.
         node: Node,
-        /// For how long.
+        /// How long the disk writes nothing.
         span: Duration,
     },
     /// From now on the clock of a process runs too fast or too slow.
     Drift {
-        /// Whose.
+        /// The machine of the process.
         node: Node,
         /// Its seconds in a thousand true ones, 900 to 1,100.
         permille: u32,
     },
     /// A connection is lost for both ends, and all that is on it.
     Disconnect {
-        /// Between whom.
+        /// The two ends.
         ends: (Node, Node),
     },
-    /// All between two nodes takes longer.
+    /// Delays between two nodes become longer.
     Slow {
-        /// Which two.
+        /// The two nodes.
         ends: (Node, Node),
-        /// How much longer, at most.
+        /// The most that is added to a delay.
         extra: Duration,
-        /// For how long.
+        /// How long the link stays slow.
         span: Duration,
     },
-    /// Nothing arrives on one path; then all does, in order.
+    /// No packet arrives on one path for a while. Then all do, in order.
     Clog {
-        /// Where the path begins.
+        /// The node at the start of the path.
         from: Node,
-        /// Where it ends.
+        /// The node at its end.
         to: Node,
-        /// For how long.
+        /// How long the path is clogged.
         span: Duration,
     },
-    /// Nothing passes between these nodes and the others.
+    /// No packet passes between these nodes and the others.
     Partition {
-        /// One side.
+        /// The nodes on one side.
         side: Vec<Node>,
-        /// For how long.
+        /// How long the partition lasts.
         span: Duration,
     },
-    /// Nothing passes between the coordinators and the workers. The coordinators reach each other,
-    /// and so do the workers.
+    /// No packet passes between the coordinators and the workers. The coordinators reach each
+    /// other, and so do the workers.
     Isolation {
-        /// For how long.
+        /// How long the isolation lasts.
         span: Duration,
     },
-    /// Nothing passes from these nodes to the others; the way back is free.
+    /// No packet passes from these nodes to the others. The way back is free.
     OneWay {
-        /// Who is not heard.
+        /// The nodes that the others do not hear.
         side: Vec<Node>,
-        /// For how long.
+        /// How long that lasts.
         span: Duration,
     },
-    /// A firewall refuses all between a worker and the coordinators: the worker lives on.
+    /// A firewall refuses all packets between a worker and the coordinators. The worker lives on.
     Refuse {
-        /// Which worker.
+        /// The worker's machine.
         node: Node,
-        /// For how long.
+        /// How long the firewall refuses packets.
         span: Duration,
     },
-    /// Nothing passes between one coordinator and the workers; the other coordinators reach both.
+    /// No packet passes between one coordinator and the workers. The other coordinators reach both.
     Deafen {
-        /// Which coordinator.
+        /// The coordinator.
         node: Node,
-        /// For how long.
+        /// How long that lasts.
         span: Duration,
     },
-    /// Workers that begin on a machine from now on state the address of another machine.
+    /// Workers that start on a machine from now on state the address of another machine.
     Misstate {
-        /// Which machine.
+        /// The machine of the workers.
         node: Node,
         /// The machine that has the stated address.
         of: Node,
     },
-    /// Two nodes do not reach each other; both reach all the rest.
+    /// Two nodes do not reach each other. Both reach all other nodes.
     Bridge {
-        /// Which two.
+        /// The two nodes.
         ends: (Node, Node),
-        /// For how long.
+        /// How long that lasts.
         span: Duration,
     },
-    /// The next of its kind is delivered a second time, which the protocol must refuse.
+    /// The next item of a kind arrives a second time. The protocol must refuse it.
     Duplicate {
         /// The sender.
         from: Node,
         /// The receiver.
         to: Node,
-        /// The kind.
+        /// The kind of item.
         what: Twice,
-        /// How much later.
+        /// How much later it arrives again.
         after: Duration,
     },
     /// One bulk lane falls behind all others.
@@ -224,66 +224,68 @@ pub enum Fault {
         to: Node,
         /// The lane.
         lane: Lane,
-        /// How far, at most.
+        /// The most that is added to a delay.
         extra: Duration,
-        /// For how long.
+        /// How long the lane stays behind.
         span: Duration,
     },
-    /// The device of a worker does nothing for a while; the worker itself lives and says so.
+    /// The device of a worker does nothing for a while. The worker itself lives and sends
+    /// heartbeats.
     Hang {
-        /// Whose.
+        /// The worker's machine.
         node: Node,
-        /// For how long.
+        /// How long the device hangs.
         span: Duration,
     },
-    /// The store where a worker writes the model takes nothing for a while.
+    /// The store where a worker writes the model refuses writes for a while.
     FullStore {
-        /// Whose.
+        /// The worker's machine.
         node: Node,
-        /// For how long.
+        /// How long the store is full.
         span: Duration,
     },
-    /// A bit flips in what a worker's device holds: it finds that before its next update.
+    /// A bit flips in the memory of a worker's device. The device finds that before its next
+    /// update.
     Flip {
-        /// Whose memory.
+        /// The worker's machine.
         node: Node,
     },
-    /// A bit of the next reduced gradient that comes flips in the memory of a worker: its device
-    /// finds that before it applies it.
+    /// A bit of the next reduced gradient flips in the memory of a worker. Its device finds that
+    /// before it applies the gradient.
     Garble {
-        /// Whose memory.
+        /// The worker's machine.
         node: Node,
     },
-    /// A worker that backs a shard up errs when it applies the next gradient: the owners' votes
-    /// tell, nobody can say who is right, and the run ends.
+    /// A backup of a shard errs when it applies the next gradient. The owners' votes show that. No
+    /// owner can know which bits are right, so the run ends.
     Mistake {
-        /// Whose.
+        /// The backup's machine.
         node: Node,
     },
 }
 
-/// Who asks a worker to leave.
+/// The asker of a worker's leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asker {
-    /// Its own machine, by a signal.
+    /// The worker's own machine, by a signal.
     Machine,
-    /// The operator, by way of the coordinator.
+    /// The operator, through the coordinator.
     Operator,
 }
 
-/// What is delivered twice.
+/// The kinds of items that may arrive twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twice {
     /// A control message.
     Message,
     /// A parcel of a bulk lane.
     Parcel,
-    /// A tensor of a bulk lane, the second time as if of the generation before.
+    /// A tensor of a bulk lane. The second one claims to be of the generation before.
     OlderParcel,
 }
 
 impl Fault {
-    /// One word for it.
+    /// A short name for the kind of fault.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Crash { node: Node::Worker(_), .. } => "crash of a worker",
@@ -324,7 +326,7 @@ impl Fault {
         }
     }
 
-    /// The same where whoever leads is meant by name.
+    /// The same fault with `leader` in place of [`Node::Leader`].
     pub fn with_leader(mut self, leader: Node) -> Self {
         let named = |node: &mut Node| {
             if *node == Node::Leader {
@@ -368,7 +370,7 @@ impl Fault {
         self
     }
 
-    /// How long a process or a path is out of action; zero for faults of other kinds.
+    /// How long a process or a path is out of action. Zero for faults of other kinds.
     pub fn outage(&self) -> Duration {
         match self {
             Self::Pause { span, .. }

@@ -1,16 +1,17 @@
 //! Proof by simulation: the cores that run in production, driven on virtual time.
 //!
 //! [`world`] is a cluster in one thread: coordinator, workers and devices, and between them a wire
-//! whose delays follow from a seed. [`fault`] is what may go wrong there, and when. [`check`]
-//! watches what happens, one checker for each invariant of the design. [`trace`] is what happened.
-//! [`simulate`] runs seed after seed, and finds the faults that a failure takes. [`toy`] has runs
-//! that take milliseconds.
+//! whose delays follow from a seed. [`fault`] says what may go wrong there, and when. [`check`]
+//! watches the events, with one checker for each invariant of the design. [`trace`] records the
+//! events. [`simulate`] runs seed after seed, and finds the faults that a failure needs. [`toy`]
+//! has runs that take milliseconds.
 //!
-//! [`light`] is many workers without devices, for what only the coordinator decides. [`disk`] is a
-//! disk that loses what was not synced.
+//! [`light`] is many workers without devices, for decisions of the coordinator alone. [`disk`] is a
+//! disk that loses unsynced writes.
 //!
-//! In goes a scenario; out comes what the run ended with, or the first broken invariant. The same
-//! scenario gives the same trace. Nothing here knows sockets, threads or a clock.
+//! The caller gives a scenario. The simulation returns the end of the run, or the first broken
+//! invariant. The same scenario gives the same trace. Nothing here knows sockets, threads or a
+//! clock.
 
 pub mod check;
 pub mod disk;

@@ -1,14 +1,14 @@
 //! Thousands of workers as events only: the coordinator's core of production under a storm.
 //!
-//! In goes a [`Scenario`]; out comes a [`Report`] (how long it took in virtual time, how much was
-//! said, how long queues were), or the first promise that was [`Broken`]. A light worker registers,
-//! sends heartbeats, promises, learns and finishes as a real one does, but computes nothing, and
-//! steps have no contents. Nothing is encoded, except to see how large the largest messages are.
-//! The same scenario gives the same digest of all that happened.
+//! The caller gives a [`Scenario`]. It gets a [`Report`] (how long the run took in virtual time,
+//! how many messages there were, how long queues were), or the first promise that was [`Broken`]. A
+//! light worker registers, sends heartbeats, promises, learns and finishes as a real one does, but
+//! computes nothing, and steps have no contents. The crowd encodes messages only to measure the
+//! largest ones. The same scenario gives the same digest of all events.
 //!
 //! The coordinator takes its inputs one by one, each for [`Scenario::service`] of virtual time, so
-//! that a storm makes a queue. Its real cost the caller measures: the core is only ever touched by
-//! the function given to [`Crowd::run`].
+//! that a storm makes a queue. The caller measures its real cost: only the function given to
+//! [`Crowd::run`] touches the core.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -36,32 +36,32 @@ use history::History;
 use operator::Operator;
 use worker::{Fault, Worker};
 
-/// What is simulated.
+/// A run to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// The schedule follows from it.
+    /// The seed of all random times.
     pub seed: u64,
-    /// How many workers there are; the run starts with all of them. At most 65,536.
+    /// How many workers there are. The run starts with all of them. At most 65,536.
     pub workers: u32,
-    /// All connect for the first time within this long.
+    /// All workers connect for the first time within this time.
     pub storm: Duration,
-    /// How many fall silent when they are registered, until the coordinator says that they are
+    /// How many workers fall silent after registration, until the coordinator says that they are
     /// lost. Then they begin anew.
     pub silent: u32,
-    /// How many lose their link once while the others join, and come again.
+    /// How many workers lose their link once while the others join, and come again.
     pub cut: u32,
-    /// How many end when they are members, within half of the training's time.
+    /// How many members end, within half of the training's time.
     pub killed: u32,
     /// Virtual time that the coordinator takes for one input.
     pub service: Duration,
     /// Steps of the run.
     pub steps: u64,
-    /// How long they take together.
+    /// How long all steps take together.
     pub training: Duration,
 }
 
 impl Scenario {
-    /// Everybody joins within a second, nobody fails, and training takes two seconds.
+    /// All workers join within a second, none fails, and training takes two seconds.
     pub fn storm(seed: u64, workers: u32) -> Self {
         Self {
             seed,
@@ -77,37 +77,37 @@ impl Scenario {
     }
 }
 
-/// What was measured.
+/// The measurements of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// When the last member had heard of the generation.
     pub announced_at: Time,
-    /// When the last worker was killed, and when the first member heard of a generation after it.
+    /// When the last worker was killed.
     pub killed_at: Time,
-    /// See there.
+    /// When the first member heard of a generation after that.
     pub mended_at: Time,
-    /// When everybody had been dismissed.
+    /// When all workers had been dismissed.
     pub finished_at: Time,
     /// Generations that began.
     pub generations: u64,
     /// Inputs that the coordinator took.
     pub inputs: u64,
-    /// Heartbeats among them.
+    /// How many of the inputs were heartbeats.
     pub heartbeats: u64,
     /// Entries that it proposed for the log.
     pub entries: u64,
-    /// Those among them that it had proposed by [`Self::announced_at`].
+    /// How many of them it had proposed by [`Self::announced_at`].
     pub entries_of_joins: u64,
     /// Messages that the coordinator sent.
     pub sent: u64,
     /// Workers that were lost, and came again.
     pub lost: u64,
-    /// Most inputs that waited for the coordinator; each takes `size_of::<Input>()` bytes, and what
-    /// it points to.
+    /// The most inputs that waited for the coordinator. Each takes `size_of::<Input>()` bytes, and
+    /// the memory that it points to.
     pub longest_queue: u64,
-    /// Most happenings that were to come: messages on their way, and timers.
+    /// The most events that were to come: messages on their way, and timers.
     pub most_to_come: u64,
-    /// Most effects that one input had.
+    /// The most effects of one input.
     pub most_effects: u64,
     /// The generation's record as a message, bytes.
     pub record_bytes: u64,
@@ -115,49 +115,49 @@ pub struct Report {
     pub update_bytes: u64,
     /// All answers to the operator together, bytes.
     pub told_bytes: u64,
-    /// BLAKE3 of all that happened, in order: equal for equal histories.
+    /// BLAKE3 of all events, in order: equal for equal histories.
     pub digest: [u8; 32],
 }
 
 /// A run that did not become complete.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// A promise was broken.
+    /// A promise did not hold.
     #[error(transparent)]
     Broken(#[from] Broken),
-    /// The coordinator says that the run has failed, or refuses somebody.
+    /// The coordinator says that the run has failed, or refuses a worker.
     #[error("the run failed: {0}")]
     Run(String),
     /// It was not complete in time (I11).
     #[error("not complete after {limit:?}; {present} workers are present")]
     Stuck {
-        /// The time that there was.
+        /// The time limit.
         limit: Duration,
         /// Workers that are registered and send heartbeats.
         present: usize,
     },
 }
 
-/// What is going to happen.
+/// An event to come.
 #[derive(Debug)]
 enum Happening {
-    /// To a worker, by its place; of another link than its current one it is too late.
+    /// An event of a worker, by its place. It is void if the worker has a newer link.
     Worker(usize, LinkId, worker::Event),
     /// A worker connects.
     Connect(usize),
-    /// Something reaches the coordinator, and waits.
+    /// An input reaches the coordinator's queue.
     Arrive(Input),
-    /// The coordinator takes what has waited longest.
+    /// The coordinator takes the oldest input.
     Serve,
-    /// The coordinator looks at the clock.
+    /// The coordinator's shell tells it the time.
     Tick,
-    /// The operator asks what is new.
+    /// The operator asks for news.
     Watch,
-    /// The operator hears.
+    /// The operator takes a message.
     Told(Message),
 }
 
-/// Two ends of a control lane.
+/// A direction of a control lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     /// From a peer to the coordinator.
@@ -168,7 +168,7 @@ enum Lane {
     Log,
 }
 
-/// The operator's link; workers' come after it.
+/// The operator's link. The workers' links have higher numbers.
 const OPERATOR: LinkId = LinkId(0);
 
 /// The simulation.
@@ -176,22 +176,22 @@ pub struct Crowd {
     scenario: Scenario,
     now: Time,
     random: Random,
-    /// By time; of one moment, in the order in which it was put in.
+    /// Events by time. Those of one moment come in the order in which they were put in.
     to_come: BTreeMap<(Time, u64), Happening>,
-    /// When the newest message of a lane arrives: those behind it come later.
+    /// When the newest message of a lane arrives. The next ones come later.
     lanes: BTreeMap<Lane, Time>,
     sequence: u64,
     desk: Desk,
     operator: Operator,
     workers: Vec<Worker>,
-    /// The place behind each link, by its number; place 0 for the operator's.
+    /// The worker's place behind each link, by the link's number. Zero for the operator's link.
     places: Vec<usize>,
     /// Faulty workers that have not yet come again. The last worker waits for them, so that the run
     /// cannot start without them.
     to_come_again: u32,
     history: History,
     schema: u64,
-    /// Registrations so far: each is another incarnation.
+    /// Registrations so far. Each has another incarnation.
     incarnations: u64,
     checks: Checks,
     hasher: blake3::Hasher,
@@ -202,7 +202,8 @@ impl Crowd {
     /// The crowd of `scenario`, before anything has happened.
     ///
     /// # Panics
-    /// Where all workers are silent or cut: the last one waits for those, and must be neither.
+    /// When all workers are silent, cut or killed. The last one waits for the others, and must be
+    /// sound.
     pub fn new(scenario: Scenario) -> Self {
         let Scenario { silent, cut, killed, .. } = scenario;
         let faulty = silent.saturating_add(cut);
@@ -235,8 +236,8 @@ impl Crowd {
         crowd
     }
 
-    /// Lets things happen until the run is complete and everybody has been dismissed. `handle`
-    /// gives the core an input: [`Core::handle`], or that with a stopwatch around it.
+    /// Handles events until the run is complete and all workers have been dismissed. `handle` gives
+    /// the core an input: it is [`Core::handle`], or that with a stopwatch around it.
     ///
     /// # Errors
     /// [`Failure`].
@@ -317,18 +318,18 @@ impl Crowd {
 
     // Lanes and time.
 
-    /// Lets a peer say something to the coordinator.
+    /// Sends a message of a peer to the coordinator.
     fn say(&mut self, from: LinkId, message: Message) {
         self.bring(Lane::Up(from), Happening::Arrive(Input::Message { from, message }));
     }
 
-    /// Lets the coordinator say something to a worker; a message to many is one.
+    /// Sends an event of the coordinator to a worker. A message to many workers is shared.
     fn tell(&mut self, to: LinkId, event: worker::Event) {
         let place = self.places[to.0 as usize];
         self.bring(Lane::Down(to), Happening::Worker(place, to, event));
     }
 
-    /// Lets something happen at the end of a lane, after all that was put on it before.
+    /// Schedules an event at the end of a lane, after all that was put on it before.
     fn bring(&mut self, lane: Lane, happening: Happening) {
         let earliest = self.lanes.get(&lane).copied().unwrap_or_default();
         let at = earliest.max(self.now + self.random.delay());
@@ -346,7 +347,7 @@ impl Crowd {
         Duration::from_nanos(self.random.below((most.as_nanos() as u64).max(1)))
     }
 
-    /// What happens is part of the history: what, and to whom.
+    /// Adds an event to the digest: its name, and the number of the worker or link.
     fn note(&mut self, what: &str, whom: u64) {
         let Time(now) = self.now;
         self.hasher.update(&now.to_le_bytes()).update(what.as_bytes()).update(&whom.to_le_bytes());

@@ -10,7 +10,7 @@ pub struct Random(u64);
 const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
 /// The shortest delay, nanoseconds.
 const SHORTEST_NS: u64 = 20_000;
-/// A delay's scale is doubled up to this many times.
+/// The delay's scale is doubled up to this many times.
 const DOUBLINGS: u64 = 8;
 
 impl Random {
@@ -25,13 +25,13 @@ impl Random {
         finish(self.0)
     }
 
-    /// A number below `limit`, which is not 0. Its bias is far below what a schedule could show.
+    /// A number below `limit`, which is not 0. Its bias is too small to show in a schedule.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.bits() % limit
     }
 
-    /// How long something takes: 20 µs to 2.6 ms, each scale in between as likely as any other, so
-    /// that what is sent later often arrives first.
+    /// A random delay: 20 µs to 2.6 ms, each scale in between as likely as any other. So a message
+    /// that is sent later often arrives first.
     pub fn delay(&mut self) -> Duration {
         let scale = 1 << self.below(DOUBLINGS);
         Duration::from_nanos(SHORTEST_NS + self.below(SHORTEST_NS * scale))

@@ -1,9 +1,9 @@
 //! Makes a list that fails shorter, as long as it still fails: delta debugging (Zeller and
 //! Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), complements only.
 //!
-//! It does not know what is in the list, nor what fails.
+//! It does not know what the list holds, nor why it fails.
 
-/// A shorter list for which `fails` holds, if it holds for `list`; `fails` is asked at most
+/// A shorter list for which `fails` holds, if it holds for `list`. The search calls `fails` at most
 /// `attempts` times.
 pub fn shrink<T: Clone>(
     mut list: Vec<T>,
@@ -11,7 +11,7 @@ pub fn shrink<T: Clone>(
     mut fails: impl FnMut(&[T]) -> bool,
 ) -> Vec<T> {
     let mut left = attempts;
-    // Nothing at all may be enough.
+    // An empty list may fail too.
     let mut parts = 1;
     while !list.is_empty() {
         let length = list.len().div_ceil(parts);

@@ -1,8 +1,8 @@
 //! A small cluster, simulated seed by seed.
 //!
-//! In goes a [`Simulation`]: how many workers, for how long, with which faults. Out comes, for each
-//! seed, what the cluster has endured, or the first broken promise, with the faults that it takes.
-//! Equal seeds give equal results, on any thread of any machine of one kind.
+//! The caller gives a [`Simulation`]: how many workers, for how long, with which faults. For each
+//! seed it returns what the cluster has endured, or the first broken promise, with the faults that
+//! it takes. Equal seeds give equal results, on any thread of any machine of one kind.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,23 +20,23 @@ use crate::shrink::shrink;
 use crate::toy;
 use crate::world::{Endured, Exits, Failure, Prepare, Scenario, World};
 
-/// What is simulated, but for the seed.
+/// A simulation without its seed.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    /// In f32, and in fp16.
+    /// The references in f32, and in fp16.
     references: [Reference; 2],
     registry: Arc<Registry>,
     workers: u32,
-    /// None: by the seed.
+    /// None: the seed decides.
     coordinators: Option<u32>,
-    /// None: by the seed.
+    /// None: the seed decides.
     precision: Option<Precision>,
     span: Duration,
     rates: Rates,
     prepare: Prepare,
 }
 
-/// A run, and what becomes of it on one worker without a fault.
+/// A run, and its results on one worker without a fault.
 #[derive(Clone, Debug)]
 struct Reference {
     run: RunSpec,
@@ -47,46 +47,46 @@ struct Reference {
 /// One seed's simulation.
 #[derive(Clone, Debug)]
 pub struct Simulated {
-    /// What the cluster has endured, or what did not hold.
+    /// The results of the run, or the promise that did not hold.
     pub result: Result<Endured, Failure>,
-    /// Equal for equal histories; see [`crate::trace::Trace`].
+    /// Equal for equal histories. See [`crate::trace::Trace`].
     pub digest: u64,
     /// How many events there were.
     pub events: u64,
-    /// A line for each, if they were asked for.
+    /// A line for each event, if the caller asked for lines.
     pub lines: Vec<String>,
 }
 
 /// Far more virtual time than the run needs without faults.
 const FAULTLESS: Duration = Duration::from_secs(3_600);
-/// A seed's run has from 1 to so many owners of each parameter shard.
+/// A seed's run has from 1 to this many owners of each parameter shard.
 const MOST_COPIES: u64 = 3;
-/// It waits below 1 to so many members, or below as many as there are workers at first.
+/// A run waits below 1 to this many members, or below the number of workers at first.
 const MOST_WANTED: u64 = 3;
-/// Sets this draw apart from others of the same seed.
+/// Sets the draw of the coordinators apart from others of the same seed.
 const COORDINATORS: u64 = 0xC00D;
-/// Sets this draw apart from others of the same seed.
+/// Sets the draw of the precision apart from others of the same seed.
 const PRECISION: u64 = 0xF16;
-/// Sets this draw apart from others of the same seed.
+/// Sets the draw of the [`Exits`] apart from others of the same seed.
 const EXITS: u64 = 0xE817;
-/// One seed of so many trains in fp16.
+/// One seed of this many trains in fp16.
 const SCALED: u64 = 4;
-/// Most simulations that are made to find fewer faults.
+/// The most simulations of a search for fewer faults.
 const SHRINKING: usize = 200;
 
 impl Simulation {
     /// The toy run on `workers` workers, with faults at `rates` for `span`.
     ///
     /// # Errors
-    /// Where the run fails without any fault.
+    /// When the run fails without any fault.
     pub fn new(workers: u32, span: Duration, rates: Rates) -> Result<Self, Failure> {
         Self::of(toy::long_run(), workers, span, rates)
     }
 
-    /// The same of this run, in f32 and in fp16.
+    /// As [`Simulation::new`] with this run, in f32 and in fp16.
     ///
     /// # Errors
-    /// Where the run fails without any fault.
+    /// When the run fails without any fault.
     pub fn of(run: RunSpec, workers: u32, span: Duration, rates: Rates) -> Result<Self, Failure> {
         let registry = Arc::new(toy::registry());
         let mut scaled = run.clone();
@@ -96,17 +96,17 @@ impl Simulation {
         Ok(Self { references, registry, workers, coordinators, precision, span, rates, prepare })
     }
 
-    /// The same, of cores and devices that are prepared first; the reference is of others.
+    /// The same with prepared cores and devices. The reference has no such change.
     pub fn prepared(self, prepare: Prepare) -> Self {
         Self { prepare, ..self }
     }
 
-    /// The same with so many coordinators, whatever the seed says.
+    /// The same with this many coordinators for every seed.
     pub fn coordinated(self, coordinators: u32) -> Self {
         Self { coordinators: Some(coordinators), ..self }
     }
 
-    /// The same in this precision, whatever the seed says: f32 or fp16.
+    /// The same in this precision for every seed: f32 or fp16.
     pub fn precise(self, precision: Precision) -> Self {
         Self { precision: Some(precision), ..self }
     }
@@ -127,17 +127,18 @@ impl Simulation {
         self.simulate_with(seed, schedule, false)
     }
 
-    /// Simulates a seed with its faults, and puts every event into words.
+    /// Simulates a seed with its faults, and records a line for every event.
     pub fn record(&self, seed: u64) -> Simulated {
         self.simulate_with(seed, &self.schedule(seed), true)
     }
 
-    /// Simulates a seed with these faults instead of its own, and puts every event into words.
+    /// Simulates a seed with these faults instead of its own, and records a line for every event.
     pub fn record_with(&self, seed: u64, schedule: &Schedule) -> Simulated {
         self.simulate_with(seed, schedule, true)
     }
 
-    /// Fewer of a failing seed's faults that break the same promise, found in bounded time.
+    /// Fewer of a failing seed's faults that still break the same promise. The search takes bounded
+    /// time.
     pub fn shrink(&self, seed: u64, failure: &Failure) -> Schedule {
         let fails_alike = |faults: &[_]| {
             let met = self.simulate_with(seed, &Schedule(faults.to_vec()), false).result;
@@ -173,7 +174,7 @@ impl Simulation {
     }
 
     fn world(&self, seed: u64) -> Result<World, Failure> {
-        // Who owns what makes no difference to the bits: the reference is the same.
+        // The assignment of owners makes no difference to the bits: the reference is the same.
         let copies = 1 + (mix(seed) % MOST_COPIES) as u32;
         let wanted = 1 + (mix(mix(seed)) % MOST_WANTED) as u32;
         let min_workers = wanted.min(self.workers);
@@ -211,8 +212,8 @@ impl Reference {
     }
 }
 
-/// A seed's cluster has one coordinator, or, of two seeds in three, more: mostly three, of eight
-/// such seeds five.
+/// A seed's cluster has one coordinator, or in two seeds of three more: mostly three, and five for
+/// one such seed in eight.
 pub fn coordinators(seed: u64) -> u32 {
     let drawn = mix(seed ^ COORDINATORS);
     match (drawn % 3, drawn / 3 % 8) {

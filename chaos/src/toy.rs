@@ -1,6 +1,6 @@
 //! Runs so small that a simulation takes milliseconds: a model learns to add two digits. [`run`]
-//! trains an MLP of seven parameter shards, [`long_run`] a [`Line`] of four; in fp16 that overflows
-//! as it would on a GPU.
+//! trains an MLP of seven parameter shards. [`long_run`] trains a [`Line`] of four. In fp16 that
+//! overflows as it would on a GPU.
 
 use std::sync::{Arc, LazyLock};
 
@@ -23,14 +23,14 @@ pub const SAMPLES: u64 = 100;
 
 /// The model's name in [`registry`].
 pub const MODEL: &str = "line";
-/// So many good steps in a row double the loss scale of fp16.
+/// Good steps in a row after which fp16's loss scale doubles.
 pub const GROWTH: u32 = 3;
-/// Kept sums are added up shard by shard, as those of a large model are in portions.
+/// Kept sums are added up shard by shard, as a large model adds its sums in portions.
 pub const MERGE_BYTES: usize = 1;
 /// The greatest number of fp16.
 const GREATEST: f32 = 65_504.0;
 
-/// What every program has, [`Sums`] and [`Line`].
+/// The registry of every program, with [`Sums`] and [`Line`].
 pub fn registry() -> Registry {
     let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(Sums)));
     registry.model(MODEL, |run, _| Ok(Box::new(OnHost::new(Line::of(run)))))
@@ -72,8 +72,8 @@ pub fn run() -> RunSpec {
     }
 }
 
-/// The same, of twenty steps: a run that takes some seconds of virtual time, so that faults meet
-/// its beginning, its middle and its end.
+/// The same, of twenty steps. It takes some seconds of virtual time, so that faults meet its
+/// beginning, its middle and its end.
 pub fn long_run() -> RunSpec {
     let mut run = RunSpec { steps: 20, ..run() };
     run.model.kind = MODEL.into();
@@ -87,8 +87,8 @@ pub fn scaled_run() -> RunSpec {
     run
 }
 
-/// A line through the origin of many dimensions, in which each sum has its own direction: cheap,
-/// and every parameter matters to every sample.
+/// A line through the origin of many dimensions, in which each sum has its own direction. It is
+/// cheap, and every parameter matters to every sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     /// A derivative beyond this is infinite.
@@ -97,10 +97,10 @@ pub struct Line {
 
 /// The parameters of a [`Line`]: three parameter shards and a part of one.
 const PARAMETERS: usize = 3_500;
-/// Sums that are made side by side, so that a compiler may.
+/// Sums that are made side by side, so that a compiler may vectorise them.
 const LANES: usize = 8;
 
-/// Numbers between -0.02 and 0.02; a sample's direction is a window of them.
+/// Numbers between -0.02 and 0.02. A sample's direction is a window of them.
 static NUMBERS: LazyLock<Vec<f32>> = LazyLock::new(|| {
     let number = |index: u64| (mix(index) >> 40) as f32 / (1u64 << 24) as f32;
     (0..2 * PARAMETERS as u64).map(|index| (number(index) - 0.5) / 25.0).collect()
@@ -117,7 +117,7 @@ impl Line {
         &NUMBERS[17 * a + 311 * b..][..PARAMETERS]
     }
 
-    /// What the line says beyond the truth.
+    /// The line's result less the true sum.
     fn error(parameters: &[f32], batch: &Batch, row: usize) -> f32 {
         let mut sums = [0.0f32; LANES];
         let direction = Self::direction(batch, row).chunks(LANES);

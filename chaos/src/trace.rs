@@ -1,7 +1,7 @@
-//! What happened in a simulation: a number that stands for all of it, and, if asked for, words.
+//! The events of a simulation: as one number, and on request in words.
 //!
 //! Every event goes into the number as a few words of 64 bits, so that two runs can be compared at
-//! no cost. Text is made only of a simulation that [`records`](Trace::record): a line an event.
+//! no cost. A simulation makes text only after [`record`](Trace::record): one line an event.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// From now on what happens is also put into words.
+    /// From now on every event also leaves a line.
     pub fn record(&mut self) {
         self.lines.get_or_insert_default();
     }
@@ -48,12 +48,12 @@ impl Trace {
         self.events
     }
 
-    /// Equal for equal histories.
+    /// A digest of all events. It is equal for equal histories.
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// All lines, oldest first; none without [`Trace::record`].
+    /// All lines, oldest first. None without [`Trace::record`].
     pub fn lines(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.lines.iter().flatten().map(String::as_str)
     }

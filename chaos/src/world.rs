@@ -1,13 +1,14 @@
 //! A cluster in one thread: the cores and the devices of production, on virtual time.
 //!
-//! In goes a [`Scenario`], and with [`World::endure`] a schedule of faults. Out comes what the run
-//! ended with ([`Finished`], [`Endured`]), or why it did not ([`Failure`]). Whatever takes time
-//! takes a random one, drawn from the scenario's seed: messages, pieces, jobs of devices, entries
-//! of the log. A control lane keeps its order, and so does a bulk stream; between lanes, streams
-//! and links there is none. All numbers are real: the simulation computes what a cluster would.
+//! The caller gives a [`Scenario`], and to [`World::endure`] also a schedule of faults. The world
+//! returns the end of the run ([`Finished`], [`Endured`]), or the reason for a [`Failure`].
+//! Messages, pieces, jobs of devices and entries of the log take random times, which the world
+//! draws from the scenario's seed. A control lane keeps its order, and so does a bulk stream.
+//! Between lanes, streams and links there is no order. All numbers are real: the simulation
+//! computes what a cluster would.
 //!
-//! The world does not know what a message means. It carries what cores say, as their shells do, and
-//! shows it to the [`check`](crate::check)ers.
+//! The world does not know what a message means. It carries the messages of the cores, as their
+//! shells do, and shows them to the [`check`](crate::check)ers.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -84,16 +85,16 @@ pub struct World {
     operator: Operator,
     clients: Vec<Client>,
     workers: Vec<Worker>,
-    /// The place of the newest process in each slot; none is as high as that of an empty one.
+    /// The place of the newest process in each slot. An empty slot has `usize::MAX`.
     slots: Vec<usize>,
     /// The workers' places, by the ids that the log gave them.
     places: BTreeMap<WorkerId, usize>,
-    /// How long each node waits before it tries to reach the coordinator at a place again.
+    /// How long each node waits before it dials the coordinator at a place again.
     seeking: BTreeMap<(Node, usize), Duration>,
     paused: BTreeMap<Node, Pause>,
-    /// How fast each machine's clock runs, thousandths.
+    /// How fast each machine's clock runs, in thousandths of true time.
     drifts: BTreeMap<Node, u32>,
-    /// By machine, the other machine that its workers state the address of.
+    /// By machine, the other machine whose address its workers state.
     misstated: BTreeMap<Node, Node>,
     /// Until when a firewall refuses machines to the coordinators.
     refused_until: BTreeMap<Node, Time>,
@@ -113,17 +114,17 @@ pub struct World {
 const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
 /// How often a worker's shell tells its core the time.
 const WORKER_TICK: Duration = Duration::from_millis(50);
-/// How often the checkers are told that time passes.
+/// How often the world tells the checkers that time passes.
 const GLANCE: Duration = Duration::from_millis(100);
 
 impl World {
     /// The world of `scenario`, before anything has happened.
     ///
     /// # Errors
-    /// Where the scenario's registry has no data set for its run.
+    /// When the scenario's registry has no data set for its run.
     ///
     /// # Panics
-    /// Where coordinators that have done nothing yet break a promise.
+    /// When coordinators that have done nothing yet break a promise.
     pub fn new(mut scenario: Scenario) -> Result<Self, RegistryError> {
         scenario.run.start_workers = scenario.workers;
         if scenario.exits == Exits::GivenUp {
@@ -164,7 +165,7 @@ impl World {
         Ok(world)
     }
 
-    /// From now on `meddler` sees everything first that is sent, and may change it.
+    /// From now on `meddler` sees every message and parcel before its receiver, and may change it.
     pub fn meddle(&mut self, meddler: impl FnMut(Passing<'_>) + 'static) {
         self.checks.expect_refusals();
         self.meddler = Some(Box::new(meddler));
@@ -175,13 +176,13 @@ impl World {
         self.trace.record();
     }
 
-    /// Lets things happen until the run is complete and every worker has been dismissed.
+    /// Handles events until the run is complete and every worker has been dismissed.
     ///
     /// # Errors
-    /// [`Failure`]; the [`World::trace`] says what came before.
+    /// [`Failure`]. The [`World::trace`] shows the events before it.
     ///
     /// # Panics
-    /// Where a core meets a broken invariant itself.
+    /// When a core itself detects a broken invariant.
     pub fn run(&mut self, limit: Duration) -> Result<Finished, Failure> {
         while self.advance(Time(0) + limit)? {
             match self.operator.outcome() {
@@ -195,18 +196,18 @@ impl World {
         Err(self.stuck(limit))
     }
 
-    /// What has happened.
+    /// The record of all events so far.
     pub fn trace(&self) -> &Trace {
         &self.trace
     }
 
-    /// Lets the next thing happen; false if there is none until `end`.
+    /// Handles the next event. Returns false when there is none until `end`.
     fn advance(&mut self, end: Time) -> Result<bool, Violation> {
         let Some((now, happening)) = self.queue.pop() else { return Ok(false) };
         if now > end {
             return Ok(false);
         }
-        // Fate may have struck while there was no cluster.
+        // A fault may have moved the time on while there was no cluster.
         self.now = now.max(self.now);
         self.trace.mark(self.now, happening.words());
         self.happen(happening)?;
@@ -239,7 +240,7 @@ impl World {
 
     // The cluster.
 
-    /// Starts all processes, none of which knows anything.
+    /// Starts all processes. They know nothing of each other yet.
     fn begin(&mut self) -> Result<(), Violation> {
         let run = &self.scenario.run;
         self.checks = Checks::new(run, self.samples, self.scenario.reference.clone());
@@ -325,7 +326,7 @@ impl World {
         Ok(())
     }
 
-    /// Time passes, and perhaps nothing else.
+    /// Lets time pass. The event does nothing else unless a process has ended.
     fn glance(&mut self) -> Result<(), Violation> {
         self.queue.put(self.now + GLANCE, Happening::Glance);
         self.look_after_exits();
@@ -399,9 +400,9 @@ impl World {
         }
     }
 
-    // What is to be thought of a loss.
+    // The judgement of a loss.
 
-    /// A coordinator says that a worker is lost: only for a reason.
+    /// A coordinator says that a worker is lost. It needs a reason.
     ///
     /// # Errors
     /// I8.
@@ -436,7 +437,7 @@ impl World {
         process.is_none_or(|process| process.ended() || process.id() != Some(worker))
     }
 
-    /// A worker has left: only if it was asked to.
+    /// A worker has left. It may do so only at an operator's request.
     ///
     /// # Errors
     /// I8.
@@ -449,7 +450,7 @@ impl World {
         Err(Violation { invariant: Invariant::I8, at: self.now, seen })
     }
 
-    // Small words.
+    // Helpers.
 
     fn note(&mut self, what: std::fmt::Arguments<'_>) {
         self.trace.note(self.now, what);
@@ -459,7 +460,7 @@ impl World {
         self.checks.observe(self.now, seen)
     }
 
-    /// Lets something happen after a delay of its own.
+    /// Schedules an event after a random delay.
     fn later(&mut self, happening: Happening) {
         let at = self.now + self.random.delay();
         self.queue.put(at, happening);

@@ -1,4 +1,4 @@
-//! What the simulated disk does, and what redb makes of it: the ground that the Raft log stands on.
+//! The behaviour of the simulated disk, and of redb on it: the ground that the Raft log stands on.
 
 mod dice;
 
@@ -17,18 +17,18 @@ use self::dice::Dice;
 
 const ALWAYS: u32 = 1_000_000;
 const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("entries");
-/// One row: what there is besides entries.
+/// One row: all but the entries.
 const HEADER: TableDefinition<(), &[u8]> = TableDefinition::new("header");
 
 /// A log like Raft's. Every row is stored with a checksum over its place and its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Log {
-    /// How many transactions it took.
+    /// How many transactions the log took.
     commits: u64,
     entries: BTreeMap<u64, Vec<u8>>,
 }
 
-/// Why there is no log.
+/// Why no log can be read.
 #[derive(Debug, thiserror::Error)]
 enum Damage {
     #[error("redb says: {0}")]
@@ -43,7 +43,7 @@ impl<E: Into<redb::Error>> From<E> for Damage {
     }
 }
 
-/// A node whose only work is to keep a log, and what its users were promised.
+/// A node that only keeps a log, and the promises to its users.
 struct Node {
     disk: Disk,
     dice: Dice,
@@ -51,7 +51,7 @@ struct Node {
     acknowledged: Log,
     /// After the commit that was under way when the node stopped.
     attempted: Log,
-    /// Its file says that it has synced, and has not.
+    /// A planted bug: its file claims to sync, and does not.
     lies: bool,
 }
 
@@ -60,9 +60,9 @@ struct Node {
 struct History {
     digests: Vec<[u8; 32]>,
     survivals: Vec<Survival>,
-    /// Commits that had returned.
+    /// Commits that returned before a crash.
     acknowledged: u64,
-    /// Commits that had not returned, and are there.
+    /// Commits that did not return, and are there all the same.
     unexpected: u64,
     delay: Duration,
 }
@@ -96,8 +96,8 @@ impl Node {
         Ok(())
     }
 
-    /// What the log shall be next: appended to; or first cut at its end, as by a new leader, or at
-    /// its beginning, as by a snapshot.
+    /// The next state of the log: with new entries at its end. Or first cut at its end, as by a new
+    /// leader, or at its beginning, as by a snapshot.
     fn next(&mut self) -> Log {
         let Log { commits, mut entries } = self.acknowledged.clone();
         let end = entries.last_key_value().map_or(1, |(last, _)| last + 1);
@@ -115,14 +115,14 @@ impl Node {
         Log { commits: commits + 1, entries }
     }
 
-    /// The machine loses power somewhere in the middle, and comes back.
+    /// The machine loses power at some moment in the middle, and starts again.
     fn crash(&mut self) -> Survival {
         self.disk.cut_power_after(self.dice.below(150));
         let _ = self.work(12); // it does not get to the end, or does
         self.disk.crash()
     }
 
-    /// What is there.
+    /// The log on the disk.
     fn read(&self) -> Result<Log, Damage> {
         let database = self.open()?;
         let transaction = database.begin_read()?;
@@ -149,7 +149,7 @@ impl Log {
     }
 }
 
-/// One transaction: what leads from one log to another.
+/// One transaction: the changes from one log to another.
 fn store(database: &Database, before: &Log, after: &Log) -> Result<(), redb::Error> {
     let (before, entries) = (&before.entries, &after.entries);
     let mut transaction = database.begin_write()?;
@@ -168,7 +168,7 @@ fn store(database: &Database, before: &Log, after: &Log) -> Result<(), redb::Err
     Ok(transaction.commit()?)
 }
 
-/// What is stored at a place: a checksum, then the content.
+/// The stored form of a row: a checksum over place and content, then the content.
 fn seal(at: u64, content: &[u8]) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&at.to_le_bytes()).update(content);
@@ -210,7 +210,7 @@ impl StorageBackend for Liar {
     }
 }
 
-/// Crashes again and again; after each, nothing that was acknowledged may be missing.
+/// Crashes again and again. After each crash no acknowledged commit may be missing.
 fn survive(seed: u64, faults: Faults, crashes: u32) -> History {
     let mut node = Node::new(seed, faults);
     let mut history = History::default();
@@ -281,7 +281,7 @@ fn the_same_seed_gives_the_same_bytes_and_the_same_outcome() {
     assert!(first.delay > Duration::ZERO);
 }
 
-/// What becomes of a log when one bit of it flips while the machine is down.
+/// The effect on a log of one bit that flips while the machine is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     /// The bit did not matter.
@@ -290,11 +290,11 @@ enum Fate {
     Reported,
     /// redb cannot open it, and panics.
     Panicked,
-    /// redb reads something else than was written; the log's own checksums tell.
+    /// redb reads other content than was written. The log's own checksums show it.
     Noticed,
-    /// The newest commit is not there: nothing on this disk tells of it.
+    /// The newest commit is lost. Nothing on this disk shows that.
     Shortened,
-    /// Another log is there, and nothing tells.
+    /// The disk has another log, and nothing shows that.
     Wrong,
 }
 
@@ -413,8 +413,8 @@ fn content(file: &File) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Of what was synced nothing is missing; else a byte is that of the last sync, or of a write
-    /// since then.
+    /// No synced byte is missing. Any other byte is that of the last sync, or of a write since
+    /// then.
     #[test]
     fn a_crash_leaves_every_byte_as_synced_or_as_written_since(
         seed in any::<u64>(),

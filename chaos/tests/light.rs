@@ -8,7 +8,8 @@ use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
 use proptest::prelude::*;
 
-/// More virtual time than any crowd needs: workers that fall silent together are waited for 20 s.
+/// More virtual time than any crowd needs: the coordinator waits 20 s for workers that fall silent
+/// together.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn complete(scenario: Scenario) -> Report {

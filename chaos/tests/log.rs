@@ -1,5 +1,5 @@
-//! The coordinator's log on a disk that fails as disks do: what was acknowledged is there, in
-//! order, and nothing else; a damaged file is found out.
+//! The coordinator's log on a disk that fails as disks do: it has all acknowledged entries, in
+//! order, and no others. It detects a damaged file.
 
 mod dice;
 
@@ -16,15 +16,15 @@ use self::dice::Dice;
 
 const OWNER: Owner = Owner { cluster: [7; 32], replica: ReplicaId(1) };
 
-/// A coordinator whose only work is to keep a log, and what its users were promised.
+/// A coordinator that only keeps a log, and the promises to its users.
 struct Node {
     disk: Disk,
     dice: Dice,
-    /// What was acknowledged.
+    /// The acknowledged content.
     acknowledged: Kept,
     /// The batch that was under way when the node stopped.
     attempted: Option<Batch>,
-    /// How many entries were acknowledged, those that have gone since as well.
+    /// How many entries were acknowledged, with those that are gone since.
     entries: usize,
 }
 
@@ -36,7 +36,7 @@ impl Node {
         Self { disk, dice: Dice::of(seed), acknowledged, attempted: None, entries: 0 }
     }
 
-    /// Writes batches until something fails.
+    /// Writes batches until an operation fails.
     fn work(&mut self, batches: u64) -> Result<ReplicaStore, StoreError> {
         let (mut store, found) = ReplicaStore::open(self.disk.open(), OWNER)?;
         self.recover(found);
@@ -58,8 +58,8 @@ impl Node {
         self.attempted = None;
     }
 
-    /// Some entries, which may take the place of the last; a vote; now and then a snapshot, with
-    /// which some of the log goes.
+    /// Some entries, which may replace the last ones, a vote, and now and then a snapshot, which
+    /// removes a part of the log.
     fn batch(&mut self) -> Batch {
         let Kept { hard_state, snapshot, base, entries } = &self.acknowledged;
         let last = self.acknowledged.last();
@@ -85,7 +85,7 @@ impl Node {
         Batch { number: 1, hard_state, snapshot: taken, base, entries }
     }
 
-    /// Checks what is there against what was promised; what was only attempted may be there too.
+    /// Checks the content against the promises. The batch that was only attempted may be there too.
     fn recover(&mut self, found: Kept) {
         if found != self.acknowledged {
             let attempted = self.attempted.take().expect("what was not promised is not there");
@@ -101,7 +101,7 @@ fn bytes(dice: &mut Dice) -> Vec<u8> {
     (0..length).map(|_| dice.below(256) as u8).collect()
 }
 
-/// Crashes again and again, at every write there is; then looks at what survived.
+/// Crashes again and again, at random writes. Then checks what survived.
 fn survive(seed: u64, faults: Faults, crashes: u32) -> Node {
     let mut node = Node::new(seed);
     for _ in 0..crashes {
@@ -156,8 +156,8 @@ fn a_killed_process_leaves_what_it_has_written() {
     assert!(node.entries >= 60);
 }
 
-/// Opens a copy of the file with one bit flipped, goes on, and opens it again: what is taken for
-/// sound once stays so.
+/// Opens a copy of the file with one flipped bit, writes to it, and opens it again. Content that
+/// was taken for sound once stays so.
 fn open_flipped(content: &[u8], bit: usize) -> Result<Kept, StoreError> {
     let mut content = content.to_vec();
     content[bit / 8] ^= 1 << (bit % 8);
@@ -181,7 +181,7 @@ fn open_flipped(content: &[u8], bit: usize) -> Result<Kept, StoreError> {
 }
 
 /// Flips single bits all over the file, one at a time: in every byte of redb's own header, in every
-/// thirtieth that is not zero, in some that are. Returns how many were errors.
+/// thirtieth that is not zero, in some that are. Returns how many flips were errors.
 fn flip_bits(content: &[u8], expected: &Kept) -> usize {
     let mut dice = Dice::of(1);
     let mut noticed = 0;

@@ -1,4 +1,4 @@
-//! `everstep bench all-reduce`: how long a whole step takes that computes nothing.
+//! `everstep bench all-reduce`: the time of a whole step that computes nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::cluster::{Options, Report};
 use crate::failure::Failure;
 use crate::{output, scratch};
 
-/// Steps before those that count.
+/// Steps before the measured ones.
 const WARM_UP: usize = 3;
 
-/// What a step does that an all-reduce does not: votes, commits and updates.
+/// Stages of a step that an all-reduce does not have: votes, commits and updates.
 const BEYOND: [&str; 2] = ["commit", "update"];
-/// The stages that are told apart; those that compute take nothing here.
+/// The measured stages. Stages that compute take no time here.
 const STAGES: [&str; 5] = ["data_shard", "reduce_scatter", "commit", "update", "all_gather"];
 
 /// The stages of a step, medians, milliseconds.
 struct Stages {
-    /// What is left of a step without [`BEYOND`].
+    /// The rest of a step without [`BEYOND`].
     exchange_ms: f64,
     each_ms: [f64; STAGES.len()],
 }
@@ -83,8 +83,8 @@ impl Stages {
         }
     }
 
-    /// Updates go on while others are under way, so without them an exchange takes somewhat longer
-    /// than what they leave of a step.
+    /// Updates overlap other stages. So an exchange without updates takes somewhat longer than a
+    /// step less its updates.
     fn words(&self) -> String {
         let each = STAGES.into_iter().zip(self.each_ms);
         let each: Vec<_> = each.map(|(stage, took)| format!("{stage} {took:.1}")).collect();
@@ -98,13 +98,13 @@ impl Stages {
     }
 }
 
-/// The smallest run there is.
+/// The smallest possible run.
 pub(super) fn smallest_run() -> RunSpec {
     let (stages, json) = (false, false);
     spec(&AllReduceFlags { workers: 1, mb: 1, iterations: 1, stages, wait: 1, json })
 }
 
-/// A run whose gradient is the vector, with one data shard a worker and one owner a shard.
+/// A run with the vector as its gradient, one data shard a worker and one owner a shard.
 fn spec(flags: &AllReduceFlags) -> RunSpec {
     let units = (u64::from(flags.mb) * 1_000_000).div_ceil(4 * UNIT as u64) as u32;
     RunSpec {

@@ -1,4 +1,4 @@
-//! A cluster that trains on and on while workers come and go, and what that costs.
+//! A cluster that trains without an end while workers come and go, and the cost of that.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,18 +16,18 @@ use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{output, scratch};
 
-/// More steps than anyone waits for.
+/// More steps than any benchmark waits for.
 const ENDLESS: u64 = 1 << 40;
-/// Steps in a generation before it counts as settled in.
+/// Steps after which a generation counts as settled in.
 const SETTLED: usize = 3;
-/// The longest time that passes before something happens to a cluster that is whole.
+/// The longest time before the next event in a cluster that is whole.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How often it is said how far the benchmark is.
+/// How often the benchmark reports its progress.
 const PACE: Duration = Duration::from_secs(10);
-/// The purpose of these random numbers.
+/// Philox's purpose for these random numbers.
 const CHURN: u32 = Philox::USER + 2;
 
-/// The cluster.
+/// The cluster under test.
 pub(super) struct Churn {
     cluster: Cluster,
     workers: usize,
@@ -36,11 +36,11 @@ pub(super) struct Churn {
     drawn: u64,
     said_at: Instant,
     run: RunSpec,
-    /// The run is complete.
+    /// Whether the run is complete.
     is_over: bool,
 }
 
-/// Starts the cluster of `flags`, otherwise as in `options`, which trains without an end, and does
+/// Starts the cluster of `flags`, otherwise as in `options`, which trains without an end. Calls
 /// `work` with it.
 pub(super) fn run<T>(
     flags: &ChurnFlags,
@@ -51,7 +51,7 @@ pub(super) fn run<T>(
     run_for(ENDLESS, flags, registry, options, work)
 }
 
-/// The same with a run of so many steps.
+/// As [`run`], with a run of `steps` steps.
 pub(super) fn run_for<T>(
     steps: u64,
     flags: &ChurnFlags,
@@ -68,7 +68,7 @@ pub(super) fn run_for<T>(
         ..Overrides::default()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
-    // What can never be had shall not be waited for.
+    // A run must not wait for more copies than there can be.
     resolved.run.copies = resolved.run.copies.min(flags.workers);
     let folder = scratch::folder()?;
     let text = RunText::find(&resolved)?;
@@ -89,7 +89,7 @@ pub(super) fn run_for<T>(
 }
 
 impl Churn {
-    /// What is known so far.
+    /// The progress that the launcher knows.
     pub(super) fn progress(&self) -> &Progress {
         self.cluster.progress()
     }
@@ -99,7 +99,7 @@ impl Churn {
         &mut self.cluster
     }
 
-    /// Lets the cluster go on until `look` finds what it looks for.
+    /// Lets the cluster go on until `look` finds something.
     pub(super) async fn until<T>(
         &mut self,
         what: &str,
@@ -108,14 +108,13 @@ impl Churn {
         self.until_cluster(what, |cluster| look(cluster.progress())).await
     }
 
-    /// Lets the cluster go on until all coordinators are there; returns the process of the one that
-    /// leads.
+    /// Lets the cluster go on until all coordinators are there. Returns the leader's process id.
     pub(super) async fn until_led(&mut self) -> Result<u32, Failure> {
         let led = |cluster: &Cluster| cluster.leader_pid().filter(|_| cluster.is_led());
         self.until_cluster("led", led).await
     }
 
-    /// The process of a coordinator that follows, once that is so.
+    /// Waits for a follower. Returns its process id.
     pub(super) async fn until_followed(&mut self) -> Result<u32, Failure> {
         let led = |cluster: &Cluster| cluster.follower_pid().filter(|_| cluster.is_led());
         self.until_cluster("led", led).await
@@ -154,8 +153,8 @@ impl Churn {
         Ok(self.cluster.report(&self.run))
     }
 
-    /// Lets the cluster go on until all are members, every shard has its owners and steps are
-    /// committed; then for a random time.
+    /// Lets the cluster go on until all workers are members, every shard has its owners and members
+    /// commit steps. Then lets it go on for a random time.
     pub(super) async fn until_whole(&mut self) -> Result<(), Failure> {
         let workers = self.workers;
         self.until("whole", |progress| is_whole(progress, workers).then_some(())).await?;
@@ -163,13 +162,13 @@ impl Churn {
         self.rest(pause).await
     }
 
-    /// Lets the cluster go on for so long.
+    /// Lets the cluster go on for `time`.
     pub(super) async fn rest(&mut self, time: Duration) -> Result<(), Failure> {
         let until = Instant::now() + time;
         self.until("at rest", |_| (Instant::now() >= until).then_some(())).await
     }
 
-    /// One of the members, by chance, and its process.
+    /// A random member, and its process id.
     pub(super) fn victim(&mut self) -> Option<(WorkerId, u32)> {
         let at = (self.unit() * self.workers as f64) as usize;
         let members = self.cluster.progress().members();
@@ -177,7 +176,7 @@ impl Churn {
         Some((victim, self.cluster.worker_pid(victim)?))
     }
 
-    /// Says now and then how far the benchmark is.
+    /// Reports the progress of the benchmark now and then.
     pub(super) fn say(&mut self, done: u32, of: u32, what: &str) {
         if self.said_at.elapsed() >= PACE {
             self.said_at = Instant::now();
@@ -190,12 +189,12 @@ impl Churn {
         self.is_over
     }
 
-    /// The run that is trained.
+    /// The specification of the trained run.
     pub(super) fn spec(&self) -> &RunSpec {
         &self.run
     }
 
-    /// Uniform in `[0, 1)`.
+    /// A random number, uniform in `[0, 1)`.
     fn unit(&mut self) -> f64 {
         self.drawn += 1;
         self.random.unit(self.drawn).into()
@@ -227,8 +226,8 @@ fn current(progress: &Progress) -> Option<Generation> {
     })
 }
 
-/// The first generation after `event` of which `is_it` holds, with when it began and its first
-/// line, once that is there.
+/// The first generation after event number `after` with members for which `is_it` holds, with the
+/// time of its beginning and its first line, if that has come.
 pub(super) fn change(
     progress: &Progress,
     after: u64,
@@ -246,7 +245,7 @@ pub(super) fn change(
     Some((generation, unix_ms, line))
 }
 
-/// How long training stood still for a generation, as the report has it, milliseconds.
+/// How long training stood still for a generation, as the report counts it, milliseconds.
 pub(super) fn stall_ms(progress: &Progress, number: Generation) -> Option<f64> {
     generations(progress).iter().find(|report| report.number == number)?.stall_ms
 }
@@ -256,8 +255,7 @@ pub(super) fn step_ms(progress: &Progress) -> f64 {
     1e3 * quantile(&sorted(progress.lines.iter().map(|line| line.seconds)), 0.5)
 }
 
-/// How much longer than the median step those took to which nothing happened: so much of a stall
-/// is no stall.
+/// How much longer than the median step undisturbed steps took. This much of a stall is noise.
 pub(super) fn calm(progress: &Progress) -> Times {
     let usual = step_ms(progress);
     let pairs = progress.lines.windows(2).filter(|pair| pair[0].generation == pair[1].generation);
@@ -275,18 +273,18 @@ pub(super) fn unix_ms() -> f64 {
 pub(super) struct Times(Vec<f64>);
 
 impl Times {
-    /// At least one.
+    /// The times in ascending order. At least one.
     pub(super) fn new(times: impl Iterator<Item = f64>) -> Self {
         Self(sorted(times))
     }
 
-    /// The nearest ranks.
+    /// The quantiles as JSON, by the nearest rank.
     pub(super) fn json(&self) -> Value {
         let [p50, p95, p99, longest] = self.ranks();
         json!({ "p50": p50, "p95": p95, "p99": p99, "longest": longest })
     }
 
-    /// The same in words.
+    /// The quantiles in words.
     pub(super) fn words(&self) -> String {
         let [p50, p95, p99, longest] = self.ranks();
         format!(

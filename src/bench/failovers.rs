@@ -1,12 +1,12 @@
-//! `everstep bench failovers`: how soon another coordinator leads when the leader is killed, or
-//! stands still, and whether training notices.
+//! `everstep bench failovers`: how soon another coordinator leads after the leader was killed, or
+//! stood still, and whether training notices.
 //!
-//! The launcher starts one that was killed again at once. The control plane is back when it has
-//! agreed on a request that was made at the moment of the kill. Steps are looked at in the second
-//! after each kill, and in the second before it, in which nothing happens: what both have is noise.
-//! A leader that stood still may hurt most when it goes on, so the second after that is looked at
-//! as well, and apart: of a longer time the longest step would be longer by chance.
-//! At the end the run's bits are compared with those of the same run undisturbed.
+//! The launcher starts a killed coordinator again at once. The control plane is back when it has
+//! agreed on a request that was made at the moment of the kill. The benchmark examines the steps in
+//! the second after each kill, and in the quiet second before it: a delay in both is noise. A
+//! leader that stood still may hurt most when it goes on, so the benchmark also examines the second
+//! after that, and separately: over a longer time the longest step would be longer by chance. At
+//! the end it compares the run's bits with those of the same run undisturbed.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -23,26 +23,26 @@ use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{config, demo, output, scratch};
 
-/// One leader's end, milliseconds.
+/// One loss of a leader, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Failover {
-    /// When it was, of Unix time.
+    /// The moment of the kill, Unix time.
     killed_at: f64,
-    /// When it went on, if it stood still.
+    /// When the leader went on. None if it was killed.
     woken_at: Option<f64>,
-    /// To the answer to a request that was made then.
+    /// From the kill to the answer to a request that was made then.
     back: f64,
-    /// To the first commit without the worker that was killed as well.
+    /// From the kill to the first commit without the worker that was also killed.
     stall: Option<f64>,
 }
 
-/// What a whole benchmark has come to.
+/// The results of a whole benchmark.
 struct Outcome {
     failovers: Vec<Failover>,
-    /// The longest time between two commits in the second after each kill, and as long as nobody
-    /// led, less the median step.
+    /// The longest time between two commits in the second after each kill, or until a new leader,
+    /// less the median step.
     gaps: Times,
-    /// The same in the second after each that stood still goes on.
+    /// The same in the second after each leader that stood still goes on.
     wakes: Option<Times>,
     /// The same in the second before each kill.
     calm: Times,
@@ -51,13 +51,14 @@ struct Outcome {
     undisturbed: String,
 }
 
-/// For so long steps are looked at, before a kill, after it, and when one that stood still goes on.
+/// How long the benchmark examines steps: before a kill, after it, and after a leader that stood
+/// still goes on.
 const LOOK: Duration = Duration::from_secs(1);
 /// The same in milliseconds.
 const LOOK_MS: f64 = 1_000.0;
-/// About how long one takes, with the time that passes before: so long must the run be.
+/// About how long one failover takes, with the time before it. It sets the length of the run.
 const ROUND: Duration = Duration::from_secs(3);
-/// What the run takes beside them.
+/// The time of the run besides the failovers.
 const REST: Duration = Duration::from_secs(5);
 /// Commits after a failover before the next one.
 const SETTLED: u64 = 3;
@@ -81,7 +82,7 @@ pub(super) fn run(flags: &FailoversFlags, registry: &Registry) -> Result<(), Fai
     outcome.must_be_unnoticed(flags)
 }
 
-/// The failovers of a run of so many steps; none if it was over before all of them.
+/// The failovers of a run of `steps` steps. None if the run was over before all of them.
 fn measure(
     steps: u64,
     flags: &FailoversFlags,
@@ -121,15 +122,15 @@ fn resolved(flags: &FailoversFlags, registry: &Registry) -> Result<config::Resol
     Ok(config::read(flags.churn.config.as_deref(), &overrides, registry)?)
 }
 
-/// How many steps the run takes.
+/// The number of steps of the run.
 fn steps(flags: &FailoversFlags, registry: &Registry) -> Result<u64, Failure> {
     let resolved = resolved(flags, registry)?;
     let round = ROUND + flags.stop.map_or(Duration::ZERO, |time| time + LOOK);
     demo::steps_within(round * flags.kills + REST, &resolved, &RunText::find(&resolved)?)
 }
 
-/// Takes a coordinator from a cluster that is whole, and waits until one leads and training has
-/// gone on.
+/// Takes a coordinator from a cluster that is whole. Waits until a coordinator leads and training
+/// has gone on.
 async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover, Failure> {
     churn.until_whole().await?;
     let taken = match flags.follower {
@@ -182,17 +183,17 @@ fn send(process: u32, signal: Signal) -> Result<(), Failure> {
 }
 
 impl Failover {
-    /// The second after it, or as long as nobody led.
+    /// The second after the kill, or more until a new coordinator leads.
     fn after(&self) -> Range<f64> {
         self.killed_at..self.killed_at + self.back.max(LOOK_MS)
     }
 
-    /// The second after it went on again.
+    /// The second after the leader went on again.
     fn awake(&self) -> Option<Range<f64>> {
         self.woken_at.map(|at| at..at + LOOK_MS)
     }
 
-    /// The second before it, which ends with a commit: the step that was under way is not calm.
+    /// The second before the kill. It ends with a commit, since the next step was not undisturbed.
     fn before(&self, lines: &[MetricsLine]) -> Range<f64> {
         let ends = lines.iter().map(|line| line.unix_ms as f64);
         let last = ends.take_while(|end| *end < self.killed_at).last().unwrap_or(self.killed_at);
@@ -200,7 +201,7 @@ impl Failover {
     }
 }
 
-/// The longest of the steps of which some part was in the window.
+/// The longest step that overlaps the window.
 fn longest(lines: &[MetricsLine], window: Range<f64>) -> f64 {
     steps_in(lines, window).fold(0.0, f64::max)
 }
@@ -213,12 +214,12 @@ fn steps_in(lines: &[MetricsLine], window: Range<f64>) -> impl Iterator<Item = f
 }
 
 impl Outcome {
-    /// What a failover must not cost.
+    /// Fails if a failover cost more than it may.
     fn must_be_unnoticed(&self, flags: &FailoversFlags) -> Result<(), Failure> {
         let Report { state_hash, steps_redone, steps_lost, generations, .. } = &self.report;
         let Report { samples_lost, samples_repeated, rollbacks, .. } = &self.report;
         let (samples, rollbacks) = (samples_lost + samples_repeated, rollbacks.len());
-        // The worker's death is a change, and the step under way is done again.
+        // The worker's death changes the generation, and the members do the aborted step again.
         let redone = if flags.with_worker { 0 } else { *steps_redone };
         let changes = if flags.with_worker { 0 } else { generations.len() - 1 };
         let cost = (redone, changes, *steps_lost, samples, rollbacks);

@@ -1,9 +1,9 @@
-//! `everstep bench history`: what a long run's history costs a coordinator.
+//! `everstep bench history`: the cost of a long run's history for a coordinator.
 //!
-//! A coordinator takes a run and stops. Then a file of as many metrics lines as are asked for is
-//! put in the place of its own, and it starts again. Measured are the time until it listens, the
-//! time until a watcher has the last line, and the largest resident set of its process. No step is
-//! trained.
+//! A coordinator takes a run and stops. The benchmark replaces its file of metrics lines by one
+//! with the requested number of lines, and starts it again. It measures the time until the
+//! coordinator listens, the time until a watcher has the last line, and the largest resident set of
+//! the process. No worker trains a step.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -24,20 +24,20 @@ use crate::failure::{Exit, Failure};
 use crate::operator::Operator;
 use crate::{output, scratch};
 
-/// So many lines are written at once.
+/// Lines in one write.
 const BLOCK: u64 = 10_000;
-/// The length of a step of the run that nobody trains.
+/// The length of a step in the generated lines.
 const STEP_SECONDS: f64 = 0.1;
 
-/// A coordinator's process, which does not outlive this.
+/// A coordinator's process. It ends when this is dropped.
 struct Coordinator {
     child: Child,
     address: SocketAddr,
-    /// From its start until it listened.
+    /// The time from its start until it listened.
     started: Duration,
 }
 
-/// What was measured.
+/// The measurements.
 struct Figures {
     file_bytes: u64,
     restart_ms: f64,
@@ -100,7 +100,7 @@ async fn measure(home: &Path, steps: u64) -> Result<Figures, Failure> {
     Ok(Figures { file_bytes, restart_ms, last_page_ms, peak_rss_mib })
 }
 
-/// Writes the lines of so many steps behind the head of the run's file.
+/// Writes the lines of `steps` steps behind the head of the run's file.
 fn generate(
     folder: &Path,
     run: RunId,

@@ -1,4 +1,5 @@
-//! `everstep bench joins`: how long the others stand still when a worker joins, and when it leaves.
+//! `everstep bench joins`: how long the other workers stand still when a worker joins, and when it
+//! leaves.
 
 use everstep_transport::protocol::WorkerId;
 use everstep_worker::registry::Registry;
@@ -10,14 +11,14 @@ use crate::cluster::Options;
 use crate::failure::Failure;
 use crate::output;
 
-/// One worker that came and went, milliseconds.
+/// One worker that joined and left, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
-    /// How long the others stood still when it became a member.
+    /// How long the others stood still when the worker became a member.
     join: f64,
-    /// From the start of its process until it was a member.
+    /// From the start of its process until the worker was a member.
     arrival: f64,
-    /// How long the others stood still when it left.
+    /// How long the others stood still when the worker left.
     leave: f64,
 }
 
@@ -34,7 +35,7 @@ pub(super) fn run(flags: &JoinsFlags, registry: &Registry) -> Result<(), Failure
     print(flags, &visits, (step_ms, calm))
 }
 
-/// Lets a worker join a cluster that is whole, and leave it again.
+/// Lets a worker join a cluster that is whole, and leave again.
 async fn visit(churn: &mut Churn) -> Result<Visit, Failure> {
     churn.until_whole().await?;
     let before = churn.progress().members().to_vec();

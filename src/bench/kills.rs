@@ -1,8 +1,9 @@
 //! `everstep bench kills`: how long training stands still when a worker is killed.
 //!
-//! Either the launcher looks after its workers, tells the coordinator of each that ends, and starts
-//! another at once; or they were started by hand, the cluster notices by itself, and another is
-//! started when training goes on. Detection counts from the kill in both cases.
+//! There are two modes. In one the launcher looks after its workers, tells the coordinator of each
+//! that ends, and starts another one at once. In the other the workers are as if started by hand:
+//! the cluster notices an end by itself, and the benchmark starts another worker when training goes
+//! on. Detection counts from the kill in both modes.
 
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::EventKind;
@@ -16,10 +17,10 @@ use crate::cluster::{Options, Progress};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
-/// One kill, milliseconds.
+/// One kill, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Kill {
-    /// To the first commit without the victim, less the median step before.
+    /// From the kill to the first commit without the victim, less the median step before.
     stall: f64,
     /// From the kill to the coordinator's notice of the loss.
     detect: f64,
@@ -29,7 +30,7 @@ struct Kill {
     resume: f64,
 }
 
-/// What a whole benchmark has come to.
+/// The results of a whole benchmark.
 struct Outcome {
     kills: Vec<Kill>,
     step_ms: f64,
@@ -37,7 +38,7 @@ struct Outcome {
     losses: Losses,
 }
 
-/// What a kill must not cost.
+/// Costs that a kill must not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Losses {
     /// Steps before the last one that have no line.
@@ -68,7 +69,7 @@ pub(super) fn run(flags: &KillsFlags, registry: &Registry) -> Result<(), Failure
     outcome.losses.must_be_none()
 }
 
-/// Kills a worker of a cluster that is whole, and waits until training goes on; none if the victim
+/// Kills a worker of a cluster that is whole, and waits until training goes on. None if the victim
 /// was gone already.
 async fn kill(churn: &mut Churn) -> Result<Option<Kill>, Failure> {
     churn.until_whole().await?;
@@ -93,8 +94,8 @@ async fn kill(churn: &mut Churn) -> Result<Option<Kill>, Failure> {
     churn.until("going on without the worker that was killed", kill).await.map(Some)
 }
 
-/// When the coordinator noticed that the victim was gone, milliseconds of Unix time. Its event is
-/// later: it waits for what the others have to say.
+/// When the coordinator noticed the end of the victim, milliseconds of Unix time. The event is
+/// later, since the coordinator first waits for the Statuses of the others.
 fn noticed_at(progress: &Progress, victim: WorkerId) -> Option<f64> {
     progress.events.iter().rev().find_map(|event| match event.kind {
         EventKind::Lost { worker, pause_ms, .. } if worker == victim => {
@@ -105,7 +106,7 @@ fn noticed_at(progress: &Progress, victim: WorkerId) -> Option<f64> {
 }
 
 impl Losses {
-    /// Of the whole run, what was taken back included.
+    /// The losses of the whole run, including undone steps.
     fn of(progress: &Progress) -> Self {
         let lines = || progress.undone.iter().chain(&progress.lines);
         let is_rollback = |kind: &EventKind| matches!(kind, EventKind::Rollback { .. });

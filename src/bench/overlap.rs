@@ -1,4 +1,4 @@
-//! `everstep bench overlap`: what it saves to communicate while computing.
+//! `everstep bench overlap`: the time that overlapping communication with compute saves.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::text::RunText;
 use crate::{config, output, scratch};
 
-/// Steps of a run before those that count.
+/// Steps of a run before the measured ones.
 const WARM_UP: usize = 3;
 
 /// The figures of one run.
@@ -39,7 +39,7 @@ pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failu
     let options = |overlap| Options { wait, overlap, ..Options::new(flags.workers) };
     let mut pairs = Vec::new();
     for pair in 0..flags.pairs {
-        // The order alternates, so that what drifts favours neither.
+        // The order alternates, so that a drift of the machine favours neither.
         let first = pair % 2 == 0;
         let one = measure(folder.path(), &resolved.run, &options(first))?;
         let other = measure(folder.path(), &resolved.run, &options(!first))?;
@@ -54,7 +54,7 @@ fn measure(folder: &Path, run: &RunSpec, options: &Options) -> Result<Figures, F
     Ok(Figures { step_ms: 1e3 * quantile(&seconds, 0.5), exposed_ms: exposed_ms(&report) })
 }
 
-/// Waiting of the device that waited longest, for each step.
+/// For each step, the waiting time of the device that waited longest.
 fn exposed_ms(report: &Report) -> f64 {
     let waiting = report.workers.iter().map(|worker| worker.exposed_communication_seconds);
     1e3 * waiting.fold(0.0, f64::max) / report.steps as f64

@@ -1,8 +1,7 @@
-//! `everstep bench stages`: where the time of a step goes, from the traces of all workers.
+//! `everstep bench stages`: how a step spends its time, from the traces of all workers.
 //!
 //! A stage's time is its own: a wait for parameters within the forward pass counts as `all_gather`
-//! alone. What is left of a step is what nothing is a span of, most of it the device's thread
-//! between two jobs.
+//! alone. The rest of a step has no span. Most of it is the device's thread between two jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,9 +21,9 @@ use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{config, output, scratch};
 
-/// Steps before those that count.
+/// Steps before the measured ones.
 const WARM_UP: u64 = 3;
-/// The stages as they follow each other, and what each is.
+/// The stages in their order, with a description of each.
 const STAGES: [(&str, &str); 8] = [
     ("load", "waiting for a batch"),
     ("all_gather", "waiting for parameters"),
@@ -35,7 +34,7 @@ const STAGES: [(&str, &str); 8] = [
     ("commit", "waiting for votes and the commit"),
     ("update", "computing"),
 ];
-/// Those in which a device waits for others.
+/// The stages in which a device waits for other members.
 const EXPOSED: [&str; 3] = ["all_gather", "reduce_scatter", "commit"];
 
 /// An event of a trace, in microseconds.
@@ -112,13 +111,13 @@ fn read(path: &Path) -> Result<Times, Failure> {
     Ok(own_times(events))
 }
 
-/// What no stage takes of each step.
+/// The part of each step that no stage takes.
 fn rest(workers: &[Times], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -> f64 {
     without(&STAGES.map(|(stage, _)| stage), workers, lines, steps)
 }
 
-/// What a step takes without these stages, the median, milliseconds. The update of a step comes
-/// after its commit, so it is of the time of the next one.
+/// The median step without these stages, milliseconds. The update of a step comes after its commit,
+/// so it counts in the time of the next step.
 pub(super) fn without(
     stages: &[&str],
     workers: &[Times],
@@ -137,10 +136,10 @@ pub(super) fn without(
     quantile(&sorted(rests), 0.5)
 }
 
-/// What each stage took of each step, without what lies within it.
+/// The own time of each stage in each step, without the stages within it.
 fn own_times(mut spans: Vec<Event>) -> Times {
     spans.retain(|event| event.ph == 'X');
-    // Of two that begin at the same moment, the longer one is around the other.
+    // Of two spans that begin at the same moment, the longer one is the outer one.
     let place = |span: &Event| (span.tid, span.ts, -span.dur);
     spans.sort_by(|a, b| place(a).partial_cmp(&place(b)).expect("times are numbers"));
     let mut times = Times::new();

@@ -1,5 +1,4 @@
-//! A model without a model: its gradient is a vector that is there already, so a step is nothing
-//! but the exchange.
+//! A model that computes nothing: its gradient is a fixed vector, so a step is only the exchange.
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use everstep_transport::protocol::RunSpec;
 use everstep_worker::data::Dataset;
 use everstep_worker::registry::Registry;
 
-/// The name under which every program knows the model and its data; it is not offered to users.
+/// The name under which every program knows the model and its data. Users do not see it.
 pub(super) const NAME: &str = ".bench-vector";
 /// Elements for each unit of the specification's `model.context`.
 pub(super) const UNIT: usize = 250_000;
@@ -40,7 +39,7 @@ impl Compute for Vector {
         &self.layout
     }
 
-    /// The values do not matter: only that they have arrived.
+    /// The values do not matter. Only their arrival does.
     fn load(&mut self, _offset: usize, _values: &[f32]) {}
 
     fn gradient(

@@ -1,4 +1,4 @@
-//! Flags that several verbs have: which cluster is meant, and what all daemons take.
+//! Flags of several verbs: the cluster of an operator, and the flags of all daemons.
 
 use std::path::PathBuf;
 

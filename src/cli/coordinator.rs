@@ -1,4 +1,4 @@
-//! The command line of `everstep coordinator`: the daemon itself, or what an operator does with the
+//! The command line of `everstep coordinator`: the daemon itself, or an operator's commands for the
 //! coordinators.
 
 use std::ffi::OsString;
@@ -13,12 +13,12 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use super::demo::duration;
 use super::{AskFlags, DaemonFlags, HttpFlags};
 
-/// `everstep coordinator`, with flags or with a task.
+/// `everstep coordinator`, with flags or with an operator's task.
 #[derive(Clone, Debug)]
 pub enum CoordinatorVerb {
     /// Run a coordinator.
     Run(CoordinatorFlags),
-    /// Do something with the coordinators of a cluster.
+    /// An operator's task for the coordinators of a cluster.
     Task(CoordinatorTask),
 }
 
@@ -57,10 +57,10 @@ pub struct CoordinatorFlags {
         env = "EVERSTEP_COORDINATORS"
     )]
     pub coordinators: Vec<String>,
-    /// Its HTTP API.
+    /// The flags of its HTTP API.
     #[command(flatten)]
     pub http: HttpFlags,
-    /// Its file and its log.
+    /// The flags of its file and its log.
     #[command(flatten)]
     pub daemon: DaemonFlags,
 }
@@ -88,7 +88,7 @@ pub struct TransferFlags {
     /// The id of the coordinator that is to lead [default: the one that has most of the log]
     #[arg(value_name = "ID")]
     pub to: Option<u64>,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -100,7 +100,7 @@ pub struct AddFlags {
     #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
         value_parser = duration)]
     pub ttl: Duration,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -114,7 +114,7 @@ pub struct RemoveFlags {
     /// Return as soon as the coordinators have agreed, not when they do without it
     #[arg(long, env = "EVERSTEP_NO_WAIT", value_parser = BoolishValueParser::new())]
     pub no_wait: bool,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -153,7 +153,7 @@ impl FromArgMatches for CoordinatorVerb {
 impl Args for CoordinatorVerb {
     fn augment_args(command: Command) -> Command {
         let command = CoordinatorTask::augment_subcommands(CoordinatorFlags::augment_args(command));
-        // The derive asks for a subcommand; here the flags are enough.
+        // The derive asks for a subcommand. Here the flags are enough.
         let command = command.subcommand_required(false).arg_required_else_help(false);
         command.args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
     }

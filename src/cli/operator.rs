@@ -20,7 +20,7 @@ pub struct RevokeOperatorFlags {
     /// The operator's name, or a copy of the folder with its credentials
     #[arg(value_name = "NAME|FOLDER")]
     pub operator: String,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }

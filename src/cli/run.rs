@@ -31,7 +31,7 @@ pub struct RollbackFlags {
     /// The step of the checkpoint; 0 is the initial state
     #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
     pub step: u64,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -43,7 +43,7 @@ pub struct SubmitFlags {
     /// is looked for on the workers' machines, not on this one
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }

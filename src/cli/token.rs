@@ -33,7 +33,7 @@ pub struct CreateFlags {
     #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
         value_parser = duration)]
     pub ttl: Duration,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -44,7 +44,7 @@ pub struct RevokeFlags {
     /// The token's id, as `everstep token ls` tells it
     #[arg(value_name = "ID", allow_hyphen_values = true)]
     pub token: String,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }

@@ -1,4 +1,4 @@
-//! The command line of `everstep worker`: the daemon itself, or what an operator does with one.
+//! The command line of `everstep worker`: the daemon itself, or an operator's commands for workers.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -104,7 +104,7 @@ pub struct WorkerAddFlags {
     #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
         value_parser = duration)]
     pub ttl: Duration,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -115,7 +115,7 @@ pub struct RevokeWorkerFlags {
     /// The worker's number, its id as `id:9`, or its name, as `everstep worker ls` tells them
     #[arg(value_name = "NUMBER|id:ID|NAME")]
     pub worker: String,
-    /// Whom to ask.
+    /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
 }
@@ -162,7 +162,7 @@ impl FromArgMatches for WorkerVerb {
 impl Args for WorkerVerb {
     fn augment_args(command: Command) -> Command {
         let command = WorkerTask::augment_subcommands(WorkerFlags::augment_args(command));
-        // The derive asks for a subcommand; here the flags are enough.
+        // The derive asks for a subcommand. Here the flags are enough.
         let command = command.subcommand_required(false).arg_required_else_help(false);
         command.args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
     }

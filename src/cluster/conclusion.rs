@@ -1,8 +1,8 @@
-//! `report.json`: how a run ended, whichever way it did, for later readers.
+//! `report.json`: how a run ended, for later readers.
 //!
-//! In: the run, what is known of it, and how it ended. Out: one object: the keys of the report, the
+//! In: the run, its progress, and its ending. Out: one object with the keys of the report, the
 //! run's state in a word and in a sentence, its specification, and when and where it was trained.
-//! The file is written once, when nothing more follows; a directory without it has no ended run.
+//! The launcher writes the file once, when no news follow. A directory without it has no ended run.
 
 use std::fs;
 use std::path::Path;
@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 
 use super::{Directory, Progress, Report};
 
-/// The file.
+/// The file's name.
 pub(crate) const REPORT: &str = "report.json";
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// With its last step.
+    /// The run has trained its last step.
     Complete,
-    /// It cannot go on, for this reason.
+    /// The run cannot go on, for this reason.
     Failed(String),
-    /// Its launcher was told to end, or ended for a reason of its own.
+    /// The launcher was told to end, or ended for a reason of its own.
     Interrupted,
 }
 
@@ -37,7 +37,7 @@ impl Ending {
         }
     }
 
-    /// Why, where the run is not complete.
+    /// The reason. None for a complete run.
     fn reason(&self) -> Option<&str> {
         match self {
             Self::Complete => None,
@@ -46,8 +46,8 @@ impl Ending {
         }
     }
 
-    /// The line of `events.jsonl`, where the coordinators have not told of the end: they end with
-    /// the launcher.
+    /// The line of `events.jsonl` for the end, if the coordinators have not told of it: they end
+    /// with the launcher.
     pub(super) fn event(&self, progress: &Progress) -> Option<Value> {
         let told = progress.events.last().map(|event| json!(event)["event"].clone());
         if told.is_some_and(|kind| kind == "complete" || kind == "failed") {
@@ -107,14 +107,14 @@ pub(super) fn text(
     format!("{told:#}\n")
 }
 
-/// The report of the run that ended in this directory, if one did.
+/// The report of the run in this directory, if it has ended.
 pub(crate) fn ended(dir: &Path) -> Option<Value> {
     let text = fs::read_to_string(dir.join(REPORT)).ok()?;
     serde_json::from_str(&text).ok().filter(Value::is_object)
 }
 
-/// Adds what a bigram model gets on the held-out text: it is known after the run. A report that
-/// cannot be written stays as it was.
+/// Adds the loss of a bigram model on the held-out text, which is known after the run. If the
+/// report cannot be written, it stays as it was.
 pub(crate) fn add_bigram(dir: &Path, bigram: Option<f64>) {
     let Some(mut told) = ended(dir).filter(|_| bigram.is_some()) else { return };
     told["loss"]["bigram"] = json!(bigram);

@@ -1,8 +1,9 @@
-//! The coordinators' processes, and an operator that asks whichever of them leads.
+//! The coordinators' processes, and an operator that asks the leader.
 //!
 //! In: the directory where each keeps its log and its keys. Out: the leader's answers. A process
-//! that has ended is started again where it was; workers train on meanwhile, and so does the
-//! cluster, as long as most of its coordinators are there. What they say is not understood here.
+//! that has ended starts again at the same place. Workers train on meanwhile, and so does the
+//! cluster, as long as most of its coordinators are there. This module does not interpret their
+//! answers.
 
 mod seat;
 
@@ -27,23 +28,23 @@ pub(super) struct Coordinators {
     seats: Vec<Seat>,
     operator: Operator,
     daemons: Daemons,
-    /// The term in which it was told last who has ended.
+    /// The term in which the leader last heard which processes have ended.
     told_in: Term,
-    /// How long a full disk is waited for.
+    /// How long a coordinator waits for room on a full disk.
     wait: Duration,
 }
 
-/// How often the processes are looked at while one is asked something.
+/// How often the launcher checks the processes while it waits for an answer.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long those that join may take to have a vote.
+/// How long joining coordinators may take to get a vote.
 const FOUNDING: Duration = Duration::from_secs(30);
-/// How long they may take to end.
+/// How long the processes may take to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// An operator's credentials, in a coordinator's directory.
 const CREDENTIALS: &str = "operator";
 
 impl Coordinators {
-    /// Starts `count` of them: one that founds a cluster, the others join it. Returns when all have
+    /// Starts `count` coordinators: one founds a cluster, the others join it. Returns when all have
     /// a vote.
     pub(super) async fn found(
         directory: &Directory,
@@ -69,22 +70,22 @@ impl Coordinators {
         Ok(coordinators)
     }
 
-    /// Where the first keeps its files.
+    /// The directory of the first coordinator.
     pub(super) fn home(&self) -> &Path {
         self.seats[0].home()
     }
 
-    /// Where the HTTP API of the first is, if it has one.
+    /// The address of the first coordinator's HTTP API, if it has one.
     pub(super) fn api(&self) -> Option<String> {
         self.seats[0].api().map(str::to_string)
     }
 
-    /// Where they listen, all their lives.
+    /// The addresses on which the coordinators listen. They never change.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.seats.iter().map(Seat::address).collect()
     }
 
-    /// Those that are there, each with its id, once that is known, and whether it leads.
+    /// The coordinators of the cluster, each with its id, once that is known, and whether it leads.
     pub(super) fn listed(&self) -> impl Iterator<Item = (&Seat, Option<CoordinatorId>, bool)> {
         let (views, leader) = (self.operator.coordinators(), self.operator.leader());
         self.seats.iter().filter(|seat| seat.is_there()).map(move |seat| {
@@ -94,12 +95,12 @@ impl Coordinators {
         })
     }
 
-    /// The process of the one that leads, if that is known.
+    /// The process id of the leader, if that is known.
     pub(super) fn leader_pid(&self) -> Option<u32> {
         self.pid_of(true)
     }
 
-    /// The process of one that follows.
+    /// The process id of a follower.
     pub(super) fn follower_pid(&self) -> Option<u32> {
         self.pid_of(false)
     }
@@ -108,15 +109,15 @@ impl Coordinators {
         self.listed().find(|(_, _, leads)| *leads == leader).and_then(|(seat, _, _)| seat.pid())
     }
 
-    /// Whether all of them can be asked, and one is known to lead.
+    /// Whether the launcher has a link to each of them, and one is known to lead.
     pub(super) fn are_whole(&self) -> bool {
         let mut all = self.seats.iter().filter(|seat| seat.is_there());
         let hears = |seat: &Seat| seat.pid().is_some() && self.operator.hears(seat.address());
         self.leader_pid().is_some() && all.all(hears)
     }
 
-    /// Returns when they have agreed on something that changes nothing: that a token is revoked
-    /// which there is not.
+    /// Returns when they have agreed on a request that changes nothing: the revocation of a token
+    /// that does not exist.
     pub(super) async fn agree(&mut self, directory: &Directory) -> Result<(), ClusterError> {
         let id = self.operator.next_id();
         let nothing = Wish::RevokeToken(TokenId::default());
@@ -126,18 +127,18 @@ impl Coordinators {
         }
     }
 
-    /// How often any was started again.
+    /// How often any of them was started again.
     pub(super) fn restarts(&self) -> u32 {
         self.seats.iter().map(Seat::restarts).sum()
     }
 
-    /// Whether another one leads since this was asked last.
+    /// Whether the term has changed since the last call.
     pub(super) fn has_changed(&mut self) -> bool {
         let term = self.operator.term();
         std::mem::replace(&mut self.told_in, term) != term
     }
 
-    /// Submits a run; returns when it is accepted.
+    /// Submits a run. Returns when it is accepted.
     pub(super) async fn submit(
         &mut self,
         directory: &Directory,
@@ -148,14 +149,14 @@ impl Coordinators {
         self.ask(directory, submit).await.map(drop)
     }
 
-    /// Says that a worker's process has ended; where nobody looks after them, nobody says so.
+    /// Reports the end of a worker's process. In `by_hand` mode it reports nothing.
     pub(super) fn exited(&self, name: NodeName, how: String) {
         if !self.daemons.by_hand {
             self.operator.exited(name, how);
         }
     }
 
-    /// Asks to let a worker go.
+    /// Asks the coordinators to let a worker leave.
     pub(super) async fn drain(
         &mut self,
         directory: &Directory,
@@ -165,7 +166,7 @@ impl Coordinators {
         self.request(directory, id, Wish::Drain(worker)).await
     }
 
-    /// Has something changed.
+    /// Makes a request that changes something.
     pub(super) async fn request(
         &mut self,
         directory: &Directory,
@@ -176,7 +177,7 @@ impl Coordinators {
         self.ask(directory, request).await.map(drop)
     }
 
-    /// What is new since this step's line and this event; waits until there is somebody to say so.
+    /// The news after this step's line and this event. Waits until a coordinator can answer.
     ///
     /// # Errors
     /// When a coordinator dies again and again, or they refuse the run.
@@ -190,7 +191,7 @@ impl Coordinators {
         self.ask(directory, watch).await
     }
 
-    /// Ends them in good order: each says goodbye.
+    /// Ends the processes in good order: each says goodbye.
     pub(super) async fn dismiss(&mut self) {
         self.operator.hang_up().await;
         let seats = std::mem::take(&mut self.seats).into_iter();
@@ -219,8 +220,8 @@ impl Coordinators {
         }
     }
 
-    /// Asks until a coordinator answers. Processes that do not answer twice in a row are started
-    /// again, unless they wait for their disks.
+    /// Asks until a coordinator answers. Processes that do not answer twice in a row start again,
+    /// unless they wait for their disks.
     async fn ask<T>(
         &mut self,
         directory: &Directory,
@@ -244,13 +245,13 @@ impl Coordinators {
         }
     }
 
-    /// Where those are that the cluster has, as far as that is known.
+    /// The known addresses of the cluster's coordinators.
     fn members(&self) -> Vec<SocketAddr> {
         self.operator.coordinators().iter().map(|view| view.address).collect()
     }
 }
 
-/// Looks after the processes; returns why one of them dies again and again.
+/// Looks after the processes. Fails when one of them dies again and again.
 async fn attend(
     seats: &mut [Seat],
     members: &[SocketAddr],

@@ -1,4 +1,4 @@
-//! The files of a run: who is there, what happened, and what each step cost.
+//! The files of a run: its processes, its events, and the cost of each step.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -9,15 +9,15 @@ use serde::Serialize;
 
 use super::error::ClusterError;
 
-/// The directory of one run. Runs are never mixed.
+/// The directory of one run. It never holds two.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
 }
 
-/// The file by which a directory is known to hold a run.
+/// The file that marks a directory as that of a run.
 pub(super) const RUN: &str = "run.json";
-/// The trained model. A directory that holds one is not taken: the model would have to make way.
+/// The trained model. A directory that holds one is refused, since a new run would replace it.
 const MODEL: &str = "model.safetensors";
 
 impl Directory {
@@ -64,19 +64,19 @@ impl Directory {
         unreachable!("the numbers do not end")
     }
 
-    /// Undoes the claim for a run that never began: what is not empty stays.
+    /// Undoes the claim for a run that never began. Folders that are not empty stay.
     pub(crate) fn give_up(self) {
         let _ = fs::remove_file(self.path.join(RUN)); // an error leaves what a claim would refuse
         let _ = fs::remove_dir(self.path.join("logs"));
         let _ = fs::remove_dir(self.path);
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory of the run that this file lies in, if it lies in one.
+    /// The run's directory around this file, if it lies in one.
     pub(crate) fn around(file: &Path) -> Option<PathBuf> {
         let folder = file.parent()?;
         folder.join(RUN).is_file().then(|| folder.to_path_buf())
@@ -87,7 +87,7 @@ impl Directory {
         self.path.join("logs").join(format!("{label}.log"))
     }
 
-    /// The trace of this worker, in a folder that is made for traces.
+    /// The path of this worker's trace. Makes the folder for traces.
     pub(crate) fn trace(&self, worker: u32) -> Result<PathBuf, ClusterError> {
         let traces = self.path.join("traces");
         fs::create_dir_all(&traces).map_err(|source| at(&traces, source))?;
@@ -104,8 +104,8 @@ impl Directory {
         written.map_err(|source| at(&path, source))
     }
 
-    /// Appends a text to a file of this length: all of it, or nothing. `false` if the file has
-    /// another length.
+    /// Appends a text to a file of this length: all of it, or nothing. Returns `false` if the file
+    /// has another length.
     pub(super) fn append_text(
         &self,
         name: &str,
@@ -126,7 +126,7 @@ impl Directory {
         append().map_err(|source| at(&path, source))
     }
 
-    /// Copies the coordinator's join token to where another worker finds it.
+    /// Copies the coordinator's join token to the place where another worker finds it.
     pub fn copy_token(&self, home: &Path) -> Result<(), ClusterError> {
         let (from, to) = (home.join("join.token"), self.path.join("join.token"));
         fs::copy(&from, &to).map(drop).map_err(|source| at(&to, source)) // keeps the mode, 0600

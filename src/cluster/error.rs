@@ -15,7 +15,7 @@ pub enum ClusterError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The directory cannot be made or written to.
@@ -23,7 +23,7 @@ pub enum ClusterError {
     Unusable {
         /// The directory, or what should be in it.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The directory holds a run already.
@@ -35,21 +35,21 @@ pub enum ClusterError {
     /// A process ended, or did not begin.
     #[error("{process} {how}: {}", why.as_deref().unwrap_or("its log is empty"))]
     Process {
-        /// Which.
+        /// The process, as the user knows it.
         process: String,
         /// How it ended.
         how: String,
-        /// What the coordinator said, or the end of its log.
+        /// The coordinator's words, or the end of the process's log.
         why: Option<String>,
-        /// Its log.
+        /// The process's log.
         log: PathBuf,
     },
-    /// The coordinator ended the run, or does not say how it stands.
+    /// The coordinator ended the run, or does not report its state.
     #[error("{reason}")]
     Failed {
-        /// The process at fault, where one is, and its log.
+        /// The process at fault and its log. None if no process is at fault.
         process: Option<(String, PathBuf)>,
-        /// Why.
+        /// The coordinator's reason.
         reason: String,
     },
     /// Too few workers came in time.
@@ -67,13 +67,13 @@ pub enum ClusterError {
     /// Too few workers took part for too long.
     #[error("{members} of at least {wanted} workers took part for {} s", waited.as_secs())]
     Deserted {
-        /// How many took part at last.
+        /// How many workers took part at the end.
         members: u32,
         /// How many the run needs.
         wanted: u32,
         /// How long the run has waited.
         waited: Duration,
-        /// The command with which another would have joined.
+        /// The command with which another worker would have joined.
         join: String,
     },
     /// The coordinators cannot be reached, or do not answer.
@@ -92,7 +92,7 @@ impl ClusterError {
         Self::Failed { process, reason: reason.into() }
     }
 
-    /// Adds what the coordinator said.
+    /// Adds the coordinator's reason.
     pub(super) fn because(self, reason: &str) -> Self {
         match self {
             Self::Process { process, how, why: _, log } => {

@@ -1,9 +1,9 @@
-//! The files of a run as the launcher keeps them: what a disk does not take is owed.
+//! The files of a run as the launcher keeps them. It owes them what a disk has not taken yet.
 //!
 //! In: whole texts, and lists of lines that grow at their end. Out: the same on the disk, sooner or
-//! later. An error of the place (a full disk, a read-only file system, a folder that is gone) ends
-//! no run. The caller states the lines again, so nothing is kept twice in memory. The user is told
-//! when the trouble begins and when it ends. A folder or a file that is gone is made again, whole.
+//! later. An error of the place (a full disk, a read-only file system, a missing folder) ends no
+//! run. The caller states the lines again, so memory holds nothing twice. The user hears when the
+//! trouble begins and when it ends. A missing folder or file is made again, whole.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,17 +16,17 @@ use super::Directory;
 use super::directory::text_of;
 use super::error::ClusterError;
 
-/// How often a troubled disk is tried again.
+/// How often the launcher tries a troubled disk again.
 const AGAIN: Duration = Duration::from_millis(250);
-/// How often the launcher looks whether all files are still there.
+/// How often the launcher checks that all files are still there.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The files of a run: see the module.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     wholes: BTreeMap<&'static str, Whole>,
     lines: BTreeMap<&'static str, Written>,
-    /// The kinds of error that the user was told of, while files lack something.
+    /// The kinds of error that the user has heard of, while files lack something.
     trouble: Vec<io::ErrorKind>,
     tried_at: Option<Instant>,
     looked_at: Option<Instant>,
@@ -39,20 +39,20 @@ struct Whole {
     is_written: bool,
 }
 
-/// What a file of lines has.
+/// What is in a file of lines.
 #[derive(Debug, Default)]
 struct Written {
     lines: usize,
     bytes: u64,
-    /// It is not a beginning of what it should be.
+    /// The file is not a beginning of what it should be.
     is_stale: bool,
-    /// Lines that were stated are not in it.
+    /// The file lacks stated lines.
     is_owed: bool,
 }
 
 impl Written {
-    /// Appends what the file lacks of `all`, or writes it as a whole if it is not the file that was
-    /// left here. Returns how many bytes it has then.
+    /// Appends the lines of `all` that the file lacks. If the file has changed since the last
+    /// write, writes all of it again. Returns its new length in bytes.
     fn bring<T: Serialize>(
         &self,
         directory: &Directory,
@@ -71,7 +71,7 @@ impl Written {
 }
 
 impl Files {
-    /// Brings a file of lines of JSON up to date: `all` are those of the last call, and more.
+    /// Brings a file of lines of JSON up to date. `all` has the lines of the last call first.
     pub(super) fn append<T: Serialize>(
         &mut self,
         directory: &Directory,
@@ -90,7 +90,7 @@ impl Files {
         }
     }
 
-    /// The lines of this file are others from now on: it is written as a whole next time.
+    /// The lines of this file have changed: the next write replaces the whole file.
     pub(super) fn rewrite(&mut self, name: &'static str) {
         self.lines.entry(name).or_default().is_stale = true;
     }
@@ -107,8 +107,8 @@ impl Files {
         }
     }
 
-    /// Looks whether all files are there, and writes what is owed where a disk takes it by now. To
-    /// be called when the caller has stated all lines.
+    /// Checks that all files are there, and writes what is owed if a disk takes it by now. The
+    /// caller states all lines first.
     pub(super) fn settle(&mut self, directory: &Directory) {
         if self.rests() {
             return;
@@ -124,12 +124,12 @@ impl Files {
         }
     }
 
-    /// Tries at once, whatever was tried lately.
+    /// Lets the next write try at once, even after a recent failure.
     pub(super) fn insist(&mut self) {
         self.tried_at = None;
     }
 
-    /// Whether all that was stated is written.
+    /// Whether all stated content is written.
     pub(super) fn is_settled(&self) -> bool {
         self.trouble.is_empty()
     }
@@ -146,7 +146,7 @@ impl Files {
         }
     }
 
-    /// A file that somebody has removed, moved away or replaced is owed as a whole.
+    /// A file that was removed, moved away or replaced is owed as a whole.
     fn look(&mut self, directory: &Directory) {
         if self.looked_at.is_some_and(|at| at.elapsed() < LOOK) {
             return;
@@ -165,7 +165,7 @@ impl Files {
         }
     }
 
-    /// A disk that has taken nothing is left alone for a moment.
+    /// Whether to leave a disk alone for a moment that has just taken nothing.
     fn rests(&self) -> bool {
         !self.trouble.is_empty() && self.tried_at.is_some_and(|at| at.elapsed() < AGAIN)
     }
@@ -198,8 +198,8 @@ fn kind(error: &ClusterError) -> io::ErrorKind {
 }
 
 /// Whether it is an error of a place, which may pass, and not of the process: a full or read-only
-/// disk, a directory that is gone, or a file that this process cannot write. An input/output error
-/// of a coordinator is none: nothing tells what of its log that disk has.
+/// disk, a missing directory, or a file that this process cannot write. An input/output error of a
+/// coordinator is none: nothing tells which part of its log that disk has.
 pub(super) fn is_of_a_place(error: &ClusterError) -> bool {
     const SIGNS: [&str; 5] = [
         "No space left on device",
@@ -215,12 +215,12 @@ pub(super) fn is_of_a_place(error: &ClusterError) -> bool {
     }
 }
 
-/// Whether a process has ended since a file or directory was missing.
+/// Whether a process has ended for a missing file or directory.
 pub(super) fn is_of_missing_file(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Process { why: Some(why), .. } if why.contains(MISSING))
 }
 
-/// What the system says of a missing file.
+/// The system's words for a missing file.
 const MISSING: &str = "No such file or directory";
 
 #[cfg(test)]
@@ -246,7 +246,7 @@ mod tests {
         let (directory, mut files) = (directory(&path), Files::default());
         files.append(&directory, "metrics.jsonl", &[1]);
         assert_eq!(text(&path, "metrics.jsonl"), "1\n");
-        // A folder in the place of a file: as good an error of the place as any.
+        // A folder in the place of a file is a good example of an error of the place.
         for name in ["metrics.jsonl", "cluster.json"] {
             let _ = fs::remove_file(path.join(name));
             fs::create_dir(path.join(name)).expect("made");
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!((text(&path, "metrics.jsonl"), files.is_settled()), ("1\n2\n3\n".into(), true));
         assert_eq!(text(&path, "cluster.json"), "view");
         assert!(path.join("logs").is_dir());
-        // What was moved away comes back: it lacks what was written meanwhile.
+        // The old folder comes back. It lacks the later lines.
         fs::remove_dir_all(&path).expect("removed");
         fs::rename(&away, &path).expect("moved back");
         files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);

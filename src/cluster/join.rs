@@ -1,4 +1,4 @@
-//! What a user types to bring another worker into the cluster.
+//! The command with which a user adds another worker to the cluster.
 
 use std::ffi::OsStr;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub(super) fn command(
     format!("{program} worker --coordinators {coordinators} --join {token} --dir {dir}")
 }
 
-/// The program's bare name where a shell with this `PATH` finds the program by it.
+/// The program's bare name, if a shell with this `PATH` finds the program by it. Else its path.
 fn callable<'a>(program: &'a Path, path: &OsStr) -> &'a Path {
     let Some(name) = program.file_name() else { return program };
     let same = |found: &Path| found.canonicalize().ok() == program.canonicalize().ok();
@@ -30,7 +30,7 @@ fn callable<'a>(program: &'a Path, path: &OsStr) -> &'a Path {
     if first.is_some_and(|found| same(&found)) { Path::new(name) } else { program }
 }
 
-/// A word as a shell takes it whole.
+/// A word, quoted if a shell would split or change it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
     if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }

@@ -1,8 +1,8 @@
-//! One name for a process, in whatever is said to the user: `worker-1 (id 2, pid 4711)`.
+//! One name for a process in all messages to the user: `worker-1 (id 2, pid 4711)`.
 //!
-//! The launcher knows a worker by its label, which its log is named after; the coordinator knows it
-//! by the name in its certificate and by its id. Both are what this module is given: it does not
-//! know how they are found out.
+//! The launcher knows a worker by its label, which is also the name of its log. The coordinator
+//! knows it by the name in its certificate and by its id. The caller gives both. This module does
+//! not know how to find them.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use everstep_transport::protocol::{NodeName, WorkerId};
 /// A process that the launcher started.
 #[derive(Clone, Debug)]
 pub struct Naming {
-    /// What its log is named after.
+    /// The label, which is also the name of its log.
     pub label: String,
     /// Its process id.
     pub pid: u32,
@@ -32,7 +32,7 @@ impl fmt::Display for Naming {
 }
 
 impl Naming {
-    /// The coordinator's words, with this name wherever they mean this worker.
+    /// The coordinator's words, with this name in place of each mention of this worker.
     pub fn reword(&self, words: &str) -> String {
         let (ours, name) = (self.to_string(), self.name.as_str());
         let Some(id) = self.id else { return words.replace(name, &ours) };
@@ -52,7 +52,7 @@ impl Naming {
     }
 }
 
-/// Whether this is a worker's number, as labels begin: "worker 7 ".
+/// Whether these words are the beginning of a label: "worker 7 ".
 fn is_label(words: &str) -> bool {
     let number = words.strip_prefix("worker ").and_then(|rest| rest.strip_suffix(' '));
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))

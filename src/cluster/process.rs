@@ -24,7 +24,7 @@ use super::error::ClusterError;
 use super::naming::Naming;
 use crate::failure::Exit;
 
-/// A daemon that listens. Dropped, it is killed.
+/// A daemon that listens. It is killed when this is dropped.
 pub struct Process {
     child: Killed,
     naming: Naming,
@@ -37,13 +37,13 @@ pub struct Process {
 /// How a process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// It was let go: its run was over, or it has drained.
+    /// Whether the end is no error: the run was over, or the worker has drained.
     pub expected: bool,
-    /// In words: "was killed (signal 9)".
+    /// How it ended, in words: "was killed (signal 9)".
     pub how: String,
 }
 
-/// A daemon that was started and does not listen yet.
+/// A daemon that has started and does not listen yet.
 pub struct Starting {
     child: Killed,
     label: String,
@@ -52,67 +52,67 @@ pub struct Starting {
     began: Instant,
 }
 
-/// The program that daemons run, and who looks after their processes.
+/// The program that daemons run, and whether the launcher looks after them.
 #[derive(Clone, Debug)]
 pub struct Daemons {
     /// The executable.
     pub program: PathBuf,
-    /// Nobody looks after them: see [`super::Options::by_hand`].
+    /// The launcher does not look after them: see [`super::Options::by_hand`].
     pub by_hand: bool,
 }
 
-/// What starts a coordinator's process.
+/// The settings of a coordinator's process.
 pub struct CoordinatorStart<'a> {
-    /// Which coordinator of this launcher, from 1.
+    /// The coordinator's number in this launcher, from 1.
     pub number: u32,
-    /// Where it keeps its files.
+    /// The directory for its files.
     pub home: &'a Path,
-    /// What it begins with.
+    /// The origin of its state.
     pub origin: Origin<'a>,
-    /// What all daemons have in common.
+    /// The settings of all daemons.
     pub daemons: &'a Daemons,
 }
 
-/// What a coordinator begins with.
+/// The origin of a coordinator's state.
 #[derive(Clone, Debug)]
 pub enum Origin<'a> {
-    /// It founds a cluster, and listens anywhere.
+    /// It founds a cluster, and listens at any address.
     Bootstrap,
-    /// It joins the cluster of the one that founded it, and listens anywhere.
+    /// It joins the founder's cluster, and listens at any address.
     Join {
         /// The file that admits coordinators.
         token: &'a Path,
-        /// Where the founder listens.
+        /// The founder's address.
         founder: SocketAddr,
     },
-    /// It goes on with what is in its directory, where it listened before.
+    /// It goes on with the content of its directory, at its old address.
     Again {
-        /// For links.
+        /// The address for links.
         address: SocketAddr,
-        /// For HTTP, if it is to be there again.
+        /// The address for HTTP. None: no HTTP API.
         api: Option<&'a str>,
     },
 }
 
-/// What starts a worker's process.
+/// The settings of a worker's process.
 pub struct WorkerStart<'a> {
-    /// Which worker of this launcher, from 1.
+    /// The worker's number in this launcher, from 1.
     pub number: u32,
     /// The coordinators' addresses.
     pub coordinators: &'a [SocketAddr],
-    /// Where it computes.
+    /// The device on which it computes.
     pub device: DeviceChoice,
     /// Overlap communication with compute.
     pub overlap: bool,
     /// Write a trace of its stages.
     pub trace: bool,
-    /// What all daemons have in common.
+    /// The settings of all daemons.
     pub daemons: &'a Daemons,
-    /// Variables for it alone.
+    /// Environment variables for this worker alone.
     pub environment: &'a [(&'a str, &'a str)],
 }
 
-/// A child that does not outlive its handle.
+/// A child process that is killed when this is dropped.
 struct Killed(Child);
 
 impl Killed {
@@ -134,10 +134,10 @@ impl Drop for Killed {
     }
 }
 
-/// The line that a daemon prints when it listens.
+/// The line that a daemon prints when it begins to listen.
 #[derive(Deserialize)]
 struct Ready {
-    /// A worker's; a coordinator's is its label.
+    /// A worker's name. A coordinator's name is its label.
     name: Option<String>,
     address: SocketAddr,
     /// A coordinator's HTTP API.
@@ -148,10 +148,10 @@ struct Ready {
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The signal that cannot be caught.
 const KILL: i32 = 9;
-/// How much of a log's end is shown.
+/// How many bytes of a log's end are shown, at most.
 const TAIL: u64 = 2048;
 
-/// How a daemon is told to read its token from a file, whatever bytes the path has.
+/// The argument that tells a daemon to read its token from a file. The path may have any bytes.
 fn token_at(path: &Path) -> OsString {
     let mut word = OsString::from("@");
     word.push(path);
@@ -175,7 +175,8 @@ impl Process {
             Origin::Again { address, api } => {
                 command.args(["--listen", &address.to_string()]);
                 let api = api.map(|api| api.trim_start_matches("http://"));
-                // Another process may have the default port by now: then any other will do.
+                // Another process may have the default port by now. Then the coordinator takes any
+                // other.
                 let api = api.filter(|api| *api != http::DEFAULT.to_string());
                 command.args(api.iter().flat_map(|api| ["--http", api]))
             }
@@ -203,50 +204,50 @@ impl Process {
         start(command, directory, &format!("worker-{}", worker.number))
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its HTTP API is, if it has one.
+    /// The address of its HTTP API, if it has one.
     pub fn api(&self) -> Option<&str> {
         self.api.as_deref()
     }
 
-    /// What it is called.
+    /// Its names.
     pub fn naming(&self) -> &Naming {
         &self.naming
     }
 
-    /// Takes note of the id that it was registered under.
+    /// Notes the id under which it was registered.
     pub fn registered(&mut self, id: WorkerId) {
         self.naming.id = Some(id);
     }
 
-    /// What the user calls it, and its log.
+    /// Its name for the user, and its log.
     pub fn place(&self) -> (String, PathBuf) {
         (self.naming.to_string(), self.log.clone())
     }
 
-    /// Whether it has not ended.
+    /// Whether it still runs.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.0.try_wait(), Ok(None))
     }
 
-    /// How it ended, if it did.
+    /// How it ended. None while it runs.
     pub fn end(&mut self) -> Option<End> {
         self.child.end()
     }
 
-    /// How long ago it was started.
+    /// The time since its start.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// The error that its end is, where nobody may end yet.
+    /// The error for an end that comes too early.
     pub fn failure(&self, end: End) -> ClusterError {
         let (process, log) = self.place();
-        // One that was killed had no time to say why.
+        // A killed process had no time to give a reason.
         let why = tail(&self.log).filter(|_| end.how != killed());
         ClusterError::Process { process, how: end.how, why, log }
     }
@@ -271,7 +272,7 @@ impl Starting {
         self.ready(line.as_deref())
     }
 
-    /// The process, if it listens by now, or why it never will; else itself again.
+    /// The process if it listens by now, or the reason why it never will. Else returns itself.
     pub fn poll(mut self) -> Result<Result<Process, ClusterError>, Self> {
         match self.line.try_recv() {
             Ok(line) => Ok(self.ready(Some(&line))),
@@ -292,7 +293,7 @@ impl Starting {
     }
 
     fn failure(&mut self) -> ClusterError {
-        // Its output has ended, so the process is about to.
+        // Its output has ended, so the process will end soon.
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut end = None;
         while end.is_none() && Instant::now() < deadline {
@@ -306,7 +307,7 @@ impl Starting {
 }
 
 impl Daemons {
-    /// What starts one with this verb, without its other flags.
+    /// The command that starts a daemon with this verb, without its other flags.
     fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.program);
         without_own_variables(&mut command);
@@ -325,10 +326,10 @@ fn start(
     label: &str,
 ) -> Result<Starting, ClusterError> {
     let log = directory.log(label);
-    // The folder may have been moved away with all that is in it.
+    // The folder may have been moved away with all its content.
     let folder = log.parent().map_or(Ok(()), fs::create_dir_all);
     folder.map_err(|source| ClusterError::File { path: log.clone(), source })?;
-    // One that is started again goes on with its log.
+    // A process that starts again appends to its log.
     let file = File::options().create(true).append(true).open(&log);
     let file = file.map_err(|source| ClusterError::File { path: log.clone(), source })?;
     // A group of its own: Ctrl-C reaches the launcher alone, which then ends the others in order.
@@ -342,13 +343,13 @@ fn start(
         if matches!(lines.read_line(&mut line), Ok(1..)) {
             let _ = sender.send(line);
         }
-        // Drained to its end, so that the daemon can always write.
+        // Reads the output to its end, so that the daemon can always write.
         let _ = std::io::copy(&mut lines, &mut std::io::sink());
     });
     Ok(Starting { child, label: label.to_string(), log, line, began: Instant::now() })
 }
 
-/// The daemons' own flags are all there: the launcher's environment is not theirs.
+/// The daemons get all their flags from the launcher, and none from its environment.
 fn without_own_variables(command: &mut Command) {
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy();
@@ -358,7 +359,7 @@ fn without_own_variables(command: &mut Command) {
     }
 }
 
-/// Addresses as flags have them.
+/// Addresses in the form of flags.
 pub fn joined(addresses: &[SocketAddr]) -> String {
     let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
     addresses.join(",")
@@ -377,7 +378,7 @@ fn killed() -> String {
     format!("was killed (signal {KILL})")
 }
 
-/// The last error block of a log, or its last line; of a line of JSON, its message.
+/// The last error block of a log, or its last line. Of a line of JSON, its message.
 fn tail(log: &Path) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();

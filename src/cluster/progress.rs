@@ -1,7 +1,7 @@
-//! What is known of a run under way: lines, events, workers, taken from the coordinator's updates.
+//! The known state of a run under way: lines, events, workers, from the coordinator's updates.
 //!
-//! In: updates, in order. Out: one history. A rollback takes lines back; they are kept apart, since
-//! time was spent on them. Files are not written here.
+//! In: updates, in order. Out: one history. A rollback takes lines back. They are kept apart, since
+//! the run spent time on them. This module writes no files.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use everstep_transport::protocol::{
 
 use super::Protection;
 
-/// What is known of a run under way.
+/// The known state of a run under way.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
     /// The lines of all settled steps, in order.
@@ -25,55 +25,55 @@ pub struct Progress {
     pub events: Vec<Event>,
     /// The workers, by id, and the newest of those that are gone.
     pub workers: Vec<WorkerView>,
-    /// What each worker that was ever told of computes on.
+    /// The device of each worker that the coordinators have ever told of.
     pub devices: BTreeMap<WorkerId, Device>,
-    /// What the user calls each worker that has registered.
+    /// The user's name for each registered worker.
     pub names: BTreeMap<WorkerId, String>,
-    /// Why the bits of this run are not those of any other run of the same specification, if they
-    /// are not.
+    /// Why the bits of this run differ from those of any other run of the same specification. None
+    /// if they do not.
     pub divergence: Option<String>,
-    /// What the run waits for, while it starts no step.
+    /// Set while the run starts no step and waits.
     pub waiting: Option<Waiting>,
-    /// Whose return the run waits for, since nobody else holds their parameter shards.
+    /// Set while the run waits for workers that alone hold some parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
-    /// What the model of a trained run waits for.
+    /// Set while a trained run waits for its model.
     pub model_awaited: Option<ModelAwaited>,
-    /// Why workers cannot compute the run, where some cannot and it has not begun.
+    /// The workers that cannot compute a run that has not begun, each with its reason.
     pub unable: Vec<(NodeName, String)>,
-    /// Pairs of members that cannot reach each other, and stop the run.
+    /// Pairs of members that cannot reach each other and stop the run.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
-    /// Which parameter shards lack owners, and lacked them.
+    /// The parameter shards that lack owners, and those that did.
     pub protection: Protection,
-    /// How many workers the launcher started in the place of others.
+    /// How many workers the launcher started in place of others.
     pub respawned: u32,
     /// How often the launcher started the coordinator again.
     pub coordinator_restarts: u32,
-    /// What each worker reported, once the run is complete.
+    /// Each worker's report. None until the run is complete.
     pub results: Option<Vec<WorkerResult>>,
     /// The command with which another worker joins.
     pub join: String,
-    /// Where the first coordinator's HTTP API is, if it has one.
+    /// The address of the first coordinator's HTTP API, if it has one.
     pub api: Option<String>,
 }
 
-/// What an update did to the lines.
+/// The effect of an update on the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lines {
-    /// This many came, at the end.
+    /// This many new lines at the end.
     Came(usize),
-    /// Some were taken back, and all must be written anew.
+    /// The update took lines back. All lines must be written again.
     TakenBack,
 }
 
 impl Progress {
-    /// How many workers have registered for a run that has not begun; none once it has.
+    /// How many workers have registered for a run that has not begun. None once it has.
     pub fn registered(&self) -> Option<usize> {
         let begins = |event: &Event| matches!(event.kind, EventKind::Generation { .. });
         let there = self.workers.iter().filter(|view| lives(view)).count();
         (!self.events.iter().any(begins)).then_some(there)
     }
 
-    /// The members of the current generation, in rank order; none before the first.
+    /// The members of the current generation, in rank order. Empty before the first.
     pub fn members(&self) -> &[WorkerId] {
         let members = self.events.iter().rev().find_map(|event| match &event.kind {
             EventKind::Generation { workers, .. } => Some(workers.as_slice()),
@@ -82,8 +82,8 @@ impl Progress {
         members.unwrap_or_default()
     }
 
-    /// What the user calls a worker: by the label of its process, where that was started here,
-    /// else by its number.
+    /// The user's name for a worker: the label of its process if this launcher started it, else its
+    /// number.
     pub fn called(&self, worker: WorkerId) -> String {
         self.names.get(&worker).cloned().unwrap_or_else(|| format!("the worker with id {worker}"))
     }
@@ -93,7 +93,7 @@ impl Progress {
         self.lines.last().map_or(Step(0), |line| line.step)
     }
 
-    /// Where the model of a complete run is durable.
+    /// The place where the model of a complete run is durable.
     pub fn model(&self) -> Option<&ModelPlace> {
         let model = self.events.iter().rev().find_map(|event| match &event.kind {
             EventKind::Complete { model, .. } => Some(model.as_ref()),
@@ -102,14 +102,14 @@ impl Progress {
         model.flatten()
     }
 
-    /// Takes an update to heart, of a run that needs `min_workers`.
+    /// Takes an update of a run that needs `min_workers`.
     pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
         let Update { lines, events, workers, divergence, .. } = update;
         let Update { waiting, owners_awaited, model_awaited, unable, unreachable, .. } = update;
         let mut change = Lines::Came(0);
         if events.is_empty() {
-            // Lines that come with events may be of a history that one of these events began; they
-            // are asked for again, once all of that is known.
+            // Lines that come with events may belong to a history that one of these events began.
+            // The launcher asks for them again once it knows all events.
             change = Lines::Came(lines.len());
             self.lines.extend(lines);
         }
@@ -137,7 +137,7 @@ impl Progress {
         change
     }
 
-    /// A run under way of which no worker lives: the coordinator may still hope for one.
+    /// A run under way without a living worker. The coordinator may still hope for one.
     fn deserted(&self, wanted: u32) -> Option<Waiting> {
         if self.registered().is_some() || self.workers.iter().any(lives) {
             return None;

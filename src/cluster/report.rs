@@ -1,4 +1,4 @@
-//! The report of a run, as `--report` writes it. Keys are only ever added.
+//! The report of a run, as `--report` writes it. Later versions only add keys.
 
 mod generations;
 mod utilization;
@@ -19,13 +19,13 @@ pub(crate) use generations::generations;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// BLAKE3 over the last step and, in order, each parameter shard's BLAKE3 of step, master
-    /// weights and moments; hexadecimal.
+    /// weights and moments. Hexadecimal.
     pub state_hash: String,
     /// Committed steps.
     pub steps: u64,
     /// Steps that were computed again after a failure.
     pub steps_redone: u64,
-    /// Steps of the run that no metrics line tells of, counted.
+    /// How many of the run's steps have no metrics line.
     pub steps_lost: u64,
     /// Committed steps that changed nothing, since their gradient was not finite.
     pub steps_skipped: u64,
@@ -33,31 +33,31 @@ pub struct Report {
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than planned.
     pub samples_repeated: u64,
-    /// Losses.
+    /// The losses.
     pub loss: Losses,
     /// The model's own metric over the held-out samples, if it has one.
     pub metric: Option<f64>,
     /// Targets trained on, over the time from the first generation to the last commit.
     pub tokens_per_second: f64,
-    /// The share of what its GPUs could do at most that the model's own operations took. Null where
-    /// somebody computed on a device whose most is not known, such as a CPU, or where nobody has
-    /// counted the model's operations.
+    /// The share of the GPUs' peak performance that the model's own operations took. Null if a
+    /// worker computed on a device without a known peak, such as a CPU, or if the model's
+    /// operations were not counted.
     pub model_flops_utilization: Option<f64>,
-    /// The generations, the first included.
+    /// All generations, including the first.
     pub generations: Vec<GenerationReport>,
-    /// How often the run went back.
+    /// All returns to an earlier step.
     pub rollbacks: Vec<RollbackReport>,
     /// When parameter shards had fewer owners than the run asks for.
     pub under_protected: Vec<LapseReport>,
-    /// Workers that the launcher started in the place of others.
+    /// Workers that the launcher started in place of others.
     pub respawned: u32,
     /// How often the launcher started the coordinator again.
     pub coordinator_restarts: u32,
     /// The workers that finished.
     pub workers: Vec<WorkerReport>,
-    /// The bits are those of any other run of the same specification.
+    /// Whether the bits are those of any other run of the same specification.
     pub bitwise: bool,
-    /// Why they are not, in words; null if they are.
+    /// Why they are not, in words. Null if they are.
     pub bitwise_reason: Option<String>,
     /// From the start of the cluster to the end of the run.
     pub wall_seconds: f64,
@@ -66,13 +66,13 @@ pub struct Report {
 /// Losses, nats a target.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Losses {
-    /// Of the first step.
+    /// The loss of the first step.
     pub first: f64,
-    /// Of the last step.
+    /// The loss of the last step.
     pub last: f64,
-    /// Of the held-out samples, at the end.
+    /// The loss of the held-out samples, at the end.
     pub validation: Option<f64>,
-    /// What a bigram model gets on the held-out text.
+    /// The loss of a bigram model on the held-out text.
     pub bigram: Option<f64>,
 }
 
@@ -81,11 +81,11 @@ pub struct Losses {
 pub struct RollbackReport {
     /// The last step that was committed.
     pub from: Step,
-    /// The step from which the run went on; 0 is the initial state.
+    /// The step from which the run went on. 0 is the initial state.
     pub to: Step,
-    /// Which parameter shards were lost, and whose.
+    /// The lost parameter shards, and their owners.
     pub reason: String,
-    /// When: wall clock of the coordinator, milliseconds of Unix time.
+    /// The time: wall clock of the coordinator, milliseconds of Unix time.
     pub unix_ms: u64,
 }
 
@@ -94,7 +94,7 @@ pub struct RollbackReport {
 pub struct LapseReport {
     /// The first of the shards.
     pub first: Shard,
-    /// How many.
+    /// The number of shards.
     pub count: u32,
     /// When it began: wall clock of the coordinator, milliseconds of Unix time.
     pub from_unix_ms: u64,
@@ -102,12 +102,12 @@ pub struct LapseReport {
     pub seconds: f64,
 }
 
-/// One worker.
+/// A worker that finished.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerReport {
-    /// Its id.
+    /// The worker's id.
     pub id: WorkerId,
-    /// What it computed on.
+    /// The device on which it computed.
     pub device: Option<Device>,
     /// Data shards computed, over all steps.
     pub data_shards_computed: u64,
@@ -119,7 +119,7 @@ pub struct WorkerReport {
     pub compute_seconds: f64,
     /// CPU seconds of its process while it was a member.
     pub cpu_seconds: f64,
-    /// Seconds in which the device waited for others.
+    /// Seconds in which the device waited for other members.
     pub exposed_communication_seconds: f64,
     /// Bytes of master weights and optimizer state.
     pub optimizer_bytes: u64,
@@ -140,7 +140,7 @@ impl Report {
         let results = progress.results.as_deref().unwrap_or_default();
         let lines = &progress.lines;
         let hash = state_hash(run.steps, results);
-        // Time that a rollback took back was spent all the same.
+        // The time of steps that a rollback took back counts too.
         let seconds: f64 = lines.iter().chain(&progress.undone).map(|line| line.seconds).sum();
         let generations = generations(progress);
         let tokens: u64 = lines.iter().map(|line| line.tokens).sum();
@@ -176,7 +176,7 @@ impl Report {
     }
 }
 
-/// How many of the steps that were trained have no line: all steps of a complete run.
+/// How many of the trained steps have no line. All steps of a complete run were trained.
 fn steps_lost(run: &RunSpec, progress: &Progress) -> u64 {
     let told: BTreeSet<_> = progress.lines.iter().map(|line| line.step.0).collect();
     let trained = progress.results.as_ref().map_or(progress.step().0, |_| run.steps);

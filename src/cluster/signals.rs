@@ -1,4 +1,4 @@
-//! What tells a launcher to end before its run is over.
+//! Signals that end a launcher before its run is over.
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -10,7 +10,7 @@ pub(super) async fn interrupted() -> ClusterError {
         return std::future::pending().await;
     };
     let hung_up = async {
-        // What was started by `nohup` outlives its terminal.
+        // A process that `nohup` started outlives its terminal.
         match (!ignores_hangup()).then(|| signal(SignalKind::hangup())) {
             Some(Ok(mut hangup)) => hangup.recv().await,
             _ => std::future::pending().await,
@@ -23,8 +23,8 @@ pub(super) async fn interrupted() -> ClusterError {
     }
 }
 
-/// Whether this process was started so that SIGHUP does nothing. Where that cannot be told, the
-/// signal is left as it is.
+/// Whether this process was started so that SIGHUP does nothing. If that is unknown, the signal
+/// stays as it is.
 fn ignores_hangup() -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return true };
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

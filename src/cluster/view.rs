@@ -1,8 +1,9 @@
-//! `cluster.json`: who is there, as a script finds it.
+//! `cluster.json`: the processes of the cluster, for scripts.
 //!
-//! In: what the launcher knows of its processes, and what the coordinator says. Out: the text of
-//! the file. A worker that joined by hand has no process that is known here, nor has one that has
-//! ended. What changes every moment, as figures of GPUs do, is not there: ask the API.
+//! In: the launcher's processes, and the coordinator's view of the workers. Out: the text of the
+//! file. The launcher does not know the process of a worker that joined by hand, nor of one that
+//! has ended. Values that change every moment, such as figures of GPUs, are not in the file: the
+//! API has them.
 
 use everstep_transport::protocol::CoordinatorId;
 use everstep_transport::protocol::outcome::WorkerView;
@@ -34,7 +35,7 @@ pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Pr
     format!("{cluster:#}\n")
 }
 
-/// The text of the file once the run has ended in this state: nothing that it lists trains.
+/// The text of the file once the run has ended in this state. No listed process trains.
 pub(super) fn of_ended(
     coordinators: &Coordinators,
     workers: &Workers,

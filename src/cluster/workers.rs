@@ -1,7 +1,8 @@
-//! The workers' processes that this launcher started: who lives, who has ended, who comes next.
+//! The workers' processes that this launcher started: the living ones, the ended ones, and those to
+//! start next.
 //!
-//! In: what starts a worker, and the passing of time. Out: which processes have ended, and how.
-//! Whether a worker takes part in the run is not known here: that is the coordinator's to say.
+//! In: the settings of a worker, and the passing of time. Out: which processes have ended, and how.
+//! This module does not know whether a worker takes part in the run: only the coordinator can say.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,27 +15,27 @@ use super::naming::Naming;
 use super::process::{Daemons, End, Process, Starting, WorkerStart};
 use super::{Directory, Options};
 
-/// The processes.
+/// The workers' processes of this launcher.
 pub(super) struct Workers {
     living: Vec<Process>,
     starting: Vec<Starting>,
     gone: Vec<Gone>,
-    /// When the successors of workers that died are to be started.
+    /// When to start the successors of workers that died.
     due: Vec<Instant>,
     settings: Settings,
-    /// How many were started.
+    /// How many workers were started.
     started: u32,
     respawned: u32,
-    /// How many died young in a row.
+    /// How many workers died young in a row.
     young_deaths: u32,
 }
 
-/// How workers are started.
+/// The settings of all workers.
 struct Settings {
     daemons: Daemons,
     coordinators: Vec<SocketAddr>,
     device: DeviceChoice,
-    /// The GPUs of this machine that can be used.
+    /// The usable GPUs of this machine.
     gpus: Vec<usize>,
     overlap: bool,
     trace: bool,
@@ -44,22 +45,22 @@ struct Settings {
 /// A process that has ended.
 #[derive(Clone, Debug)]
 pub(super) struct Gone {
-    /// What it was called.
+    /// Its names.
     pub(super) naming: Naming,
     /// How it ended.
     pub(super) how: String,
 }
 
-/// A worker that dies before this age has hardly had the time to join: its successor may do the
-/// same, again and again. One that lives longer takes that time by itself.
+/// A worker that dies before this age has hardly had the time to join. Its successor may do the
+/// same, again and again. A worker that lives longer spaces the attempts by itself.
 const YOUNG: Duration = Duration::from_millis(500);
-/// How long the first successor of workers that died young waits; each next one twice as long.
+/// The pause before the first successor of workers that died young. Each next one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest that a successor waits.
+/// The longest pause before a successor.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Workers {
-    /// Starts the first workers; returns when all of them listen.
+    /// Starts the first workers. Returns when all of them listen.
     pub(super) async fn start(
         directory: &Directory,
         coordinators: Vec<SocketAddr>,
@@ -105,8 +106,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Looks after the processes: notices who has ended, and starts successors where that is
-    /// wanted. Returns the ends that nobody asked for, as errors.
+    /// Looks after the processes: notices ends, and starts successors if the settings ask for them.
+    /// Returns unexpected ends as errors.
     pub(super) fn attend(&mut self, directory: &Directory) -> Vec<ClusterError> {
         let mut failures = self.take_up();
         for mut process in std::mem::take(&mut self.living) {
@@ -134,35 +135,35 @@ impl Workers {
         self.living.iter_mut().all(|process| process.end().is_some())
     }
 
-    /// Takes note of the id that a process was registered under.
+    /// Notes the id under which a process was registered.
     pub(super) fn registered(&mut self, name: &NodeName, id: WorkerId) {
         if let Some(process) = self.living.iter_mut().find(|p| p.naming().name == *name) {
             process.registered(id);
         }
     }
 
-    /// Those that listen.
+    /// The processes that listen.
     pub(super) fn living(&self) -> &[Process] {
         &self.living
     }
 
-    /// Those that have ended.
+    /// The processes that have ended.
     pub(super) fn gone(&self) -> &[Gone] {
         &self.gone
     }
 
-    /// What they are called, those that have ended too.
+    /// The names of all processes, including ended ones.
     pub(super) fn namings(&self) -> impl Iterator<Item = &Naming> {
         let gone = self.gone.iter().map(|gone| &gone.naming);
         self.living.iter().map(Process::naming).chain(gone)
     }
 
-    /// How many took the place of one that died.
+    /// How many workers were started in place of a dead one.
     pub(super) fn respawned(&self) -> u32 {
         self.respawned
     }
 
-    /// Takes up those that have begun to listen; returns why others never will.
+    /// Takes up processes that have begun to listen. Returns the errors of those that never will.
     fn take_up(&mut self) -> Vec<ClusterError> {
         let mut failures = Vec::new();
         for starting in std::mem::take(&mut self.starting) {
@@ -179,7 +180,7 @@ impl Workers {
         failures
     }
 
-    /// Files a process that has ended; returns its end as an error if nobody asked for it.
+    /// Files a process that has ended. Returns its end as an error if it was unexpected.
     fn bury(&mut self, process: &Process, end: End) -> Option<ClusterError> {
         self.gone.push(Gone { naming: process.naming().clone(), how: end.how.clone() });
         if end.expected {
@@ -189,7 +190,7 @@ impl Workers {
         Some(process.failure(end))
     }
 
-    /// Sees to the successor of a worker that died at this age.
+    /// Schedules the successor of a worker that died at this age.
     fn succeed(&mut self, age: Duration) {
         self.young_deaths = if age < YOUNG { self.young_deaths + 1 } else { 0 };
         if self.settings.respawn {
@@ -198,7 +199,7 @@ impl Workers {
     }
 }
 
-/// How long a successor waits after so many young deaths in a row: one is an accident.
+/// The pause before a successor, after this many young deaths in a row. The first is an accident.
 fn pause(young_deaths: u32) -> Duration {
     match young_deaths {
         0..=1 => Duration::ZERO,

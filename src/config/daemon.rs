@@ -1,8 +1,8 @@
-//! What a daemon is started with: flags, then `EVERSTEP_…` variables, then a file.
+//! The settings of a daemon: flags, then `EVERSTEP_…` variables, then a file.
 //!
-//! In: a command line. Out: the same, with those flags added that only the file of `--config`
-//! states. So a daemon's flags have one meaning, wherever they come from. The file may state a run,
-//! too: `everstep train` reads that.
+//! In: a command line. Out: the same, with the flags added that only the file of `--config` states.
+//! So a daemon's flags have one meaning, from any source. The file may state a run, too: `everstep
+//! train` reads that.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use super::error::Place;
 use super::keys::{Keys, name, section};
 use super::value::Words;
 
-/// What a file may state of each daemon. What is done once in the life of a coordinator, to found a
-/// cluster or to join one, is said by hand.
+/// The keys that a file may have for each daemon. Settings that a coordinator uses once in its
+/// life, to found a cluster or to join one, are flags only.
 const KEYS: [&str; 12] = [
     "coordinator.dir",
     "coordinator.listen",
@@ -28,12 +28,11 @@ const KEYS: [&str; 12] = [
     "worker.dir",
     "worker.log_format",
 ];
-/// What a run's file has.
+/// The sections of a run's file.
 const RUN: [&str; 8] =
     ["run", "model", "data", "batch", "optimizer", "wire", "redundancy", "checkpoint"];
 
-/// The command line with all that is stated, where it starts a daemon. `variable` is the
-/// environment.
+/// The command line with all stated settings, if it starts a daemon. `variable` is the environment.
 ///
 /// # Errors
 /// [`ConfigError`]: the file cannot be used.

@@ -1,31 +1,31 @@
-//! What is wrong with a configuration, and where its values came from.
+//! Errors of a configuration, and the places of its values.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A configuration that cannot be used: the caller stops, and the user changes something.
+/// A configuration that cannot be used. The caller stops, and the user changes something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {problem}; {advice}")]
 pub struct ConfigError {
-    /// Where the fault is.
+    /// The place of the fault.
     pub place: Place,
-    /// What is wrong there.
+    /// The problem at that place.
     pub problem: String,
-    /// What to do next.
+    /// The next thing to do.
     pub advice: String,
 }
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A line of the configuration file, from 1.
     Line(PathBuf, usize),
     /// The configuration file as a whole.
     File(PathBuf),
-    /// A flag, or the variable that stands for it.
+    /// A flag, or its variable.
     Flag(&'static str),
-    /// Nobody set it.
+    /// A default value.
     Default,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Where each key that somebody set was set.
+/// The places of all keys that were set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Places {
     pub(super) path: Option<PathBuf>,
@@ -52,7 +52,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Where `key` was set: the flag that won, else the line, else the file that leaves it out.
+    /// The place where `key` was set: the flag that won, else the line, else the file that leaves
+    /// it out.
     pub(super) fn of(&self, key: &str) -> Place {
         match (self.flags.get(key), self.lines.get(key), &self.path) {
             (Some(flag), ..) => Place::Flag(flag),

@@ -1,7 +1,7 @@
 //! A configuration file as flat keys (`model.heads`), each with its value and its line.
 //!
-//! Which keys there are is not written down anywhere: those that were asked for are the ones. What
-//! the file states beside them is rejected at the end, with the nearest of them as advice.
+//! There is no list of all keys. The known keys are those that the code asks for. At the end this
+//! module rejects any other key of the file, and advises the nearest known one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, Place, Places};
 use super::value::Value;
 
-/// The keys that a file states, those that were asked for, and where values were set.
+/// The keys in a file, the known keys, and where values were set.
 #[derive(Default)]
 pub(super) struct Keys<'a> {
     text: &'a str,
@@ -22,7 +22,7 @@ pub(super) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// Takes a TOML text apart; `None` states nothing.
+    /// Parses a TOML text. `None` states nothing.
     pub(super) fn parse(file: Option<(&Path, &'a str)>) -> Result<Self, ConfigError> {
         let Some((path, text)) = file else { return Ok(Self::default()) };
         let root = DeTable::parse(text).map_err(|error| ConfigError {
@@ -46,7 +46,7 @@ impl<'a> Keys<'a> {
         Ok(keys)
     }
 
-    /// Forgets sections that are somebody else's.
+    /// Forgets sections of another reader.
     pub(super) fn leave_out(&mut self, sections: &[&str]) {
         self.sections.retain(|name, _| !sections.contains(&&**name));
         self.stated.retain(|key, _| !sections.contains(&section(key)));
@@ -63,7 +63,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// The value of `flag` if it was given, else that of `key` in the file.
+    /// The value of `flag` if it was given, else the value of `key` in the file.
     pub(super) fn read_or_flag<T: Value>(
         &mut self,
         key: &'static str,
@@ -92,7 +92,7 @@ impl<'a> Keys<'a> {
         self.places
     }
 
-    /// Refuses the first section or key of the file that nobody asked for.
+    /// Refuses the first section or key of the file that is not known.
     pub(super) fn reject_unknown(&self) -> Result<(), ConfigError> {
         let known_sections: BTreeSet<&str> = self.known.iter().map(|key| section(key)).collect();
         let sections = self.sections.iter().filter(|(name, _)| !known_sections.contains(&***name));
@@ -148,7 +148,7 @@ impl<'a> Keys<'a> {
         self.stated.insert(key, value);
     }
 
-    /// A value as the file has it, its first line.
+    /// The first line of a value, as the file writes it.
     fn shown(&self, value: &toml::Spanned<DeValue<'a>>) -> String {
         let source = self.text.get(value.span()).unwrap_or_default();
         source.lines().next().unwrap_or_default().chars().take(60).collect()
@@ -170,7 +170,7 @@ pub(super) fn name(key: &str) -> &str {
     key.split_once('.').map_or(key, |(_, name)| name)
 }
 
-/// How far a misspelt key is from a known one: right name, wrong section is near.
+/// How far a misspelt key is from a known one. The right name in a wrong section is near.
 fn key_distance(stated: &str, known: &str) -> usize {
     let elsewhere = strsim::damerau_levenshtein(name(stated), name(known)) + 1;
     strsim::damerau_levenshtein(stated, known).min(elsewhere)

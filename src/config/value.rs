@@ -1,7 +1,7 @@
-//! What a TOML value means for a key, by the type that the key has.
+//! The meaning of a TOML value for a key, by the key's type.
 //!
-//! Only types and names are judged here; whether a number makes sense is for the run specification
-//! to say.
+//! This module checks only types and names. The run specification checks whether a number makes
+//! sense.
 
 use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
 use everstep_transport::protocol::{Encoding, Rounding, RunSpec};
@@ -11,14 +11,14 @@ use crate::cli::duration;
 
 /// A type that a key's value may have.
 pub(super) trait Value: Sized {
-    /// What the value must be, for the error that says it is not.
+    /// The expected form of the value, for an error about another form.
     const WHAT: &'static str;
 
-    /// Reads it; `None` if it is something else.
+    /// Reads the value. `None` if it has another form.
     fn from_toml(value: &DeValue<'_>) -> Option<Self>;
 }
 
-/// The norm that gradients are clipped to; `"none"` for no clipping.
+/// The norm that gradients are clipped to. `"none"` for no clipping.
 pub(super) struct Clip(pub(super) Option<f64>);
 
 impl Value for Clip {
@@ -32,7 +32,7 @@ impl Value for Clip {
     }
 }
 
-/// A time in milliseconds, as text with its unit; `"never"` for none.
+/// A time in milliseconds, as text with its unit. `"never"` for none.
 pub(super) struct Patience(pub(super) Option<u64>);
 
 impl Value for Patience {
@@ -46,7 +46,7 @@ impl Value for Patience {
     }
 }
 
-/// So many milliseconds; by default until a device is taken to hang.
+/// A time in milliseconds. The default is the time until a device is taken to hang.
 pub(super) struct Span(pub(super) u64);
 
 impl Default for Span {
@@ -112,7 +112,7 @@ impl Value for String {
     }
 }
 
-/// Text, or several, as a flag has them: with commas.
+/// One text, or several joined by commas, as a flag has them.
 pub(super) struct Words(pub(super) String);
 
 impl Value for Words {
@@ -126,7 +126,7 @@ impl Value for Words {
     }
 }
 
-/// A type whose values have names in the file.
+/// A type with named values in the file.
 macro_rules! names {
     ($type:ident: $what:literal, $($name:literal => $variant:ident),+) => {
         impl Value for $type {

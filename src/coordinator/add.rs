@@ -1,4 +1,4 @@
-//! `everstep coordinator add`: what it takes for one more coordinator to join.
+//! `everstep coordinator add`: the command with which one more coordinator joins.
 
 use everstep_transport::identity::{Role, Terms};
 use serde_json::json;
@@ -29,7 +29,7 @@ pub(super) fn run(flags: &AddFlags) -> Result<(), Failure> {
     output::say(format_args!(
         "run this on the new machine within {time} s, with a directory and an address of its own:"
     ));
-    // Read from stdin, it is in no list of processes.
+    // The token comes from stdin, so no list of processes has it.
     output::print(format_args!(
         "echo {token} | everstep coordinator --dir DIR --listen HOST:PORT --join @- \
          --coordinators {coordinators}"

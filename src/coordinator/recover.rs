@@ -36,7 +36,7 @@ pub(super) fn run(flags: &RecoverFlags) -> Result<(), Failure> {
     output::print(format_args!("the cluster goes on from coordinator {} alone", prospect.survivor))
 }
 
-/// What the directory holds, and what not.
+/// The content of the directory, and the parts that are lost.
 fn told(prospect: &Prospect) -> String {
     let lost: Vec<String> = prospect.lost.iter().map(|view| view.id.to_string()).collect();
     let Prospect { last, agreed, .. } = prospect;

@@ -1,4 +1,4 @@
-//! `everstep coordinator remove`: the others go on without one, for good.
+//! `everstep coordinator remove`: the others go on without one coordinator, for good.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use crate::failure::Failure;
 use crate::operator::{Operator, OperatorError, Place};
 use crate::output;
 
-/// From one look to the next.
+/// The time between two questions.
 const POLL: Duration = Duration::from_millis(100);
-/// What takes longer is explained.
+/// After this time the program explains what it waits for.
 const SILENCE: Duration = Duration::from_secs(3);
 
 pub(super) fn run(flags: &RemoveFlags) -> Result<(), Failure> {
@@ -33,7 +33,7 @@ pub(super) fn run(flags: &RemoveFlags) -> Result<(), Failure> {
     output::print(format_args!("coordinator {id} {words}"))
 }
 
-/// Waits until a majority of the others knows for good that it does without this one.
+/// Waits until a majority of the others has durably recorded the removal.
 async fn until_gone(operator: &mut Operator, id: CoordinatorId) -> Result<(), OperatorError> {
     let began = Instant::now();
     let mut told = false;

@@ -1,11 +1,12 @@
-//! A coordinator whose disk is full or read-only, or whose directory is gone, waits and goes on
-//! from its files.
+//! A coordinator with a full or read-only disk, or a missing directory, waits and goes on from its
+//! files.
 //!
-//! The log takes nothing after an error of its disk, so the coordinator ends and is begun again
-//! from what is durable, in the same process and at the same addresses. Others lead meanwhile, if
-//! there are others; the workers train on. A directory counts as back only if it has the very file
-//! of the log that the coordinator wrote: from an older copy, or from nothing, it would break its
-//! word. An input/output error is not waited out: the system may show what that disk never took.
+//! The log takes nothing after an error of its disk. So the coordinator ends, and begins again from
+//! its durable state, in the same process and at the same addresses. Other coordinators lead
+//! meanwhile, if there are others, and the workers train on. A directory counts as back only if it
+//! has the very file of the log that the coordinator wrote. From an older copy, or from nothing, it
+//! would break its word. The process does not wait out an input/output error: the system may show
+//! what that disk never took.
 
 use std::error::Error;
 use std::io;
@@ -16,20 +17,20 @@ use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{self, CoordinatorError};
 
-/// How long the directory is waited for, at most.
+/// The longest wait for the directory.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
-/// How often it is looked at.
+/// How often the process checks the directory.
 const LOOK: Duration = Duration::from_millis(500);
-/// So much room is enough to go on.
+/// Free bytes that are enough to go on.
 const ENOUGH: usize = 1 << 20;
 
-/// Which file the log is; `None` where there is none.
+/// The inode of the log's file. `None` if there is no file.
 pub(super) fn log_inode(dir: &Path) -> Option<u64> {
     std::fs::metadata(daemon::log_file(dir)).ok().map(|file| file.ino())
 }
 
-/// Returns when the coordinator's directory, with this log, takes files again; `false` if it was no
-/// trouble of its directory that ended the coordinator, or if that lasts beyond the `deadline`.
+/// Returns when the coordinator's directory, with this log, takes files again. Returns `false` if
+/// another error ended the coordinator, or if the trouble lasts beyond the `deadline`.
 pub(super) fn await_room(
     (dir, log): (&Path, Option<u64>),
     error: &CoordinatorError,
@@ -50,22 +51,22 @@ pub(super) fn await_room(
     false
 }
 
-/// What to do about a directory that vanished under a coordinator that had begun.
+/// The advice for a directory that vanished under a running coordinator.
 pub(super) const GONE: &str = "put the directory back as it was, and start it again with the same \
                                --dir and --listen: what it has agreed to is there and nowhere \
                                else; if it is lost for good and most of the coordinators live, \
                                remove this one and let another join, else found a new cluster";
 
-/// Whether the directory, or what should be in it, is gone.
+/// Whether the directory, or a file that should be in it, is gone.
 pub(super) fn is_gone(error: &(dyn Error + 'static)) -> bool {
     cause(error) == Some(io::ErrorKind::NotFound)
 }
 
-/// Tries whether a coordinator's directory takes as much as the coordinator needs to go on.
-/// The coordinator and its launcher may try at once.
+/// Tests whether a coordinator's directory takes as much as the coordinator needs to go on. The
+/// coordinator and its launcher may test at the same time.
 ///
 /// # Errors
-/// Why the directory takes nothing.
+/// The reason why the directory takes nothing.
 pub(crate) fn probe(dir: &Path) -> io::Result<()> {
     let probe = dir.join("room.tmp");
     let written = std::fs::write(&probe, vec![0; ENOUGH]);

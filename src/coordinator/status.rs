@@ -1,4 +1,4 @@
-//! `everstep coordinator status`: who the coordinators are, which leads, and whether all are there.
+//! `everstep coordinator status`: the coordinators, the leader, and whether all are there.
 
 use everstep_transport::protocol::question::CoordinatorStanding;
 use serde_json::json;
@@ -20,7 +20,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     output::print(format_args!("{}\n{}", sentence(&standing), table(&rows)))
 }
 
-/// How they stand, and what that means.
+/// The state of the coordinators, and its consequence.
 fn sentence(standing: &Standing) -> String {
     let Standing { term, coordinators } = standing;
     let voters: Vec<_> = coordinators.iter().filter(|coordinator| coordinator.votes).collect();

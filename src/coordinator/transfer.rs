@@ -19,7 +19,7 @@ pub(super) fn run(flags: &TransferFlags) -> Result<(), Failure> {
     output::print(format_args!("coordinator {leader} leads"))
 }
 
-/// Asks the leader to hand over to the coordinator with most of the log. Returns the new leader: in
+/// Asks the leader to hand over to the coordinator with most of the log. Returns the new leader. In
 /// an election another coordinator may win, which serves the operator as well.
 async fn to_any_other(operator: &mut Operator) -> Result<CoordinatorId, OperatorError> {
     let before = operator.standing().await?;
@@ -34,7 +34,7 @@ fn leader(standing: &Standing) -> Option<CoordinatorId> {
     coordinators.find(|coordinator| coordinator.leads).map(|coordinator| coordinator.view.id)
 }
 
-/// The coordinator that has most of the log, of those that may lead and do not.
+/// The coordinator with most of the log, of those that may lead and do not.
 fn successor(standing: &Standing) -> Result<CoordinatorId, OperatorError> {
     let others = standing.coordinators.iter().filter(|coordinator| {
         coordinator.votes && !coordinator.leads && coordinator.silent_since_unix_ms.is_none()

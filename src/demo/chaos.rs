@@ -1,4 +1,4 @@
-//! When chance strikes, and whom.
+//! The moments and victims of chance.
 //!
 //! A Poisson process: the times between two strikes are exponential, so that no moment of a step is
 //! safer than another. The same seed strikes at the same times.
@@ -14,11 +14,11 @@ pub(crate) struct Chaos {
     random: Philox,
     drawn: u64,
     mean: Duration,
-    /// When the next one is due, since the run's first step.
+    /// The time of the next strike, since the run's first step.
     next: Duration,
 }
 
-/// The purpose of these random numbers.
+/// Philox's purpose for these random numbers.
 const STRIKES: u32 = Philox::USER + 1;
 
 impl Chaos {
@@ -30,8 +30,8 @@ impl Chaos {
         chaos
     }
 
-    /// Which of so many candidates is struck now, if any is. Called often, it strikes once when a
-    /// strike is due; one without candidates is lost.
+    /// The struck candidate, by number, if a strike is due. However often it is called, it strikes
+    /// once for each due strike. A strike without candidates is lost.
     pub(crate) fn strike(&mut self, elapsed: Duration, candidates: usize) -> Option<usize> {
         if elapsed < self.next {
             return None;
@@ -45,7 +45,7 @@ impl Chaos {
         self.mean.mul_f64(-(1.0 - self.unit()).ln())
     }
 
-    /// Uniform in `[0, 1)`.
+    /// A random number, uniform in `[0, 1)`.
     fn unit(&mut self) -> f64 {
         self.drawn += 1;
         self.random.unit(self.drawn).into()

@@ -1,8 +1,8 @@
-//! What the user's keys mean.
+//! The meaning of the user's keys.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What the user wants done.
+/// An action of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Choose the lane with this number, from 0.
@@ -19,21 +19,21 @@ pub(super) enum Action {
     Add,
     /// Let the chosen worker leave in good order.
     Drain,
-    /// Give up.
+    /// End the run early.
     Quit,
 }
 
-/// The keys, for the user: whole on a terminal of 80 columns.
+/// The list of keys for the user. It fits on a terminal of 80 columns.
 pub(super) const LEGEND: &str =
     "1-9, arrows choose   k kill   p pause/resume   d drain   a add   q quit";
 
-/// What a key means, if it means anything.
+/// The meaning of a key. None for other keys.
 pub(super) fn action(key: KeyEvent) -> Option<Action> {
     if key.kind == KeyEventKind::Release {
         return None;
     }
     Some(match key.code {
-        // In raw mode the terminal does not make a signal of it.
+        // In raw mode the terminal does not send a signal for it.
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Action::Quit,
         KeyCode::Char(digit @ '1'..='9') => Action::Choose(digit as usize - '1' as usize),
         KeyCode::Up | KeyCode::Left => Action::Up,

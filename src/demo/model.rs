@@ -1,7 +1,7 @@
-//! What the demo shows, gathered from a cluster under way.
+//! The content of the demo's view, gathered from a cluster under way.
 //!
-//! In: the launcher's processes and what the coordinator says. Out: a [`Model`], plain data. How it
-//! looks is not known here.
+//! In: the launcher's processes and the coordinator's answers. Out: a [`Model`], plain data. This
+//! module does not know how it looks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use everstep_transport::protocol::{NodeName, Rank, RunSpec, WorkerId};
 use crate::cluster::{Cluster, GenerationReport, Naming, Progress, generations};
 use crate::progress::{apart, lacking};
 
-/// What is shown.
+/// The content of the view.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     /// The run's name.
@@ -21,34 +21,34 @@ pub(super) struct Model {
     pub(super) steps: u64,
     /// Steps that are settled.
     pub(super) step: u64,
-    /// The loss of each, nats.
+    /// The loss of each settled step, nats.
     pub(super) losses: Vec<f64>,
-    /// Targets a second, lately.
+    /// Targets a second over the last steps.
     pub(super) tokens_per_second: Option<f64>,
-    /// Since the demo began.
+    /// The time since the demo began.
     pub(super) elapsed: Duration,
     /// The workers.
     pub(super) lanes: Vec<Lane>,
-    /// Which lane the keys are about.
+    /// The lane that the keys act on.
     pub(super) chosen: usize,
-    /// What the user calls the workers.
+    /// The user's names of the workers.
     pub(super) names: BTreeMap<WorkerId, String>,
     /// The generations so far.
     pub(super) generations: Vec<GenerationReport>,
-    /// What is not as it should be, one sentence each.
+    /// Present problems, one sentence each.
     pub(super) warnings: Vec<String>,
-    /// What has happened, one sentence each.
+    /// Past events, one sentence each.
     pub(super) story: Vec<String>,
 }
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Lane {
-    /// What the user calls it.
+    /// The user's name for it.
     pub(super) label: String,
-    /// Its node.
+    /// The name of its node.
     pub(super) name: NodeName,
-    /// Its process, if it was started here.
+    /// Its process id, if this program started it.
     pub(super) pid: Option<u32>,
     /// Its id, once it has registered.
     pub(super) worker: Option<WorkerId>,
@@ -56,18 +56,18 @@ pub(super) struct Lane {
     pub(super) rank: Option<Rank>,
     /// How many data shards it computes in each step.
     pub(super) data_shards: u32,
-    /// What it does.
+    /// Its state for the user.
     pub(super) state: LaneState,
 }
 
-/// What a worker does.
+/// The state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneState {
     /// Its process has just begun.
     Starting,
     /// The user has stopped its process.
     Paused,
-    /// What the coordinator says.
+    /// The state that the coordinator knows.
     Seen(WorkerState),
 }
 
@@ -75,8 +75,8 @@ pub(super) enum LaneState {
 const RECENT: usize = 20;
 
 impl Model {
-    /// The state of a cluster, of which the processes in `paused` are stopped and `chosen` is the
-    /// one that the keys are about.
+    /// The model of a cluster. The user has stopped the processes in `paused`, and the keys act on
+    /// `chosen`.
     pub(super) fn of(
         run: &RunSpec,
         cluster: &Cluster,
@@ -101,16 +101,16 @@ impl Model {
         }
     }
 
-    /// The lane that the keys are about.
+    /// The lane that the keys act on.
     pub(super) fn lane(&self) -> Option<&Lane> {
         self.lanes.get(self.chosen)
     }
 }
 
-/// A lane for each process, then for each worker that was started by hand.
+/// A lane for each process, then one for each worker that was started by hand.
 fn lanes(processes: &[&Naming], views: &[WorkerView], paused: &BTreeSet<u32>) -> Vec<Lane> {
     let ours = processes.iter().map(|naming| {
-        // A process that was evicted registers again, under a newer id.
+        // An evicted process registers again, under a newer id.
         let view = views.iter().rev().find(|view| view.name == naming.name);
         let state = match view {
             _ if paused.contains(&naming.pid) => LaneState::Paused,

@@ -1,4 +1,4 @@
-//! Where the demo is shown: a terminal, or, where there is none, plain lines on stderr.
+//! The output of the demo: a terminal, or without one plain lines on stderr.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use super::view;
 use crate::failure::{Exit, Failure};
 use crate::output::say;
 
-/// The screen. Dropped, it leaves the terminal as it was; so it does when the program panics.
+/// The screen. When it is dropped, and when the program panics, it restores the terminal.
 pub(super) enum Screen {
-    /// A terminal, whose keys are read.
+    /// A terminal with keys.
     Terminal(DefaultTerminal),
-    /// Nobody presses keys here.
+    /// No terminal, and no keys.
     Plain {
-        /// When the last line was said.
+        /// When it printed the last line.
         said_at: Option<Instant>,
     },
 }
 
-/// How often a plain line is said.
+/// The time between two plain lines.
 const PACE: Duration = Duration::from_secs(1);
 
 impl Screen {
@@ -50,14 +50,14 @@ impl Screen {
         }
     }
 
-    /// Tells what has happened, where the view does not.
+    /// Prints an event, if there is no view to show it.
     pub(super) fn tell(&self, sentence: &str) {
         if matches!(self, Self::Plain { .. }) {
             say(sentence);
         }
     }
 
-    /// What the user has asked for since the last time.
+    /// The user's actions since the last call.
     pub(super) fn actions(&self) -> Result<Vec<Action>, Failure> {
         let mut actions = Vec::new();
         while matches!(self, Self::Terminal(_)) && event::poll(Duration::ZERO).map_err(unusable)? {

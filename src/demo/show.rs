@@ -1,4 +1,4 @@
-//! The demo under way: a cluster that trains, chance that kills, a user who presses keys.
+//! The demo under way: a cluster that trains, chance that kills, a user that presses keys.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -16,9 +16,9 @@ use crate::progress::{Waiting, sentence};
 
 /// How the demo ended.
 pub(super) enum End {
-    /// With the run's last step.
+    /// The run trained its last step.
     Complete(Report),
-    /// The user has left; so far the run came to this.
+    /// The user has left. The report has the run's results so far.
     Quit(Report),
 }
 
@@ -29,12 +29,12 @@ pub(super) struct Show<'a> {
     screen: Screen,
     chaos: Option<Chaos>,
     waiting: Waiting,
-    /// Processes that the user has stopped.
+    /// The processes that the user has stopped.
     paused: BTreeSet<u32>,
-    /// Whom the keys are about.
+    /// The worker that the keys act on.
     chosen: Option<NodeName>,
     story: Vec<String>,
-    /// Events that are told.
+    /// How many events were told.
     told: usize,
     began: Instant,
     /// Since when chance may strike.
@@ -42,7 +42,7 @@ pub(super) struct Show<'a> {
 }
 
 impl<'a> Show<'a> {
-    /// Submits `run` to a cluster that has just begun with so many workers.
+    /// Submits `run` to a cluster that has just begun with `workers` workers.
     pub(super) async fn begin(
         run: &'a RunSpec,
         mut cluster: Cluster,
@@ -66,7 +66,7 @@ impl<'a> Show<'a> {
         })
     }
 
-    /// Goes on until the run is complete, or the user has enough of it.
+    /// Goes on until the run is complete, or the user leaves.
     ///
     /// # Errors
     /// When the run cannot go on.
@@ -85,7 +85,7 @@ impl<'a> Show<'a> {
         self.tell_news();
         self.show()?;
         let report = self.cluster.report(self.run);
-        // A stopped process could not hear that it may go.
+        // A stopped process could not hear that it may end.
         self.paused.iter().for_each(|pid| send(*pid, Signal::CONT));
         self.cluster.finish().await;
         Ok(End::Complete(report))
@@ -108,7 +108,7 @@ impl<'a> Show<'a> {
         let events = progress.events[self.told..].iter();
         let mut news: Vec<String> = events.filter_map(|event| sentence(event, progress)).collect();
         self.told = progress.events.len();
-        // The view says by itself that a run waits.
+        // The view itself shows that a run waits.
         if matches!(self.screen, Screen::Plain { .. }) {
             news.extend(self.waiting.sentences(progress));
         }
@@ -126,7 +126,7 @@ impl<'a> Show<'a> {
         let member = |lane: &&Lane| lane.rank.is_some() && !self.is_paused(lane);
         let members: Vec<Lane> = model.lanes.iter().filter(member).cloned().collect();
         let members: Vec<Lane> = members.into_iter().filter(|lane| lane.pid.is_some()).collect();
-        // Before the run has begun a death would end it: chance waits for its first member.
+        // A death before the run has begun would end it. Chance waits for its first member.
         if self.exposed.is_none() && !members.is_empty() {
             self.exposed = Some(Instant::now());
         }
@@ -199,7 +199,7 @@ impl<'a> Show<'a> {
     }
 }
 
-/// Sends a process a signal. One that has just ended does not hear it.
+/// Sends a signal to a process. A process that has just ended does not get it.
 fn send(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid as i32) {
         let _ = kill_process(pid, signal);

@@ -1,4 +1,4 @@
-//! How the demo looks: a pure function of the model, on a terminal's cells or in one plain line.
+//! The look of the demo: a pure function of the model, on a terminal's cells or in one plain line.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -15,7 +15,7 @@ use everstep_transport::protocol::outcome::WorkerState;
 
 /// The least height of the losses, with their border.
 const LEAST_LOSSES: u16 = 6;
-/// How wide the labels beside the losses are.
+/// The width of the labels beside the losses, columns.
 const AXIS: u16 = 8;
 
 /// Draws the model.
@@ -25,7 +25,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
     let width = usize::from(area.width.max(1));
     let warned = warnings.chars().count().div_ceil(width).clamp(1, 3) as u16;
     let workers = model.lanes.len() as u16 + 3;
-    // What is left is shared by the losses and what is below them.
+    // The losses and the rows below them share the rest.
     let left = area.height.saturating_sub(3 + warned + workers);
     let rows = Layout::vertical([
         Constraint::Length(1),
@@ -110,7 +110,7 @@ fn workers_table(model: &Model) -> Table<'static> {
         .block(Block::bordered().title("workers"))
 }
 
-/// A lane's state, what that means, and its colour.
+/// A lane's state, its meaning, and its colour.
 fn words(lane: &Lane) -> (&'static str, &'static str, Color) {
     let leads = lane.rank.is_some_and(|rank| rank.0 == 0);
     match lane.state {
@@ -132,7 +132,8 @@ fn words(lane: &Lane) -> (&'static str, &'static str, Color) {
     }
 }
 
-/// The losses over all steps, with what the highest and the lowest bar are, and which steps.
+/// The losses over all steps, with the values of the highest and the lowest bar, and the range of
+/// steps.
 fn draw_losses(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let steps = format!("step 1 to {}", model.step);
     let block = Block::bordered().title("loss, nats");
@@ -170,7 +171,7 @@ fn range(bars: &[f64]) -> Option<(f64, f64)> {
     Some((low, bars.iter().copied().reduce(f64::max)?))
 }
 
-/// How high the bars are, in thousandths: the lowest one has one of them.
+/// The heights of the bars, in thousandths. The lowest bar has one.
 fn heights(bars: &[f64]) -> Vec<u64> {
     let Some((low, high)) = range(bars) else { return Vec::new() };
     let scale = if high > low { 999.0 / (high - low) } else { 0.0 };
@@ -199,7 +200,7 @@ fn generations_table(model: &Model, height: u16) -> Table<'static> {
         .block(Block::bordered().title("generations"))
 }
 
-/// Why a generation began, and which workers that is about.
+/// The cause of a generation, and the workers that it is about.
 fn cause(model: &Model, generation: &GenerationReport) -> String {
     let cause = format!("{:?}", generation.cause).to_lowercase();
     match &generation.workers[..] {
@@ -317,7 +318,7 @@ mod tests {
         assert_eq!((shown(&[], 10), shown(&[1.0], 0)), (vec![], vec![]));
     }
 
-    /// A demo of four workers under way, with all that may be long.
+    /// A demo of four workers under way, with long values in all fields.
     fn busy() -> Model {
         let training = LaneState::Seen(WorkerState::Training);
         let mut lanes = vec![lane(1, Some(0), training), lane(2, None, LaneState::Paused)];

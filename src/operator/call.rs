@@ -1,6 +1,7 @@
-//! The link to one coordinator, made again whenever it is lost.
+//! The link to one coordinator. It is made again after each loss.
 //!
-//! In: an address. Out: when there is a link, what is said on it, and why there is none.
+//! In: an address. Out: the start of each link, the messages on it, and the reason when there is
+//! none.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,16 +13,16 @@ use everstep_transport::quic::{Endpoint, Expected, Link};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// Between two calls, at first and at most.
+/// The pause between two dials, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// How long a call may take, at first and at most: QUIC asks a silent port ever less often.
+/// How long a dial may take, at first and at most. QUIC asks a silent port ever less often.
 const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 
-/// What has come of a call.
+/// An event of a link or a dial.
 pub(super) struct Heard {
-    /// Who was called.
+    /// The dialled address.
     pub(super) address: SocketAddr,
-    /// What.
+    /// The event.
     pub(super) what: What,
 }
 
@@ -29,13 +30,13 @@ pub(super) struct Heard {
 pub(super) enum What {
     /// There is a link.
     Up(Link),
-    /// The coordinator says something.
+    /// A message of the coordinator.
     Said(Message),
-    /// There is no link, and why.
+    /// There is no link, for this reason.
     Lost(String),
 }
 
-/// Calls until nobody listens any more.
+/// Dials again and again until the receiver of the events is dropped.
 pub(super) async fn keep(endpoint: Arc<Endpoint>, address: SocketAddr, tell: mpsc::Sender<Heard>) {
     let (mut pause, mut limit) = (PAUSES.0, CALLS.0);
     loop {
@@ -57,7 +58,7 @@ pub(super) async fn keep(endpoint: Arc<Endpoint>, address: SocketAddr, tell: mps
     }
 }
 
-/// Tells what is said until the link ends; returns why it has.
+/// Reports the messages of a link until it ends. Returns the reason of the end.
 async fn listen(link: Link, address: SocketAddr, tell: &mpsc::Sender<Heard>) -> String {
     let mut what = What::Up(link.clone());
     loop {

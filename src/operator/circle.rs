@@ -1,8 +1,8 @@
-//! The coordinators as an operator knows them: who they are, where, and who leads.
+//! The coordinators as an operator knows them: their ids, their addresses, and the leader.
 //!
-//! In: what calls have come to. Out: the link to whoever leads. Of two coordinators that tell of
-//! different leaders, the one with the later term is right; what one that does not lead answers is
-//! nobody's to believe.
+//! In: the events of links. Out: the link to the leader. If two coordinators name different
+//! leaders, the one with the later term is right. The operator does not believe the answer of a
+//! coordinator that does not lead.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use super::call::{self, Heard, What};
 
-/// The coordinators.
+/// The coordinators and the links to them.
 pub(super) struct Circle {
     endpoint: Arc<Endpoint>,
     tell: mpsc::Sender<Heard>,
@@ -26,7 +26,7 @@ pub(super) struct Circle {
     knowledge: Knowledge,
 }
 
-/// What coordinators have told of themselves.
+/// The knowledge that coordinators have reported of themselves.
 #[derive(Debug, Default, PartialEq)]
 struct Knowledge {
     revision: u64,
@@ -35,18 +35,18 @@ struct Knowledge {
     leader: Option<CoordinatorId>,
 }
 
-/// A place that is called.
+/// A dialled address.
 struct Line {
     link: Option<Link>,
     /// Why there is no link.
     why: String,
-    /// As answers on this link have told of them: each tells what has changed.
+    /// The workers in answers on this link. Each answer has only the changes.
     workers: BTreeMap<WorkerId, WorkerView>,
     call: JoinHandle<()>,
 }
 
 impl Circle {
-    /// Calls whoever is at these addresses, and whom they tell of.
+    /// Dials these addresses, and those of the coordinators that they report.
     pub(super) fn around(
         endpoint: Arc<Endpoint>,
         tell: mpsc::Sender<Heard>,
@@ -58,12 +58,12 @@ impl Circle {
         circle
     }
 
-    /// Ends all links, and calls nobody any more.
+    /// Ends all links and all dials.
     pub(super) fn hang_up(&mut self) {
         self.lines.clear();
     }
 
-    /// Takes what a call has come to; returns what was said, but for what is for this circle.
+    /// Takes an event of a link. Returns the message, unless it is for this circle.
     pub(super) fn take(&mut self, Heard { address, what }: Heard) -> Option<(SocketAddr, Message)> {
         let line = self.lines.get_mut(&address)?;
         match what {
@@ -91,26 +91,26 @@ impl Circle {
         }
     }
 
-    /// Where the one that leads is, if there is a link to it.
+    /// The leader's address, if there is a link to it.
     pub(super) fn leader(&self) -> Option<SocketAddr> {
         let name = self.name_of(self.knowledge.leader?)?;
         let is = |line: &Line| line.name() == Some(name);
         self.lines.iter().find(|(_, line)| is(line)).map(|(address, _)| *address)
     }
 
-    /// Says this to whoever leads. Should the link break, there will be no answer.
+    /// Sends a message to the leader. If the link breaks, there is no answer.
     pub(super) fn tell_leader(&self, message: Message) {
         if let Some(line) = self.leader().and_then(|address| self.lines.get(&address)) {
             line.say(message);
         }
     }
 
-    /// Says something to all, so that they tell who they are.
+    /// Asks all coordinators to report themselves.
     pub(super) fn introduce(&self) {
         self.lines.values().for_each(|line| line.say(first_word()));
     }
 
-    /// All workers, as the one that leads has told of them.
+    /// All workers, as the leader has reported them.
     pub(super) fn workers(&self) -> Vec<WorkerView> {
         let line = self.leader().and_then(|address| self.lines.get(&address));
         line.map_or(Vec::new(), |line| line.workers.values().cloned().collect())
@@ -132,7 +132,7 @@ impl Circle {
         self.lines.get(&address).is_some_and(|line| line.link.is_some())
     }
 
-    /// Why there is no answer, in words.
+    /// The reason why there is no answer, in words.
     pub(super) fn standing(&self) -> String {
         let answering = self.lines.values().filter(|line| line.link.is_some()).count();
         if answering == 0 {
@@ -176,7 +176,8 @@ impl Circle {
         self.knowledge.members.iter().find(|view| view.id == id).map(|view| &view.name)
     }
 
-    /// Calls all that are listed. Who was named by another address stays, if it is one of them.
+    /// Dials all listed coordinators. A dialled address that is not on the list stays if one of
+    /// them answers there.
     fn call_members(&mut self) {
         let members = &self.knowledge.members;
         self.lines.retain(|address, line| {
@@ -200,10 +201,10 @@ impl Circle {
 }
 
 impl Knowledge {
-    /// Takes what is newer; returns whether the list of members is.
+    /// Takes newer knowledge. Returns whether the list of members is newer.
     fn learn(&mut self, told: Self) -> bool {
-        // One that has lost its leader knows less than one that has found the next. It may even
-        // have lost an election, in a term in which nobody ever leads.
+        // A coordinator that has lost its leader knows less than one that has found the next. It
+        // may even have lost an election, in a term that never has a leader.
         if told.term >= self.term && told.leader.is_some() {
             (self.term, self.leader) = (told.term, told.leader);
         }
@@ -240,8 +241,9 @@ impl Drop for Line {
     }
 }
 
-/// What makes a coordinator say who all of them are, and which of them leads. Its answer is that to
-/// no other question: that to a Watch would tell the end of a run without what came before.
+/// The question that makes a coordinator report all coordinators and the leader. Its answer differs
+/// from that to any other question. The answer to a Watch would tell the end of a run without the
+/// lines and events before.
 fn first_word() -> Message {
     Message::Ask(Question::Coordinators)
 }

@@ -3,7 +3,7 @@
 /// Why an operator has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OperatorError {
-    /// Nobody who leads has answered in time.
+    /// No leader has answered in time.
     #[error("{0}")]
     Unanswered(String),
     /// The coordinators refuse.

@@ -1,9 +1,9 @@
-//! Where a cluster is, as an operator on this machine finds it.
+//! The place of a cluster, as an operator on this machine finds it.
 //!
-//! In: flags. Out: an operator's credentials, and where coordinators listen. A run's directory has
-//! both, `cluster.json` naming the addresses; a coordinator's has them in its own files. From
-//! elsewhere, addresses are given by hand, and the credentials are a copy of a coordinator's
-//! `operator` folder.
+//! In: flags. Out: an operator's credentials, and the coordinators' addresses. A run's directory
+//! has both: its `cluster.json` has the addresses. A coordinator's directory has both in its own
+//! files. On another machine, the user gives the addresses by hand, and the credentials are a copy
+//! of a coordinator's `operator` folder.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::cluster::{self, block_on};
 use crate::failure::{Exit, Failure};
 use crate::worker;
 
-/// A cluster that can be asked.
+/// A cluster that an operator can ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The directory of its run, or of a coordinator.
@@ -28,9 +28,9 @@ pub(crate) struct Place {
     coordinators: Vec<SocketAddr>,
 }
 
-/// What lists a run's processes.
+/// The file that lists a run's processes.
 const LISTED: &str = "cluster.json";
-/// Where a coordinator keeps an operator's credentials.
+/// The folder in which a coordinator keeps an operator's credentials.
 const CREDENTIALS: &str = "operator";
 
 impl Place {
@@ -49,7 +49,7 @@ impl Place {
         flags.dir.clone().map_or_else(newest_run, Ok)
     }
 
-    /// Does `work` with an operator of the cluster.
+    /// Calls `work` with an operator of the cluster.
     pub(crate) fn ask<T>(
         &self,
         work: impl AsyncFnOnce(&mut Operator) -> Result<T, OperatorError>,
@@ -62,7 +62,7 @@ impl Place {
         })
     }
 
-    /// The operator that the credentials make of this user.
+    /// The identity in the operator's credentials.
     pub(crate) fn identity(&self) -> Result<Identity, Failure> {
         let held = Credentials::load(&self.credentials);
         let held =
@@ -76,7 +76,7 @@ impl Place {
         operator.map_err(|error| self.failure(error))
     }
 
-    /// What the user is told of an error.
+    /// An error in words for the user.
     pub(crate) fn failure(&self, error: OperatorError) -> Failure {
         match error {
             OperatorError::Unanswered(_) if self.is_over() => {
@@ -105,7 +105,7 @@ impl Place {
         }
     }
 
-    /// A run that is over says so in its report, or in its events.
+    /// Whether the run is over, by its report or its events.
     fn is_over(&self) -> bool {
         if cluster::ended(&self.dir).is_some() {
             return true;
@@ -117,8 +117,8 @@ impl Place {
     }
 }
 
-/// The operator's credentials in a coordinator's directory, or in a run's, which has those of its
-/// coordinators in it.
+/// The operator's credentials in a coordinator's directory, or in a run's directory, which has the
+/// directories of its coordinators.
 fn credentials(dir: &Path) -> Result<PathBuf, Failure> {
     let within = (1..=9).map(|number| dir.join(format!("coordinator-{number}")));
     let mut places = [dir.to_path_buf()].into_iter().chain(within);
@@ -131,7 +131,7 @@ fn credentials(dir: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Where the coordinators are, by what is in the directory.
+/// The coordinators' addresses in the files of the directory.
 fn listed(dir: &Path) -> Result<Vec<SocketAddr>, Failure> {
     let path = dir.join(LISTED);
     let unknown = |place: &Path, why: String| {
@@ -155,7 +155,7 @@ fn addresses(cluster: &Value) -> Vec<SocketAddr> {
     all.filter_map(|listed| listed["address"].as_str()?.parse().ok()).collect()
 }
 
-/// The directory under `runs` whose run was begun last.
+/// The directory under `runs` of the run that began last.
 fn newest_run() -> Result<PathBuf, Failure> {
     let began =
         |dir: &PathBuf| fs::metadata(dir.join("run.json")).and_then(|it| it.modified()).ok();

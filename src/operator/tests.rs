@@ -3,7 +3,7 @@ use everstep_transport::protocol::outcome::Outcome;
 
 use super::*;
 
-/// What follows this step and this event: the line of step 9 alone.
+/// The news after this step and this event: the line of step 9 alone.
 fn update(step: u64, event: u64) -> Update {
     let line = MetricsLine { step: Step(9), ..MetricsLine::default() };
     Update {
@@ -59,7 +59,7 @@ fn nobody_there_is_told_with_every_place_that_was_tried() {
     let identity = Identity { role: Role::Operator, name };
     let credentials = authority.issue(&identity, Duration::from_secs(60)).expect("certified");
     credentials.save(folder.path()).expect("written");
-    // Bound, and deaf.
+    // A bound socket that never answers.
     let deaf = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let address = deaf.local_addr().expect("an address");
     runtime().block_on(async {

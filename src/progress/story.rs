@@ -1,4 +1,4 @@
-//! What happens to a cluster, in plain sentences: one for each event that a user should hear of.
+//! The events of a cluster, in plain sentences: one for each event that a user should know.
 
 use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
 use everstep_transport::protocol::{WorkerId, WriteFailure};
@@ -6,7 +6,7 @@ use everstep_transport::protocol::{WorkerId, WriteFailure};
 use crate::cluster::Progress;
 use crate::output;
 
-/// The sentence for an event; none for what every run has.
+/// The sentence for an event. None for events that every run has.
 pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
     let called = |worker: &WorkerId| progress.called(*worker);
     let sentence = match &event.kind {
@@ -46,7 +46,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Standstill { reason } => {
             format!("no device gets on, and no other worker could do better: {reason}")
         }
-        // The first event is that somebody leads, in whatever term the first votes were enough.
+        // The first event is the first leader, in whatever term it was elected.
         EventKind::Leading { term, coordinator } if event.number > 1 => {
             format!("coordinator {coordinator} leads from now on, in term {term}")
         }
@@ -69,7 +69,7 @@ pub(crate) fn apart((one, other): (WorkerId, WorkerId), progress: &Progress) -> 
     )
 }
 
-/// Which parameter shards lack owners now, if any do.
+/// The number of parameter shards that lack owners now. None if all have theirs.
 pub(crate) fn lacking(progress: &Progress) -> Option<String> {
     let lapses = progress.protection.open();
     let shards: u32 = lapses.iter().map(|lapse| lapse.count).sum();
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of the event with this number.
+    /// The sentence for the event with this number.
     fn said(number: u64, kind: EventKind) -> Option<String> {
         sentence(&Event { number, unix_ms: 0, kind }, &Progress::default())
     }

@@ -1,4 +1,4 @@
-//! What a run waits for, in plain sentences.
+//! The reasons why a run waits, in plain sentences.
 
 use std::time::{Duration, Instant};
 
@@ -6,29 +6,30 @@ use everstep_transport::protocol::RunSpec;
 
 use crate::cluster::Progress;
 
-/// Says it now and then.
+/// Prints the reason now and then.
 pub(crate) struct Waiting {
     start_workers: u32,
-    /// Nobody else needs to come for the run to begin.
+    /// Whether this launcher starts all workers that the run needs to begin.
     complete: bool,
     said_at: Instant,
-    /// The run has begun, and waits.
+    /// Whether the run has begun, and waits.
     stands: bool,
 }
 
-/// How often it is said, at most.
+/// The time between two reports, at least.
 const PACE: Duration = Duration::from_secs(3);
 
 impl Waiting {
-    /// For a run of which `workers` start here.
+    /// Reports on a run of which `workers` workers start here.
     pub(crate) fn new(run: &RunSpec, workers: u32) -> Self {
         let start_workers = run.start_workers;
         let complete = workers >= start_workers;
         Self { start_workers, complete, said_at: Instant::now(), stands: false }
     }
 
-    /// What is to be said now: of a run that has not begun who has registered, the first time also
-    /// how others join; of a run that stands still, at once, who takes part and how another joins.
+    /// The sentences that are due now. For a run that has not begun: how many workers have
+    /// registered, and the first time also how others join. For a run that stands still: at once,
+    /// which workers take part and how another one joins.
     pub(crate) fn sentences(&mut self, progress: &Progress) -> Vec<String> {
         let registered = progress.registered();
         let waits = progress.waiting.is_some()

@@ -1,4 +1,4 @@
-//! `everstep run cancel`: ends the run that is trained.
+//! `everstep run cancel`: ends the run under way.
 
 use everstep_transport::protocol::Wish;
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::output;
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let runs = Place::find(&flags.cluster)?.ask(async |operator| {
-        // The run that is told of is the run that ends, and no other that was begun meanwhile.
+        // The wish names the run of this answer, so it cannot end another one that began meanwhile.
         let run = operator.runs().await?.last().map_or(0, |run| run.id);
         operator.wish(Wish::Cancel(run)).await?;
         operator.runs().await

@@ -1,4 +1,5 @@
-//! A run whose cluster ended with it: its directory tells of it, and nobody has to be asked.
+//! A run that ended together with its cluster. Its directory describes it, so no coordinator is
+//! asked.
 
 use std::path::PathBuf;
 
@@ -10,15 +11,15 @@ use crate::operator::Place;
 use crate::output;
 use crate::progress::{clock, nats};
 
-/// A run that has ended, as its `report.json` tells.
+/// A run that has ended, as its `report.json` describes it.
 pub(super) struct Ended {
     dir: PathBuf,
     report: Value,
 }
 
 impl Ended {
-    /// The run in the directory that the flags mean, if it has ended. Where coordinators are named,
-    /// they are asked.
+    /// The run in the directory that the flags mean, if it has ended. If the flags name
+    /// coordinators, the program asks those instead.
     pub(super) fn find(flags: &ClusterFlags) -> Option<Self> {
         if !flags.coordinators.is_empty() {
             return None;
@@ -27,7 +28,7 @@ impl Ended {
         Some(Self { report: cluster::ended(&dir)?, dir })
     }
 
-    /// With the keys of a run that a coordinator tells of.
+    /// An object with the keys of a coordinator's run.
     pub(super) fn json(&self) -> Value {
         let Self { report, .. } = self;
         let count = |key: &str| report[key].as_array().map(Vec::len);
@@ -69,7 +70,7 @@ impl Ended {
         ["-".into(), text("name"), text("state"), step, text("status")]
     }
 
-    /// How it ended, in a few lines for people.
+    /// How the run ended, in a few lines for people.
     pub(super) fn words(&self) -> String {
         let Self { report, dir } = self;
         let text = |key: &str| report[key].as_str().unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::output;
 pub(super) fn run(flags: &RollbackFlags) -> Result<(), Failure> {
     let step = Step(flags.step);
     let run = Place::find(&flags.ask.cluster)?.ask(async |operator| {
-        // The run that is shown is the run that goes back, and no other that was begun meanwhile.
+        // The wish names the run of this answer, so no other one that began meanwhile goes back.
         let shown = operator.runs().await?.pop();
         let (run, generation) = shown.map_or((0, Generation(0)), |run| (run.id, run.generation));
         operator.wish(Wish::Rollback { run, step, generation }).await?;

@@ -1,4 +1,4 @@
-//! `everstep run status`: how the newest run does, and what it waits for; how it ended, if it has.
+//! `everstep run status`: the state of the newest run, and what it waits for, or how it ended.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,7 +30,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     output::print(newest.map_or_else(nothing, |run| words(run, now_unix_ms())))
 }
 
-/// How a run does, in a few lines for people.
+/// The state of a run, in a few lines for people.
 fn words(run: &RunView, now_unix_ms: u64) -> String {
     let mut lines = vec![sentence(run)];
     let reason = run.divergence.as_ref();
@@ -44,7 +44,7 @@ fn words(run: &RunView, now_unix_ms: u64) -> String {
     lines.join("\n")
 }
 
-/// Loss, throughput and what is left: of a run that has a step.
+/// Loss, throughput and remaining time. None before the first step.
 pub(super) fn pace(figures: &RunFigures) -> Option<String> {
     let loss = nats(figures.loss?);
     let first = figures.first_loss.map(|first| format!(" (at first {})", nats(first)));

@@ -1,7 +1,7 @@
 //! `everstep run submit`: gives a cluster a run to train.
 //!
-//! In: a file that says what the run is. Out: its id, and what it waits for. The data is not looked
-//! for here: the workers' machines have it.
+//! In: a file with the run. Out: its id, and what it waits for. The program does not look for the
+//! data: the workers' machines have it.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     output::print(view.map_or("the run is accepted".into(), sentence))
 }
 
-/// The run in a file: one as `everstep train` takes it, or as it leaves it.
+/// The run in a file: one that `everstep train` reads, or one that it has written.
 fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
     let refused = |why: String, next: &str| {
         let failure = Failure::new(Exit::Usage, "there is no run to submit");

@@ -1,7 +1,8 @@
 //! `everstep run watch`: follows the newest run to its end.
 //!
-//! A line whenever the run's state or its trouble is new, and every two seconds while it trains. It
-//! asks on while nobody answers: a cluster that cannot be asked trains on.
+//! It prints a line whenever the run's state or its trouble is new, and every two seconds while it
+//! trains. It goes on asking while no coordinator answers: a cluster that cannot be asked trains
+//! on.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,9 +19,9 @@ use crate::failure::{Exit, Failure};
 use crate::operator::Place;
 use crate::output;
 
-/// How often the cluster is asked.
+/// How often the program asks the cluster.
 const POLL: Duration = Duration::from_secs(1);
-/// How often a run that trains is told of.
+/// How often it prints a line of a run that trains.
 const PACE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
@@ -37,7 +38,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
                 }
             }
             Err(failure) if failure.exit == Exit::Capacity => output::say(failure),
-            // The run of a cluster for one run has ended between two questions.
+            // The cluster of a single run has ended between two questions.
             Err(_) if Ended::find(&flags.cluster).is_some() => {}
             Err(failure) => return Err(failure),
         }
@@ -45,7 +46,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     }
 }
 
-/// What the user was told last.
+/// The last news that the user had.
 #[derive(Default)]
 struct Watched {
     state: Option<String>,
@@ -54,7 +55,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Tells what is new; returns whether the run is complete, once it is over.
+    /// Prints the news. Returns whether the run is complete, once it is over.
     fn take(&mut self, run: Option<&RunView>, as_json: bool) -> Result<Option<bool>, Failure> {
         let state = run.map_or("waiting for a run", |run| &run.state).to_string();
         let trouble = run.and_then(|run| run.figures.trouble.clone());

@@ -1,4 +1,4 @@
-//! `everstep token create`: lets nodes join, so many and for so long.
+//! `everstep token create`: lets a number of nodes join for a time.
 
 use std::time::{Duration, SystemTime};
 

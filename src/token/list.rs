@@ -1,5 +1,5 @@
-//! `everstep token ls`: the tokens that admit nodes, those in the files of the coordinators among
-//! them, which admit any number until they are revoked.
+//! `everstep token ls`: the tokens that admit nodes. Those in the files of the coordinators are on
+//! the list too. They admit any number of nodes until they are revoked.
 
 use everstep_transport::identity::format_token_id;
 use everstep_transport::protocol::question::TokenView;

@@ -1,4 +1,4 @@
-//! `everstep token revoke`: a token admits nobody any more.
+//! `everstep token revoke`: a token admits no node any more.
 
 use everstep_transport::identity::parse_token_id;
 use everstep_transport::protocol::Wish;

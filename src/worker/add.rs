@@ -1,4 +1,4 @@
-//! `everstep worker add`: what it takes for more workers to join, from other machines.
+//! `everstep worker add`: the command with which workers on other machines join.
 //!
 //! The command reads the token from a file, so that no list of processes shows it.
 

@@ -1,7 +1,7 @@
-//! A worker's directory, tried before the worker joins: a trained model must not be lost at the end
-//! of a run because its folder is missing or belongs to another user.
+//! A test of a worker's directory before the worker joins. A trained model must not be lost at the
+//! end of a run because its folder is missing or belongs to another user.
 //!
-//! A disk that is full is no reason to refuse: there may be space by the end of the run.
+//! A full disk is no reason to refuse: there may be space by the end of the run.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::failure::{Exit, Failure};
 
-/// Creates the directory, for this user alone, and sees that a file can be created in it.
+/// Creates the directory, for this user alone, and checks that a file can be created in it.
 pub(super) fn prepare(dir: &Path) -> Result<(), Failure> {
     try_to(dir).map_err(|error| {
         Failure::new(Exit::Usage, "the worker's directory cannot be used")

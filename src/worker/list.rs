@@ -1,4 +1,4 @@
-//! `everstep worker ls`: who computes, and what the run waits for.
+//! `everstep worker ls`: the workers, and what the run waits for.
 
 use everstep_transport::protocol::Step;
 use everstep_transport::protocol::outcome::{Update, WorkerState, WorkerView};
@@ -67,7 +67,7 @@ fn sentence(update: &Update) -> String {
     }
 }
 
-/// What a worker's joining or leaving waits for, where it does.
+/// The reason why a worker's join or leave waits. None if it does not wait.
 fn waits(worker: &WorkerView) -> Option<String> {
     let reason = worker.waits_for.as_ref()?;
     let what = if worker.state == WorkerState::Leaving { "leave" } else { "take part" };

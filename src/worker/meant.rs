@@ -1,8 +1,8 @@
-//! Which worker a user means: by its number, by `id:9`, by the name of its node, or by the label
-//! that a local cluster's log is named after.
+//! The worker that a user means: by its number, by `id:9`, by the name of its node, or by the label
+//! that names a local cluster's log.
 //!
-//! A number is what people read in every sentence, so that comes first. Of a process that has
-//! registered more than once, the newest registration is meant.
+//! People read the number in every sentence, so it comes first. If a process has registered more
+//! than once, the newest registration counts.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ pub(crate) fn meant<'a>(
         .or_else(|| labelled().and_then(|id| newest(&|view| view.worker == id)))
 }
 
-/// What to say of a word that means no worker.
+/// The error for a word that means no worker.
 pub(crate) fn unknown(word: &str, dir: &Path, workers: &[WorkerView]) -> Failure {
     let there: Vec<_> = workers.iter().filter(|view| view.rank.is_some()).collect();
     let labels: Vec<_> = there.iter().map(|view| view.label().to_string()).collect();
@@ -43,7 +43,7 @@ pub(crate) fn unknown(word: &str, dir: &Path, workers: &[WorkerView]) -> Failure
         .next(format!("pass a worker's number, id:ID, or name: {known}"))
 }
 
-/// The newest worker with this label, where the launcher has started one so.
+/// The newest worker with this label, if the launcher has started one.
 fn labelled(label: &str, dir: &Path) -> Option<WorkerId> {
     let text = std::fs::read_to_string(dir.join("cluster.json")).ok()?;
     let cluster: Value = serde_json::from_str(&text).ok()?;

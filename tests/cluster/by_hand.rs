@@ -1,4 +1,4 @@
-//! Processes that were started by hand: nobody tells the coordinator when one ends.
+//! Processes that were started by hand: no launcher tells the coordinator when one ends.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ fn loss(run: &Launched) -> Value {
     })
 }
 
-/// Before a run begins a worker says nothing but that it lives, and it has no peers.
+/// Before a run begins a worker sends only heartbeats, and it has no peers.
 #[test]
 fn a_worker_killed_on_a_quiet_link_is_noticed_by_the_coordinator_itself() {
     let world = World::new().with("run.start_workers", 3);

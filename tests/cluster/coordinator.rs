@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::world::{Cluster, Launched, Run, Signal, World, longest_gap};
 
-/// For so long a leader stands still.
+/// How long a leader stands still.
 const STILL: Duration = Duration::from_secs(10);
 
 #[test]
@@ -31,7 +31,7 @@ fn a_coordinator_and_a_worker_that_die_together_are_survived() {
     both_die(&world, world.launch(&["--workers", "3", "--respawn"]));
 }
 
-/// Who leads, and a worker.
+/// The leader and a worker die.
 fn both_die(world: &World, run: Launched) {
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::KILL);
@@ -68,12 +68,12 @@ fn a_coordinator_killed_before_the_run_begins_still_begins_it() {
     assert_eq!(run.report["workers"].as_array().unwrap().len(), 3);
 }
 
-/// Three coordinators, of which any one may be missing.
+/// Three coordinators. The cluster goes on without any one of them.
 fn three(world: &World, flags: &[&str]) -> Launched {
     world.launch(&[&["--coordinators", "3", "--workers", "3"], flags].concat())
 }
 
-/// Waits until another coordinator leads than in `before`.
+/// Waits until another coordinator leads than the leader in `before`.
 fn until_another_leads(run: &Launched, before: &Cluster) -> Cluster {
     run.until("another leader", || {
         let now = run.cluster()?;
@@ -110,7 +110,7 @@ fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
     assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "nobody was lost");
 }
 
-/// A slow worker keeps the run going; it leaves in good order.
+/// A slow worker keeps the run going. It leaves in good order.
 #[test]
 fn three_coordinators_go_on_while_the_leader_stands_still() {
     let world = World::new().with("run.steps", 600).with("run.start_workers", 3);

@@ -1,5 +1,4 @@
-//! Daemons as whoever looks after services starts them: with a file, a log for machines, and
-//! signals.
+//! Daemons under a service manager: with a file, a log for machines, and signals.
 
 use std::net::UdpSocket;
 
@@ -13,7 +12,7 @@ fn ready(program: &mut Program) -> Value {
     serde_json::from_str(&line).expect("JSON")
 }
 
-/// Starts one with this in its environment; returns it, and the address at which it listens.
+/// Starts a daemon with this in its environment. Returns it, and the address at which it listens.
 fn listening(world: &World, flags: &[&str], environment: &[(&str, &str)]) -> (Program, String) {
     let mut command = world.command(flags);
     command.envs(environment.iter().copied());
@@ -22,7 +21,8 @@ fn listening(world: &World, flags: &[&str], environment: &[(&str, &str)]) -> (Pr
     (program, address)
 }
 
-/// What a file says holds, a variable beats it, and a flag both: each says another address.
+/// A file sets an address, a variable wins over it, and a flag over both. Each states another
+/// address.
 #[test]
 fn a_file_says_what_neither_a_flag_nor_a_variable_does() {
     let world = World::new();
@@ -53,7 +53,7 @@ fn a_file_says_what_neither_a_flag_nor_a_variable_does() {
     assert!(address.starts_with("127.0.0.2:"), "the file may be named by a variable: {address}");
 }
 
-/// The reason of its end as well.
+/// The reason of its end is an object, too.
 #[test]
 fn a_log_for_machines_has_an_object_a_line() {
     let world = World::new();
@@ -82,8 +82,8 @@ fn a_log_for_machines_has_an_object_a_line() {
     }
 }
 
-/// One that joins is told to stop while nobody answers: first before it has a directory, then when
-/// it has, and asks to be one of them.
+/// A coordinator that joins is told to stop while no other one answers: first before it has a
+/// directory, then when it has one and asks to be a member.
 #[test]
 fn a_coordinator_that_joins_where_nobody_answers_ends_when_it_is_told_to() {
     let world = World::new();

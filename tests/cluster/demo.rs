@@ -1,4 +1,4 @@
-//! The demo: where nobody watches, plain lines; where somebody does, keys; and the same end.
+//! The demo: plain lines without a terminal, keys with one, and the same end.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -7,8 +7,8 @@ use crate::world::{Launched, Program, World, show, until};
 
 #[test]
 fn a_disturbed_run_ends_as_an_undisturbed_one() {
-    // With this seed chance strikes a sixth of the mean time after the first step, so that however
-    // fast a machine trains, somebody is struck.
+    // With this seed chance strikes a sixth of the mean time after the first step. So even on a
+    // fast machine it strikes a worker.
     let world = World::new().with("run.steps", 400).with("run.seed", 6);
     let config = world.config();
     let flags = ["demo", "--config", show(&config), "--workers", "3", "--chaos", "mtbf=1s"];
@@ -33,7 +33,7 @@ fn a_time_is_turned_into_steps_that_were_measured() {
     assert!(ended.stdout.ends_with("\nequal\n"), "{ended:?}");
 }
 
-/// The demo in a terminal of its own, which nobody looks at.
+/// The demo in a terminal of its own, which no user watches.
 fn perform(world: &World) -> Launched {
     let (config, dir) = (world.config(), world.path("demo"));
     let flags = ["demo", "--config", show(&config), "--workers", "3", "--dir", show(&dir)];

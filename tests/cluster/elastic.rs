@@ -1,4 +1,4 @@
-//! Workers come and go as their users like: from another shell, in good order, too few of them.
+//! Workers come and go as their users wish: from another shell, in good order, or too few of them.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -49,7 +49,7 @@ fn a_run_whose_model_nobody_can_write_waits_for_a_worker_with_a_directory() {
     let world = World::new().with("run.steps", 400).with("run.start_workers", 2);
     let run = world.launch(&["--workers", "1"]);
     let address = run.until_workers(1, "waiting").addresses();
-    // The token alone does not say where the run's directory is.
+    // The token alone does not give the run's directory.
     let token = fs::read_to_string(run.dir.join("join.token")).expect("a token");
     let guest = ["worker", "--coordinators", &address, "--join", token.trim()];
     let guest = world.start(&guest);
@@ -110,7 +110,7 @@ fn a_run_waits_as_well_when_a_member_leaves_in_good_order_and_does_no_step_twice
     assert_eq!(run.generations("leave").len(), 1);
 }
 
-/// A run that needs two members has two; the step leader goes, and another comes.
+/// A run that needs two members has two. The step leader goes, and another worker comes.
 fn replace_one_of_two(go: impl FnOnce(&World, &Launched, &Node)) -> Run {
     let world = World::new().with("run.steps", 1_200).with("run.min_workers", 2);
     let run = world.launch(&["--workers", "2"]);

@@ -1,7 +1,7 @@
 //! A process killed at every point of its life: the same bits, and each point was met.
 //!
-//! The clusters are started from code, so that each process can be given failpoints of its own:
-//! those that have some are the victims.
+//! The tests start the clusters from code, so that each process can have failpoints of its own.
+//! Processes with failpoints are the victims.
 
 mod coordinator;
 mod replica;
@@ -21,12 +21,12 @@ use rustix::process::Pid;
 
 use crate::world::World;
 
-/// What makes a worker's steps so slow that a lot may happen in a short run.
+/// The failpoint that makes a worker's steps slow, so that a lot may happen in a short run.
 const SLOW: &str = "load=300*sleep(10)";
-/// How many runs there are at once: their processes mostly wait.
+/// How many runs there are at once. Their processes mostly wait.
 const ABREAST: usize = 4;
 
-/// A cluster under way, of workers of whom some are victims.
+/// A cluster under way. Some of its workers are victims.
 struct Scene<'a> {
     world: &'a World,
     cluster: Cluster,
@@ -34,21 +34,21 @@ struct Scene<'a> {
     log: PathBuf,
 }
 
-/// The small run, so many steps of it, with `settings` on top.
+/// The small run, with `steps` steps, and with `settings` on top.
 fn world(steps: i64, settings: &[(&'static str, i64)]) -> World {
     let world = World::new().with("run.steps", steps).with("redundancy.copies", 3);
     settings.iter().fold(world, |world, (key, value)| world.with(key, *value))
 }
 
 impl<'a> Scene<'a> {
-    /// Begins with a worker for each of these points, in the order of their ranks; an empty point
+    /// Begins with a worker for each of these points, in the order of their ranks. An empty point
     /// stands for a worker that is no victim.
     async fn begin(world: &'a World, workers: &[&str]) -> Self {
         Self::begin_under(world, &[], workers).await
     }
 
-    /// The same, under a coordinator for each of these points, one after the other, and one that is
-    /// no victim.
+    /// As [`Scene::begin`], under a coordinator for each of these points, one after the other, and
+    /// one that is no victim.
     async fn begin_under(world: &'a World, coordinators: &[&str], workers: &[&str]) -> Self {
         let count = Some(workers.len() as u32);
         let flags = Overrides { workers: count, ..Overrides::default() };
@@ -63,7 +63,7 @@ impl<'a> Scene<'a> {
         let mut scene = Self { world, cluster, run, log };
         for (before, point) in workers.iter().enumerate() {
             scene.add(point);
-            // Ranks are given in the order of registration.
+            // The order of registration sets the ranks.
             let there = |scene: &Self| scene.cluster.progress().registered() != Some(before);
             assert!(scene.until(there).await, "it waits for all");
         }
@@ -79,7 +79,7 @@ impl<'a> Scene<'a> {
         self.cluster.add_worker(environment).expect("a worker");
     }
 
-    /// Lets the cluster go on until `there` is true; false if the run is complete before.
+    /// Lets the cluster go on until `there` is true. Returns false if the run is complete before.
     async fn until(&mut self, there: impl Fn(&Self) -> bool) -> bool {
         while !there(self) {
             if self.cluster.advance().await.expect("it survives") {
@@ -107,19 +107,19 @@ impl<'a> Scene<'a> {
         self.until(settled).await
     }
 
-    /// The newest member, which is to be signalled.
+    /// The newest member and its process, for a signal.
     fn newest(&self) -> (WorkerId, Pid) {
         let newest = *self.cluster.progress().members().iter().max().expect("a member");
         (newest, self.process(newest))
     }
 
-    /// The process of a worker that lives.
+    /// The process of a living worker.
     fn process(&self, worker: WorkerId) -> Pid {
         let pid = self.cluster.worker_pid(worker).expect("its process");
         Pid::from_raw(pid as i32).expect("a process id")
     }
 
-    /// Lets the run become complete; it must be as if nothing had happened, and never have gone
+    /// Lets the run become complete. It must be as if nothing had happened, and never have gone
     /// back (I6).
     async fn complete(self) -> Report {
         let report = self.end().await;
@@ -127,7 +127,7 @@ impl<'a> Scene<'a> {
         report
     }
 
-    /// Lets the run become complete, with the same bits and nothing lost.
+    /// Lets the run become complete, with the same bits and no loss.
     async fn end(mut self) -> Report {
         assert!(!self.until(|_| false).await, "nothing else ends it");
         let report = self.cluster.report(&self.run);
@@ -139,7 +139,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Plays a scene for each of these rows, some side by side.
+/// Plays a scene for each of these rows, several side by side.
 fn abreast<T, S: Future<Output = ()>>(
     rows: impl IntoIterator<Item = T>,
     scene: impl FnMut(T) -> S,
@@ -152,12 +152,13 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(work)
 }
 
-/// What a victim of this point has in its environment; or of more than a point, said in full.
+/// The value of a victim's variable for this point. A full term stays as it is, and may name
+/// several points.
 fn failpoints(point: &str) -> String {
     if point.contains('=') { point.into() } else { format!("{point}=1*return(kill)") }
 }
 
-/// The program; each time that it becomes a coordinator, the next of these is a victim.
+/// The program. Each time that it becomes a coordinator, the next of these is a victim.
 fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
     let [lives, program] = ["lives", "program"].map(|name| folder.join(name));
     let points: Vec<_> = coordinators.iter().map(|point| failpoints(point) + "\n").collect();

@@ -1,16 +1,16 @@
-//! What ends a run ends it soon, with one block that names who is at fault; and nothing is left
-//! behind.
+//! A fatal fault ends the run soon, with one block that names the process at fault, and leaves
+//! nothing behind.
 
 use std::time::Instant;
 
 use crate::world::{Node, SOON, Signal, World};
 
-/// A run that nobody waits the end of.
+/// A run that lasts longer than any test.
 fn endless() -> World {
     World::new().with("run.steps", 1_000_000)
 }
 
-/// The block names the process, says why, and where its log is.
+/// The block names the process, the reason, and the place of its log.
 fn assert_names(block: &str, node: &Node, why: &str) {
     assert!(block.starts_with("error: the run failed\n  where: "), "{block}");
     let pid = node.pid.expect("the launcher started it");

@@ -1,4 +1,4 @@
-//! The files of a run, and what scripts and other programs find in them.
+//! The files of a run, and their content for scripts and other programs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,13 +15,13 @@ fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().expect("an object").keys().map(String::as_str).collect()
 }
 
-/// Keys are only ever added.
+/// The value has these keys. Later versions only add keys.
 fn assert_has(value: &Value, wanted: &[&str]) {
     let missing: Vec<_> = wanted.iter().filter(|key| !keys(value).contains(*key)).collect();
     assert!(missing.is_empty(), "{missing:?} missing in {value}");
 }
 
-/// What is at this path of an HTTP API.
+/// The page at this path of an HTTP API.
 fn answer(api: &str, path: &str) -> String {
     let address = api.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).unwrap();

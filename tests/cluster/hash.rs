@@ -1,11 +1,11 @@
-//! The same bits, whoever computes them (I3).
+//! The same bits on any workers (I3).
 
 use crate::world::World;
 
 /// How many runs there are at once.
 const ABREAST: usize = 2;
 
-/// Trains with each of these numbers of workers and of copies; all states must have one hash.
+/// Trains with each of these numbers of workers and of copies. All states must have one hash.
 fn assert_one_hash(world: &World, data_shards: u64, workers: &[usize], copies: &[u64]) {
     let alone = world.train(&["--workers", "1", "--copies", "1"]);
     alone.assert_whole(12, data_shards, 1);

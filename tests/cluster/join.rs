@@ -1,5 +1,5 @@
-//! Joining that cannot go wrong: what is refused is refused before a token is used, and a node that
-//! waits says for whom.
+//! Joins fail early and clearly: a refusal comes before the token is used, and a node that waits
+//! says for which process.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -90,7 +90,7 @@ fn a_directory_may_have_any_name() {
     assert!(dir.join("model.safetensors").is_file(), "{ended:?}");
 }
 
-/// Sets how many files a process may open; returns how many it could.
+/// Sets how many files a process may open. Returns the old limit.
 fn limit_files(program: &Program, files: u64) -> u64 {
     let process = Pid::from_raw(program.id() as i32);
     let maximum = getrlimit(Resource::Nofile).maximum;

@@ -1,4 +1,4 @@
-//! What is kept of a run: its model, its report, and how it ended, whichever way it did.
+//! The results of a run that stay: its model, its report, and how it ended, in every case.
 
 use std::fs;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn a_run_that_is_complete_tells_how_it_ended_from_its_directory() {
     assert_eq!(watched.code, Some(0), "{watched:?}");
 }
 
-/// Whether this process, and what it starts, ends when its terminal does: not under `nohup`.
+/// Whether this process and its children end when the terminal does. They do not under `nohup`.
 fn ends_with_its_terminal() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -91,7 +91,7 @@ fn each_run_of_a_cluster_has_a_model_and_a_status_of_its_own() {
     let world = World::new().with("run.start_workers", 1);
     let _coordinator = listening(world.start(&["coordinator", "--dir", "one", "--bootstrap"]));
     let home = world.path("one");
-    // A founder that listens is not listed at once.
+    // The list has a founder only some time after it listens.
     let said = until("the command for another machine", || {
         let ended = ask(&world, &["worker", "add"], &home);
         (ended.code == Some(0)).then_some(ended.stdout)

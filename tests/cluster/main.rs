@@ -1,7 +1,7 @@
 //! Clusters of real processes, as a user of the program meets them.
 //!
-//! Everything here is seen from outside: exit codes, what is printed, and the files of a run.
-//! [`world`] starts programs and waits for what they do; each other file is about one promise.
+//! The tests see only what a user sees: exit codes, output, and the files of a run.
+//! [`world`] starts programs and waits for their effects. Each other file is about one promise.
 
 mod by_hand;
 mod coordinator;

@@ -1,4 +1,4 @@
-//! What a worker holds: its share of the state, and no more than a dry run says.
+//! The memory of a worker: its share of the state, and no more than a dry run says.
 
 use crate::world::{Ended, World};
 
@@ -22,7 +22,7 @@ fn optimizer_state_falls_with_the_number_of_workers_and_grows_with_copies() {
     }
 }
 
-/// 17.6 million parameters, and next to nothing else.
+/// 17.6 million parameters, and little else.
 fn large() -> World {
     World::new()
         .with("model.kind", "mlp")
@@ -34,15 +34,15 @@ fn large() -> World {
         .with_text(1 << 10)
 }
 
-/// A number of what a dry run prints.
+/// A number in the output of a dry run.
 fn number(dry_run: &Ended, name: &str) -> f64 {
     let line = dry_run.stdout.lines().find_map(|line| line.trim_start().strip_prefix(name));
     let number = line.and_then(|rest| rest.split_whitespace().next());
     number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{dry_run:?}"))
 }
 
-/// Within a tenth, for the worker that has most to do; whether those partials wait for a sibling
-/// that may have to is a matter of timing.
+/// Within a tenth, for the worker with the most work. It is a matter of timing whether the partials
+/// wait that may have to wait for a sibling.
 #[test]
 fn a_worker_needs_the_memory_that_a_dry_run_says() {
     let world = large();

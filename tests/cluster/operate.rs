@@ -1,5 +1,5 @@
-//! Three coordinators and two workers that are started by hand, and all that an operator does with
-//! them: every verb, as it is typed.
+//! Three coordinators and two workers that were started by hand, and every verb of an operator, as
+//! it is typed.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::world::{Ended, Program, Signal, World, show, until};
 
-/// Daemons that were started by hand.
+/// Daemons that the test starts by hand.
 struct ByHand {
     world: World,
     /// Coordinators, each with its address.
     coordinators: Vec<(Program, String)>,
 }
 
-/// A daemon that listens, and where.
+/// A daemon that listens, and its address.
 fn listening(mut program: Program) -> (Program, String) {
     let line: Value =
         serde_json::from_str(&program.line().expect("a line")).expect("a line of JSON");
@@ -29,7 +29,7 @@ impl ByHand {
         Self { coordinators: vec![listening(founder)], world }
     }
 
-    /// Asks for something, and must be answered.
+    /// Runs a verb, which must succeed.
     fn ask(&self, verb: &[&str]) -> String {
         let dir = self.world.path("one");
         let ended = self.try_to(&[verb, &["--dir", show(&dir)]].concat());
@@ -37,7 +37,7 @@ impl ByHand {
         ended.stdout
     }
 
-    /// The same, answered in JSON.
+    /// As [`ByHand::ask`], with an answer in JSON.
     fn json(&self, verb: &[&str]) -> Value {
         serde_json::from_str(&self.ask(&[verb, &["--json"]].concat())).expect("JSON")
     }
@@ -46,7 +46,7 @@ impl ByHand {
         self.world.start(verb).end()
     }
 
-    /// One more coordinator joins, by the command that the cluster says.
+    /// One more coordinator joins, with the command that the cluster prints.
     fn add(&mut self, dir: &str) {
         let said = self.ask(&["coordinator", "add", "--ttl", "5m"]);
         let (echo, command) = said.split_once(" | everstep ").expect("the token comes from stdin");
@@ -65,7 +65,7 @@ impl ByHand {
         all.join(",")
     }
 
-    /// The coordinators, once so many have a vote.
+    /// The coordinators, once `count` of them have a vote.
     fn until_voters(&self, count: usize) -> Vec<Value> {
         until(&format!("{count} that vote"), || {
             let all = self.json(&["coordinator", "status"])["coordinators"].as_array()?.clone();
@@ -82,7 +82,7 @@ impl ByHand {
     }
 }
 
-/// The coordinator that leads, and those that do not.
+/// The leader, and the other coordinators.
 fn by_leadership(coordinators: Vec<Value>) -> (Value, Vec<Value>) {
     let (mut leads, others): (Vec<_>, Vec<_>) =
         coordinators.into_iter().partition(|coordinator| coordinator["leader"] == true);
@@ -116,7 +116,7 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
     let join = ["worker", "--coordinators", &addresses, "--join", token.trim(), "--dir", "models"];
     let workers = [(); 2].map(|()| listening(cluster.world.start(&join)).0);
 
-    // A run that is cancelled, while the leadership goes from one to another.
+    // A run that is cancelled, while leadership goes from one coordinator to another.
     let endless = cluster.world.write("endless.toml", &{
         let config = std::fs::read_to_string(cluster.world.config()).expect("a configuration");
         config.replace("run.steps = 12", "run.steps = 1000000")
@@ -134,7 +134,7 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
     assert_eq!(cluster.json(&["run", "cancel"])["id"], first);
     assert!(cluster.until_run("failed")["status"].as_str().expect("words").contains("cancelled"));
 
-    // One that is trained, while a coordinator is removed: whichever, but the first and the leader.
+    // A run that is trained, while a coordinator is removed: any one but the first and the leader.
     let second = submit(&cluster, &cluster.world.config());
     let removed = others.iter().find(|it| it["id"] != 1).unwrap_or(&others[0]);
     let address = removed["address"].as_str().expect("an address").to_string();
@@ -149,7 +149,7 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
     let states: Vec<_> = states.as_array().expect("a list").iter().map(|it| &it["state"]).collect();
     assert_eq!(states, ["failed", "complete"]);
 
-    // Nobody comes in with a token that is revoked, and nobody answers where nobody is.
+    // No node joins with a revoked token, and no answer comes from a cluster that is gone.
     cluster.ask(&["token", "revoke", &id]);
     assert!(!cluster.json(&["token", "ls"]).to_string().contains(&id));
     drop(workers);

@@ -1,6 +1,6 @@
-//! Errors of a place and errors of a run: with real processes and directories. What a directory
-//! does not take is waited out; a run that no worker can compute fails once, with its words. No
-//! worker ends of either.
+//! Errors of a place and errors of a run, with real processes and directories. The cluster waits
+//! out a directory that takes nothing. A run that no worker can compute fails once, with the
+//! worker's words. No worker ends for either.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ struct Places {
 }
 
 impl Places {
-    /// Each worker writes to such a directory, if it has one.
+    /// Each worker writes to its directory, if it has one.
     fn begin(world: World, dirs: &[Option<&Path>]) -> Self {
         let council = Council::found(&world.path("coordinators"), 1, &[]);
         let mut places = Self { world, council, workers: Vec::new() };
@@ -29,7 +29,8 @@ impl Places {
 
     fn add(&mut self, dir: Option<&Path>) {
         let addresses = self.council.addresses();
-        // Without --dir a worker writes to where its token's file lies: this one is told the text.
+        // Without --dir a worker writes to the folder of its token's file. This one gets the
+        // token's text.
         let token = self.world.path("token");
         fs::copy(self.home().join("join.token"), &token).expect("a token");
         let text = fs::read_to_string(&token).expect("a token");
@@ -52,7 +53,7 @@ impl Places {
         self.world.start(&["run", "status", "--dir", show(self.home())]).end().stdout
     }
 
-    /// Until the status says all of this.
+    /// Waits until the status has all of these words.
     fn until_said(&self, words: &[&str]) {
         until("the status says it", || {
             let status = self.status();
@@ -128,7 +129,7 @@ fn a_model_of_absurd_size_is_refused_before_anything_is_built() {
     assert!(dry.block().contains("a model has at most 2^35"), "{dry:?}");
 }
 
-/// More than this machine has: the figures are those of a plan.
+/// A model with more memory than this machine has. The figures are those of a plan.
 #[test]
 fn a_dry_run_of_a_model_beyond_this_machine_prints_its_figures() {
     let world = World::new().with("model.kind", "gpt").with("model.heads", 16);

@@ -1,4 +1,4 @@
-//! Most of the coordinators are lost with their disks: the cluster goes on from one directory, and
+//! Most of the coordinators are lost with their disks. The cluster goes on from one directory, and
 //! so does the run.
 
 use std::fs;
@@ -27,7 +27,7 @@ fn a_cluster_goes_on_from_one_directory_when_the_others_are_lost() {
     let survivor = &council.members[0].program;
     survivor.signal(Signal::KILL);
     until("it is dead", || survivor.is_over().then_some(()));
-    // The others settle steps of which it knows nothing.
+    // The others settle steps that it does not know.
     training.until_it_goes_on();
     assert_refused(&recover(&world, &dir, ACCEPT), "it is not lost");
     for lost in council.members.drain(1..) {

@@ -1,4 +1,4 @@
-//! What cannot be is refused in words: configurations, data, and workers that do not belong.
+//! Refusals in words: invalid configurations, data, and workers that do not belong to the run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -105,7 +105,7 @@ fn a_directory_is_free_again_after_a_refusal() {
     assert_eq!(train("text.txt").code, Some(0));
 }
 
-/// A run that waits for a second worker; the first is there.
+/// A run that waits for a second worker. The first is there.
 fn half_a_cluster(world: &World) -> Launched {
     let run = world.launch(&["--workers", "1"]);
     run.until_workers(1, "waiting");

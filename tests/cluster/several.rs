@@ -1,5 +1,5 @@
-//! Several coordinators, each a process that may die, be replaced, or have no room on its disk,
-//! while real workers train.
+//! Several coordinators, while real workers train. Each coordinator is a process that may die, be
+//! replaced, or have no room on its disk.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -18,20 +18,20 @@ use crate::world::{
     Council, Ended, Member, Program, SLOW, Signal, World, longest_gap, show, until,
 };
 
-/// A wish that can be repeated for ever: it is refused, and that is agreed on.
+/// A wish that can be repeated for ever: the coordinators agree to refuse it.
 const NOTHING: Wish = Wish::RevokeToken([0; 9]);
-/// For so long a disk stands still.
+/// How long a disk stands still.
 const STILL: Duration = Duration::from_secs(10);
-/// The thread that writes the log stands still so long, before it says that a request is written.
+/// The thread that writes the log stands still before it reports that a request is written.
 const STALL: &str = "appended.request=1*sleep(10000)";
 
-/// A run with three workers, of whom one is slow.
+/// A run with three workers. One of them is slow.
 pub struct Training<'w> {
     world: &'w World,
     run: RunSpec,
     slow: Program,
     others: Vec<Program>,
-    /// A line for each micro-batch that the slow one was given.
+    /// A line for each micro-batch of the slow worker.
     log: PathBuf,
 }
 
@@ -62,15 +62,16 @@ impl<'w> Training<'w> {
         fs::read_to_string(&self.log).unwrap_or_default().lines().count()
     }
 
-    /// Waits until the workers have trained more steps, whoever knows of them.
+    /// Waits until the workers have trained more steps, even if no coordinator knows of them.
     pub fn until_it_goes_on(&self) {
-        // Eight data shards a step, of which it has at most four; some are loaded ahead.
+        // A step has eight data shards. The slow worker has at most four of them, and loads some
+        // ahead.
         let wanted = self.loads() + 60;
         until("workers train", || (self.loads() >= wanted).then_some(()));
     }
 
-    /// The slow one is lost, and the run becomes complete, with the bits of any other.
-    /// Returns the lines.
+    /// The slow worker is lost, and the run becomes complete, with the bits of any other. Returns
+    /// the lines.
     fn complete(self, council: &Council) -> Vec<Value> {
         let steps = self.run.steps;
         let [events, lines] = self.finish(council);
@@ -81,7 +82,7 @@ impl<'w> Training<'w> {
         lines
     }
 
-    /// The same; returns the events and lines.
+    /// As [`Training::complete`]. Returns the events and lines.
     pub fn finish(self, council: &Council) -> [Vec<Value>; 2] {
         self.slow.signal(Signal::KILL);
         let Outcome::Complete(results) = council.outcome() else { panic!("it is not complete") };
@@ -108,7 +109,7 @@ fn every_coordinator_is_replaced_while_workers_train() {
     let training = Training::begin(&world, &mut council);
     for _ in 0..3 {
         council.join();
-        // The founder first; whoever leads is among those that go.
+        // The founder goes first. At some time the leader goes, too.
         let old = council.members.remove(0);
         let id = old.id();
         assert_eq!(council.wish_of(Wish::Remove(id), Some(&old)), Ok(()));
@@ -119,7 +120,7 @@ fn every_coordinator_is_replaced_while_workers_train() {
             ended.stderr.contains("the coordinator was removed: the others go on"),
             "{ended:?}"
         );
-        // Started again, it is told so again, however little it logs.
+        // Started again, the coordinator hears that again, even if it logs little.
         let mut again = council.again(&dir, address);
         again.env("EVERSTEP_LOG", "error");
         let again = Program::start(again).end();
@@ -132,7 +133,7 @@ fn every_coordinator_is_replaced_while_workers_train() {
     training.complete(&council);
 }
 
-/// It tells how soon another one leads.
+/// Prints how soon another one leads.
 #[test]
 fn a_leader_whose_disk_stands_still_is_replaced_and_nobody_notices() {
     let world = world();
@@ -168,7 +169,8 @@ fn a_leader_whose_disk_stands_still_is_replaced_and_nobody_notices() {
     assert!(!council.members[stalled].program.is_over(), "it stood still, and lives");
 }
 
-/// One that reaches too few others tells nothing as what is agreed, and what it knows if asked.
+/// A coordinator that reaches too few others does not state agreed facts. It states what it knows
+/// if asked for that.
 fn assert_tells_what_it_knows(member: &Member) {
     until("it refuses to tell", || {
         let (status, words) = member.look("GET", "/api/v1/status", "")?;
@@ -183,13 +185,13 @@ fn assert_tells_what_it_knows(member: &Member) {
     assert_eq!((status, &known["stale"]), (200, &true.into()), "{known}");
 }
 
-/// How many lines any of them knows.
+/// The most lines that any of them knows.
 fn known_lines(members: &[Member]) -> usize {
     let known = members.iter().map(|member| until("its lines", || member.history())[1].len());
     known.max().expect("somebody")
 }
 
-/// What an operator is told of these coordinators.
+/// The status that an operator gets from these coordinators.
 fn status(world: &World, council: &Council) -> Ended {
     let member = &council.members[0];
     let addresses = council.addresses();
@@ -202,7 +204,7 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let world = world();
     let mut council = Council::found(&world.path("coordinators"), 5, &["--ephemeral"]);
     let training = Training::begin(&world, &mut council);
-    // Who leads, and another.
+    // The leader dies, and another coordinator.
     let mut dead = Vec::new();
     for _ in 0..2 {
         dead.push(council.members.remove(council.leader(5)));
@@ -246,7 +248,7 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let third = Member::listening(council.again(&dir, address), dir).expect("it listens");
     council.members.push(third);
     assert!(council.wish(NOTHING).is_err(), "it is agreed again");
-    // What was trained meanwhile is told to whoever leads.
+    // The workers tell the next leader of the steps in between.
     until("steps of the time without a leader", || {
         (known_lines(&council.members) > settled).then_some(())
     });
@@ -264,7 +266,8 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     council.until_agreed(5);
 }
 
-/// What the shell passes on: of a file that must not grow the program is told, and not killed.
+/// The same command through a shell that ignores SIGXFSZ. So the program gets an error for a file
+/// that must not grow, and no signal kills it.
 fn bounded(command: &Command) -> Command {
     let mut bounded = Command::new("sh");
     bounded.args(["-c", r#"trap '' XFSZ; exec "$0" "$@""#]).arg(command.get_program());
@@ -272,7 +275,7 @@ fn bounded(command: &Command) -> Command {
     bounded
 }
 
-/// No file of it may grow beyond its beginning any more, as if the disk were full.
+/// No file of this process may grow any more, as if its disk were full.
 fn fill_the_disk_of(process: u32) {
     let process = Pid::from_raw(process as i32);
     let none = Rlimit { current: Some(0), maximum: None };
@@ -302,7 +305,7 @@ fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() 
     assert_eq!(ended.code(), Some(1), "{words}");
     assert!(words.contains(show(&dir)) && words.contains("make room on its disk"), "{words}");
     assert!(!words.contains("panicked"), "{words}");
-    // When there is room again it goes on where it was.
+    // When there is room again, the coordinator goes on where it was.
     let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
     council.members.push(again);
     council.until_agreed(3);

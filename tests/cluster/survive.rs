@@ -1,4 +1,4 @@
-//! Deaths cost time, and nothing else: no step, no sample, not a bit (I3, I4, I6).
+//! Deaths cost only time: no step, no sample, not a bit (I3, I4, I6).
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ fn world() -> World {
     World::new().with("run.steps", 400)
 }
 
-/// Trains with so many workers; each time that the cluster is whole the members of these ranks die
-/// at once.
+/// Trains with `workers` workers. Each time that the cluster is whole the members of these ranks
+/// die at once.
 fn kill(world: &World, workers: usize, deaths: &[&[usize]]) -> Run {
     let run = world.launch(&["--workers", &workers.to_string()]);
     run.until_step(3);
@@ -47,7 +47,7 @@ fn assert_survived(world: &World, run: &Run, deaths: &[&[usize]]) {
     assert_eq!(run.report["steps_redone"], redone);
 }
 
-/// Checks that the report says for how long the shards of the dead had one owner less.
+/// Checks that the report has the times in which the shards of dead workers had one owner less.
 fn assert_lapsed(run: &Run) {
     let lapses = run.report["under_protected"].as_array().expect("lapses");
     assert!(!lapses.is_empty());
@@ -78,7 +78,8 @@ fn eight_workers_survive_one_death_after_the_other() {
     assert_survived(&world, &kill(&world, 8, &deaths), &deaths);
 }
 
-/// At any moment of a step, of a join, of a change; but never two before the first is made up for.
+/// At any moment of a step, of a join, of a change. The next death comes only after the last one is
+/// made up for.
 #[test]
 fn deaths_at_random_moments_are_survived() {
     for (workers, steps) in [(3, 800), (4, 800), (8, 400)] {
@@ -153,7 +154,7 @@ fn a_stopped_worker_is_evicted_and_one_that_goes_on_registers_again() {
     assert_eq!(run.hash(), world.undisturbed());
 }
 
-/// It is silent for longer than the run waits for workers that it lacks, but it lives.
+/// The worker is silent for longer than the run waits for missing workers, but it lives.
 #[test]
 fn an_only_worker_that_is_stopped_for_longer_than_the_wait_is_waited_for() {
     let world = World::new().with("run.steps", 800);
@@ -163,13 +164,13 @@ fn an_only_worker_that_is_stopped_for_longer_than_the_wait_is_waited_for() {
     thread::sleep(Duration::from_secs(8));
     stopped.signal(Signal::CONT);
     let run = run.complete();
-    // A wait ends in a generation, here of the same worker.
+    // A wait ends in a generation. Here it has the same worker.
     run.assert_survived(800);
     assert!(run.lines("events.jsonl").iter().all(|event| event["event"] != "lost"));
     assert_eq!(run.hash(), world.undisturbed());
 }
 
-/// While it is away the run waits, so that it does not end before.
+/// The run waits while the host is away, so that it does not end before.
 #[test]
 fn a_host_whose_worker_dies_comes_back_twenty_times() {
     let world = World::new().with("run.steps", 800).with("run.min_workers", 2);

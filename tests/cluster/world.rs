@@ -1,8 +1,7 @@
 //! A place for runs: a folder with a text and a configuration, and the programs started in it.
 //!
-//! As many worlds exist at once as the test harness has threads: their processes take about one
-//! core for each. Nothing is waited for by the clock alone: what must happen is looked for until it
-//! has happened.
+//! As many worlds exist at once as the test harness has threads. The processes of each take about
+//! one core. No test waits by the clock alone: it looks for an event until it has happened.
 
 mod council;
 mod program;
@@ -24,11 +23,11 @@ pub use council::{Council, Member};
 pub use program::{Cluster, Ended, Launched, Node, Program, SOON, Signal};
 pub use run::Run;
 
-/// How long anything may take that a test waits for, far above what it takes: a test that hangs
-/// shall say so.
+/// The limit of every wait, far above the usual time. A test that hangs shall report it.
 const PATIENCE: Duration = Duration::from_secs(1_200);
 
-/// What makes a worker so slow that a run of some hundred steps lasts until it is gone.
+/// The failpoint that makes a worker so slow that a run of some hundred steps lasts until it is
+/// gone.
 pub const SLOW: &str = "load=sleep(50)";
 
 /// A folder with a text and a configuration.
@@ -82,7 +81,7 @@ impl World {
         Program::start(self.command(arguments))
     }
 
-    /// What starts the program in the folder.
+    /// The command that starts the program in the folder.
     pub fn command(&self, arguments: &[&str]) -> Command {
         command(self.folder.path(), arguments)
     }
@@ -97,7 +96,7 @@ impl World {
         Program::start(self.joining(run, flags))
     }
 
-    /// The same; so slow that the run lasts until it is gone.
+    /// The same, but so slow that the run lasts until it is gone.
     pub fn join_slowly(&self, run: &Launched) -> Program {
         let mut command = self.joining(run, &[]);
         command.env("FAILPOINTS", SLOW);
@@ -127,10 +126,10 @@ impl World {
         self.launch(arguments).complete()
     }
 
-    /// The state hash of this world's run when nothing happens to it.
+    /// The state hash of this world's run without any fault.
     pub fn undisturbed(&self) -> String {
         static KNOWN: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
-        // What its bits do not depend on, nor where its text lies.
+        // Keys that do not change the bits, and the place of the text.
         const INDIFFERENT: [&str; 4] =
             ["data.path", "redundancy.copies", "run.min_workers", "run.start_workers"];
         let settings = self.settings.iter().filter(|(key, _)| !INDIFFERENT.contains(key));
@@ -146,8 +145,8 @@ impl World {
         })
     }
 
-    /// Writes the configuration, if it is another: who was just started may be reading it. Returns
-    /// its path.
+    /// Writes the configuration, if it has changed: a process that has just started may be reading
+    /// it. Returns its path.
     pub fn config(&self) -> PathBuf {
         let line = |(key, value): (&&str, &toml::Value)| format!("{key} = {value}\n");
         let config: String = self.settings.iter().map(line).collect();
@@ -159,8 +158,8 @@ impl World {
     }
 }
 
-/// What starts the program in a folder, with nothing of the caller's configuration in its
-/// environment.
+/// The command that starts the program in a folder. Its environment has nothing of the caller's
+/// configuration.
 fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_everstep"));
     for (name, _) in std::env::vars_os() {
@@ -177,7 +176,7 @@ pub fn show(path: &Path) -> &str {
     path.to_str().expect("a path of UTF-8")
 }
 
-/// Looks for something until it is there.
+/// Calls `look` until it returns a value.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -207,7 +206,7 @@ fn text(bytes: usize) -> String {
     text
 }
 
-/// Draws numbers below a bound; the same seed draws the same ones.
+/// Draws numbers below a bound. The same seed draws the same ones.
 pub fn chance(seed: u32) -> impl FnMut(usize) -> usize {
     let mut drawn = seed;
     move |bound| {

@@ -18,37 +18,37 @@ use tempfile::TempDir;
 
 use crate::program::{PATIENCE, Program};
 
-/// What the emulated GPU says that it is.
+/// The architecture that the emulated GPU reports.
 const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 
-/// The folder with the run, and what the machine has.
+/// The folder with the run, and the libraries of the machine.
 pub struct Machine {
     folder: TempDir,
-    /// Where the driver is, if there is one.
+    /// The folder of the driver, if there is one.
     library: Option<&'static Path>,
     cache: PathBuf,
-    /// What `driver.cpp` reads.
+    /// The settings that `driver.cpp` reads.
     settings: String,
-    /// Where NVML is, if there is one, and what `nvml.cpp` reads.
+    /// The folder of NVML, if there is one, and the settings that `nvml.cpp` reads.
     nvml: Option<&'static Path>,
     nvml_settings: &'static str,
-    /// Where cuBLASLt is, if there is one, and what `cublaslt.cpp` reads.
+    /// The folder of cuBLASLt, if there is one, and the settings that `cublaslt.cpp` reads.
     cublaslt: Option<&'static Path>,
     cublaslt_settings: &'static str,
-    /// Where other libraries of CUDA are found, first of all.
+    /// The folders of other libraries of CUDA, in the order of search.
     path: Vec<PathBuf>,
 }
 
-/// A run that a worker joined which was started by hand.
+/// A run that a hand-started worker joined.
 pub struct Joined {
     /// Its report.
     pub report: Value,
-    /// How that worker ended.
+    /// The end of that worker.
     pub ended: Output,
 }
 
 impl Machine {
-    /// A small GPT in this precision; `None`, and loudly, where a compiler is missing.
+    /// A small GPT in this precision. `None`, with a loud message, if a compiler is missing.
     pub fn new(precision: &str) -> Option<Self> {
         let element = match precision {
             "bf16" => Precision::Bf16,
@@ -109,7 +109,7 @@ impl Machine {
         Self { path: Vec::new(), ..self.having("") }
     }
 
-    /// The same with a library of our own, in place of that of this name.
+    /// The same with our own library in place of the one of this name.
     pub fn with_library(&self, name: &str, source: &str) -> Self {
         let mut machine = self.having("");
         let folder = machine.folder.path();
@@ -138,13 +138,13 @@ impl Machine {
         Self { cublaslt: Some(cublaslt()), cublaslt_settings, ..self.having(&self.settings) }
     }
 
-    /// The same, with nothing compiled yet.
+    /// The same, with an empty cache of kernels.
     pub fn with_cache_of_its_own(mut self) -> Self {
         self.cache = self.folder.path().join("cache");
         self
     }
 
-    /// Where compiled kernels are.
+    /// The folder of compiled kernels.
     pub fn cache(&self) -> PathBuf {
         self.cache.join("everstep/kernels")
     }
@@ -176,15 +176,15 @@ impl Machine {
         lines.lines().map(line).map(|line| line["loss_scale"].as_u64().unwrap()).collect()
     }
 
-    /// What the workers of the last run logged.
+    /// The logs of the last run's workers.
     pub fn log(&self) -> String {
         let logs = fs::read_dir(self.folder.path().join("run/logs")).into_iter().flatten();
         let logs = logs.filter_map(|log| fs::read_to_string(log.ok()?.path()).ok());
         logs.collect()
     }
 
-    /// Begins the run with more steps than it will do, and asks until there is an answer; then the
-    /// run is cancelled.
+    /// Begins the run with more steps than it will do, and asks until there is an answer. Then
+    /// cancels the run.
     pub fn under_way<A>(&self, flags: &[&str], ask: impl Fn(&Self) -> Option<A>) -> A {
         let config = self.folder.path().join("run.toml");
         let text = fs::read_to_string(&config).unwrap();
@@ -209,7 +209,7 @@ impl Machine {
         answer
     }
 
-    /// A page of the coordinator's HTTP API; none while there is no coordinator.
+    /// A page of the coordinator's HTTP API. None while there is no coordinator.
     pub fn page(&self, path: &str) -> Option<String> {
         let view = fs::read(self.folder.path().join("run/cluster.json")).ok()?;
         let view: Value = serde_json::from_slice(&view).ok()?;
@@ -223,8 +223,8 @@ impl Machine {
         answer.starts_with("HTTP/1.1 200").then_some(answer)
     }
 
-    /// Trains the run with a worker on the GPU, and one that joins it with settings of its own and
-    /// another device.
+    /// Trains the run with a worker on the GPU, and another one that joins it with its own settings
+    /// and another device.
     pub fn joined(&self, settings: &str, device: &str) -> Joined {
         let config = self.folder.path().join("run.toml");
         let text = fs::read_to_string(&config).unwrap();
@@ -291,7 +291,7 @@ fn place(name: &str) -> PathBuf {
     folder
 }
 
-/// The folder of the driver whose kernels compute in this precision.
+/// The folder of the driver with kernels that compute in this precision.
 fn library(precision: Precision) -> Option<&'static Path> {
     static FOLDERS: [OnceLock<Option<PathBuf>>; 3] = [const { OnceLock::new() }; 3];
     let folder = FOLDERS[precision as usize].get_or_init(|| match nvrtc::version() {
@@ -319,7 +319,7 @@ fn cublaslt() -> &'static Path {
     FOLDER.get_or_init(|| compiled("cublaslt", "libcublasLt.so", &sources))
 }
 
-/// The folder of a library that stands beside the driver; the first source is the one to compile.
+/// The folder of a library beside the driver. The first source is the one to compile.
 fn compiled(place_of: &str, name: &str, sources: &[(&str, &str)]) -> PathBuf {
     let folder = tempfile::tempdir().unwrap();
     for (source, text) in sources {
@@ -337,7 +337,7 @@ fn compiled(place_of: &str, name: &str, sources: &[(&str, &str)]) -> PathBuf {
     install(&folder.path().join(name), place(place_of))
 }
 
-/// Whole, or the one of before: tests of another process may be using that.
+/// Replaces the library in one step: tests of another process may be using the old one.
 fn install(library: &Path, folder: PathBuf) -> PathBuf {
     let next = folder.join(format!("next-{}", std::process::id()));
     fs::copy(library, &next).unwrap();
@@ -371,7 +371,7 @@ fn build(precision: Precision) -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Compiles the kernels before the first workers start together and each of them does it.
+/// Compiles the kernels once. Else the first workers would all compile them at the same time.
 fn warm_up(precision: Precision) {
     let cache = Cache::at(place("cache").join("everstep/kernels"));
     for source in OPERATIONS.iter().filter(|source| source.precisions.contains(&precision)) {
@@ -379,13 +379,13 @@ fn warm_up(precision: Precision) {
     }
 }
 
-/// Nothing can be run here.
+/// Reports that no test can run here.
 fn skipped(why: &str) -> Option<PathBuf> {
     say_skipped(&format!("nothing ran on an emulated GPU: {why}"));
     None
 }
 
-/// Says so past the capture of the tests' output, which nobody sees of a test that passes.
+/// Prints past the capture of the tests' output, which the harness hides for a test that passes.
 pub fn say_skipped(what: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED, {what}");
 }

@@ -1,10 +1,10 @@
-//! Runs on a GPU that is emulated: everything of Everstep is the real thing, from the command line
-//! to the calls of the driver, and so is the compiler of the kernels. The driver is one of our own,
-//! whose GPU is the CPU (`driver.cpp`), and the kernels that it runs are the sources that were
-//! compiled. So is the library of products (`cublaslt.cpp`), where a run has one.
+//! Runs on an emulated GPU. All of Everstep is the real program, from the command line to the calls
+//! of the driver, and so is the compiler of the kernels. The driver is our own: its GPU is the CPU
+//! (`driver.cpp`), and the kernels that it runs are the compiled sources. So is the library of
+//! products (`cublaslt.cpp`), where a run has one.
 //!
-//! It needs a C++ compiler and NVRTC (`tests/cuda/install-nvrtc.sh`), and says loudly when one of
-//! them is missing. On a GPU none of this has ever run.
+//! It needs a C++ compiler and NVRTC (`tests/cuda/install-nvrtc.sh`), and prints a loud message if
+//! one of them is missing. On a GPU none of this has ever run.
 
 #![cfg(feature = "cuda")]
 
@@ -20,11 +20,11 @@ use everstep_kernels::backend::cuda::{OPERATIONS, Precision, Source};
 use machine::{Machine, say_skipped};
 use serde_json::Value;
 
-/// NVRTC of CUDA 12.4, as far as it is asked for its version.
+/// NVRTC of CUDA 12.4, reduced to its answer about its version.
 const OLD_COMPILER: &str = "extern \"C\" int nvrtcVersion(int* major, int* minor) {\
     *major = 12; *minor = 4; return 0; }";
 
-/// A program's stderr, where it has failed with this exit code.
+/// The stderr of a program that has failed with this exit code.
 fn refused(output: &Output, code: i32) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{said}");
@@ -91,7 +91,7 @@ fn any_number_of_workers_that_share_a_gpu_gives_the_same_bits() {
     }
 }
 
-/// One target has a third of the loss, and 256 numbers go back from it: multiplied by 65,536, one
+/// One target has a third of the loss, and 256 numbers go back from it. Multiplied by 65,536, one
 /// of them is beyond fp16's 65,504.
 #[test]
 fn in_fp16_steps_that_overflow_are_skipped_alike_until_the_loss_scale_fits() {
@@ -254,8 +254,8 @@ fn products_of_the_library_learn_what_the_cpu_learns_with_the_same_bits_for_any_
     }
 }
 
-/// The head's product on the way forward, whose rows are the vocabulary, as the library counts; a
-/// bias with GELU; and the way back through GELU.
+/// The products without an algorithm: the head's forward product, whose rows are the vocabulary, as
+/// the library counts. Also a bias with GELU, and the way back through GELU.
 #[test]
 fn what_the_library_has_no_algorithm_for_takes_kernels_in_every_worker() {
     let Some(machine) = Machine::new("f32") else { return };

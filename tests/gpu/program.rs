@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
-/// How long anything may take that a test waits for, far above what it takes.
+/// The limit of every wait of a test, far above the usual time.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Dropped, it is killed, and with a launcher all that it has started: the kernel sees to that.
+/// A program that is killed when this is dropped. If it is a launcher, the kernel also kills all
+/// that it has started.
 pub struct Program {
     child: Child,
-    /// What it says on stderr: a pipe that nobody reads would stop it once it is full.
+    /// The file that gets its stderr: a pipe without a reader would stop it once it is full.
     said: NamedTempFile,
 }
 
@@ -24,12 +25,12 @@ impl Program {
         Self { child: command.spawn().unwrap(), said }
     }
 
-    /// How it ended, if it did.
+    /// How it ended. None while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// What it has said so far.
+    /// Its stderr so far.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.said.path()).unwrap()).into_owned()
     }

@@ -1,14 +1,14 @@
-//! What is told of a run's GPUs: which there are, how they do, and how well they are used.
+//! The reports on a run's GPUs: which there are, their state, and their utilization.
 
 use serde_json::Value;
 
 use crate::machine::Machine;
 
-/// The operations that training on a sample of the machine's run takes, counted by hand: 6 for each
-/// weight of two blocks and of the head, and attention.
+/// The operations of training on a sample of the machine's run, counted by hand: 6 for each weight
+/// of two blocks and of the head, and attention.
 const FLOPS_PER_SAMPLE: f64 = 16.0 * (6.0 * (2.0 * 12_288.0 + 8_192.0) + 12.0 * 2.0 * 16.0 * 32.0);
 
-/// What `everstep worker ls` says of the workers, once all of them have figures.
+/// The workers in `everstep worker ls`, once all of them have figures.
 fn workers(machine: &Machine, count: usize) -> Option<Vec<Value>> {
     let listed = machine.run(&["worker", "ls", "--json", "--dir", "run"]);
     let listed: Value = serde_json::from_slice(&listed.stdout).ok()?;
@@ -30,7 +30,7 @@ fn each_worker_tells_what_it_computes_on_and_how_that_does() {
             metrics.contains("everstep_gpu_").then_some((listed, metrics, text))
         });
     listed.sort_by_key(|worker| worker["device"]["gpu"]["number"].as_u64());
-    // The figures are of the GPU with the worker's number, which follow from its UUID.
+    // The figures belong to the GPU with the worker's number, and follow from its UUID.
     for (number, worker) in (0..).zip(&listed) {
         let device = &worker["device"];
         assert_eq!(
@@ -93,7 +93,7 @@ fn without_nvml_or_where_it_does_not_start_a_run_goes_on_and_says_so_once() {
     let with = machine.train(&flags);
     for machine in [machine.having("").with_nvml("loaded=0"), machine.without_nvml()] {
         assert_eq!(machine.train(&flags)["state_hash"], with["state_hash"]);
-        // The thread that asks says so, which no run of a few steps waits for.
+        // The thread that asks reports it. A run of a few steps ends before that.
         let said = |machine: &Machine| machine.log().matches("no figures of the GPU").count();
         machine.under_way(&flags, |machine| (said(machine) > 0).then_some(()));
         assert_eq!(said(&machine), 1, "{}", machine.log());

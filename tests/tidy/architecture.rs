@@ -2,7 +2,7 @@
 
 use super::source::Source;
 
-/// What is wrong with the document, given all sources.
+/// The problems of the document, given all sources.
 pub fn problems(text: &str, sources: &[Source]) -> Vec<String> {
     let mut problems = Vec::new();
     let listed = invariants(text);
@@ -14,7 +14,7 @@ pub fn problems(text: &str, sources: &[Source]) -> Vec<String> {
     problems
 }
 
-/// The invariants (`I3`) listed in the section whose heading contains `Invariants`.
+/// The invariants (`I3`) listed in the section with `Invariants` in its heading.
 fn invariants(text: &str) -> Vec<&str> {
     let mut inside = false;
     let mut found = Vec::new();

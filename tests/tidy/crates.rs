@@ -1,4 +1,4 @@
-//! The rule of the crates: which may depend on which.
+//! The rule of the crates: the dependencies that each may have.
 
 use std::io;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::path::Path;
 /// The manifest of a member of the workspace.
 pub struct Manifest {
     name: String,
-    /// The crates of the workspace that it depends on, for whatever purpose and target.
+    /// The crates of the workspace that it depends on, for any purpose and target.
     uses: Vec<String>,
 }
 
-/// Each crate with those that it may use.
+/// Each crate, with the crates that it may use.
 const ALLOWED: [(&str, &[&str]); 7] = [
     ("everstep-transport", &[]),
     ("everstep-kernels", &[]),
@@ -44,7 +44,7 @@ pub fn manifests(root: &Path) -> io::Result<Vec<Manifest>> {
     members.iter().map(read).collect()
 }
 
-/// What is wrong with a crate's dependencies.
+/// The problems of a crate's dependencies.
 pub fn problems(manifest: &Manifest) -> Vec<String> {
     let Manifest { name, uses } = manifest;
     let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| known == name) else {

@@ -1,4 +1,5 @@
-//! The rules of a source file: its size, its words, its unsafe code, and what a core may name.
+//! The rules of a source file: its size, its words, its unsafe code, and the names that a core may
+//! use.
 
 /// A source file, its path relative to the workspace, with forward slashes.
 pub struct Source {
@@ -13,8 +14,8 @@ const FUNCTION_LINES: usize = 70;
 const FILE_LINES: usize = 500;
 const TEST_FILE_LINES: usize = 800;
 
-/// How a core module says that it is one. Split, as all words below, so that this file does not
-/// contain what it looks for.
+/// The attribute that marks a core module. It is split, as are all words below, so that this file
+/// does not contain what it looks for.
 pub const CORE_ATTRIBUTE: &str = concat!("#![deny(clippy::", "disallowed_");
 
 const FORBIDDEN: [(&str, &str); 7] = [
@@ -42,7 +43,7 @@ const SHELL: [&str; 9] = [
     "std::time::SystemTime",
 ];
 
-/// Everything that is wrong with a file, each with its place.
+/// All problems of a file, each with its place.
 pub fn problems(source: &Source) -> Vec<String> {
     let mut problems = sizes(source);
     problems.extend(words(source));
@@ -50,7 +51,7 @@ pub fn problems(source: &Source) -> Vec<String> {
     problems
 }
 
-/// The core modules: those with the attribute, and the modules inside them.
+/// The core modules: the modules with the attribute, and the modules inside them.
 pub fn cores(sources: &[Source]) -> Vec<&Source> {
     let declared = |source: &&Source| source.text.lines().any(|l| l.starts_with(CORE_ATTRIBUTE));
     let homes: Vec<&str> = sources
@@ -66,7 +67,7 @@ pub fn cores(sources: &[Source]) -> Vec<&Source> {
     sources.iter().filter(|source| inside(&source.path)).collect()
 }
 
-/// What a core names that only a shell may use.
+/// Names in a core that only a shell may use.
 pub fn shell_in_core(core: &Source) -> Vec<String> {
     let found = |line: &str| SHELL.iter().find(|word| has_word(code(line), word));
     let problem = |(at, word)| place(core, at, &format!("a core does not use `{word}`"));
@@ -76,7 +77,7 @@ pub fn shell_in_core(core: &Source) -> Vec<String> {
         .collect()
 }
 
-/// Whether a line has these words, and not only the beginning of a longer one.
+/// Whether a line has these words, and not only as the beginning of a longer one.
 fn has_word(line: &str, word: &str) -> bool {
     let is_part = |rest: &str| {
         word.ends_with(char::is_alphanumeric)
@@ -123,7 +124,8 @@ fn is_function(line: &str) -> bool {
     first == Some("fn")
 }
 
-/// The index of a function's last line, its first being 0; none if the text ends before.
+/// The index of a function's last line, counted from its first line as 0. None if the text ends
+/// before.
 fn last_line(lines: &[&str]) -> Option<usize> {
     let depth = indentation(lines[0]);
     lines.iter().position(|line| {

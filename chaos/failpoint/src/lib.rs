@@ -1,13 +1,13 @@
-//! Failpoints: places, each with a name, where a test may kill, stop or delay a process.
+//! Failpoints: named places where a test may kill, stop or delay a process.
 //!
-//! In: the environment of the process, and the names of its points as it passes them. What is to
-//! happen at which is said as the crate `fail` has it: `FAILPOINTS="vote.send=1*return(kill)"`.
-//! Beside that crate's actions there is `return(kill)`: SIGKILL, on itself. Each point that acts
-//! first appends its name as a line to the file that `EVERSTEP_FAILPOINT_LOG` names, if it names
-//! one.
+//! In: the environment of the process, and the names of its points as it passes them. The syntax of
+//! the crate `fail` says what happens at which point: `FAILPOINTS="vote.send=1*return(kill)"`. In
+//! addition to that crate's actions there is `return(kill)`: SIGKILL, on itself. Each point that
+//! acts first appends its name as a line to the file that `EVERSTEP_FAILPOINT_LOG` names, if it
+//! names one.
 //!
-//! It does not know which points there are: worker and coordinator each say theirs. Only their
-//! feature `failpoints` builds this.
+//! This crate does not know which points there are: worker and coordinator each list theirs. Only
+//! their feature `failpoints` builds this.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -15,25 +15,25 @@ use std::io::{self, Write};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Where the present action of whichever point acts is done.
+/// The `fail` point that performs the present action of any point.
 const ACTION: &str = "action";
-/// Where actions are set only to see whether there are such.
+/// The `fail` point that tests whether an action exists.
 const TRIAL: &str = "trial";
 
-/// What `FAILPOINTS` says cannot be.
+/// A part of `FAILPOINTS` is not valid.
 #[derive(Debug, thiserror::Error)]
 #[error("FAILPOINTS: \"{term}\" {problem}")]
 pub struct FailpointError {
-    /// The part of it.
+    /// The invalid part.
     pub term: String,
-    /// What is wrong with it.
+    /// The problem, in words.
     pub problem: String,
 }
 
-/// Reads `FAILPOINTS`, once, when a process starts that has these `points`.
+/// Reads `FAILPOINTS`, once, when a process with these `points` starts.
 ///
 /// # Errors
-/// A name that is none of them, or an action that there is not.
+/// A name that is none of them, or an action that does not exist.
 pub fn arm(points: &[&str]) -> Result<(), FailpointError> {
     let all = env::var("FAILPOINTS").unwrap_or_default();
     all.split(';').map(str::trim).filter(|term| !term.is_empty()).try_for_each(|term| {
@@ -41,7 +41,7 @@ pub fn arm(points: &[&str]) -> Result<(), FailpointError> {
     })
 }
 
-/// The process is at this point: does what is to happen there, if anything is.
+/// The process passes this point: performs the action that is set for it, if any.
 pub fn pass(point: &str) {
     fail::fail_point!(point, |action| act(point, &action.unwrap_or_default()));
 }
@@ -54,8 +54,8 @@ fn arm_one(points: &[&str], term: &str) -> Result<(), String> {
     fail::cfg(name.trim(), &told?.join("->"))
 }
 
-/// The same action at the same times, but told to [`act`] instead of done: the crate does most
-/// actions without a word, and they are to be logged.
+/// The same action at the same times, but handed to [`act`]. The crate does most actions without a
+/// word, and each must be logged.
 fn told(term: &str) -> Result<String, String> {
     let term = term.trim();
     let head = term.split('(').next().unwrap_or_default();

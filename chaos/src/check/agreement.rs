@@ -1,6 +1,6 @@
-//! I9 and I14, and I1 as far as it is about leaders: the log is one, whoever applies it and
-//! whenever; what it comes to is one state and one history; of a term there is one leader. I8, as
-//! far as somebody is told that it is lost, or that it is a coordinator no more.
+//! I9 and I14, and I1 as far as it is about leaders: all coordinators have one log, at all times.
+//! It leads to one state and one history. A term has one leader. I8, as far as a worker hears that
+//! it is lost, or a coordinator that it is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,31 +10,32 @@ use everstep_transport::protocol::{CoordinatorId, Frame, News, Term, WorkerId};
 use super::records::alike;
 use super::{Found, Invariant};
 
-/// What all coordinators have come to, in every life of theirs.
+/// What all coordinators have applied and stated, in all their lives.
 #[derive(Debug, Default)]
 pub(super) struct Agreement {
-    /// Who led in each term, and in which of its lives: what was said in a term may be forgotten.
+    /// The leader of each term, and its life: a process forgets what it said in a term of an
+    /// earlier one.
     leaders: BTreeMap<Term, (usize, u64)>,
     /// By index: the term and the digest of each entry that was applied.
     entries: BTreeMap<u64, (Term, blake3::Hash)>,
     /// By index: the digest of the state.
     states: BTreeMap<u64, blake3::Hash>,
     frames: BTreeMap<u64, Frame>,
-    /// The workers that are registered, and not gone.
+    /// The workers that are registered, and neither lost nor gone.
     present: BTreeSet<WorkerId>,
-    /// The coordinators that the log lists, and the entry since which it does.
+    /// The coordinators that the log lists, and the entry that listed them.
     listed: (u64, BTreeSet<CoordinatorId>),
-    /// Those that were told that the others do without them.
+    /// The coordinators that were told that the others do without them.
     dismissed: BTreeSet<CoordinatorId>,
 }
 
 impl Agreement {
-    /// Whether nobody has applied an entry yet.
+    /// Whether no coordinator has applied an entry yet.
     pub(super) fn is_new(&self, index: u64) -> bool {
         !self.entries.contains_key(&index)
     }
 
-    /// Whether somebody has told what an entry has brought.
+    /// Whether a coordinator has shown what an entry has brought.
     pub(super) fn has_brought(&self, index: u64) -> bool {
         self.frames.contains_key(&index)
     }
@@ -61,7 +62,7 @@ impl Agreement {
         Err((Invariant::I9, seen))
     }
 
-    /// The state of a coordinator that has applied the log up to an index.
+    /// A coordinator that has applied the log up to an index has this state.
     pub(super) fn stands(&mut self, index: u64, state: &[u8]) -> Result<(), Found> {
         let state = blake3::hash(state);
         if *self.states.entry(index).or_insert(state) == state {
@@ -70,7 +71,7 @@ impl Agreement {
         Err((Invariant::I14, format!("two states of coordinators that have applied entry {index}")))
     }
 
-    /// What an entry has brought to the history of a coordinator.
+    /// An entry has brought this frame to the history of a coordinator.
     pub(super) fn brought(&mut self, frame: &Frame) -> Result<(), Found> {
         if let Some(first) = self.frames.get(&frame.index) {
             if alike(first, frame) {
@@ -97,14 +98,14 @@ impl Agreement {
         Ok(())
     }
 
-    /// The log lists these coordinators since this entry, as somebody has applied it.
+    /// The log lists these coordinators since entry `revision`.
     pub(super) fn listed(&mut self, revision: u64, ids: &[CoordinatorId]) {
         if revision > self.listed.0 {
             self.listed = (revision, ids.iter().copied().collect());
         }
     }
 
-    /// A coordinator ends for good: only if the log lists it no more.
+    /// A coordinator ends for good. The log must not list it any more.
     pub(super) fn dismissed(&mut self, id: CoordinatorId) -> Result<(), Found> {
         self.dismissed.insert(id);
         if !self.is_listed(id) {
@@ -119,7 +120,7 @@ impl Agreement {
         self.listed.1.contains(&id)
     }
 
-    /// Whether a coordinator has ended so.
+    /// Whether a coordinator has ended since the others do without it.
     pub(super) fn was_dismissed(&self, id: CoordinatorId) -> bool {
         self.dismissed.contains(&id)
     }

@@ -1,52 +1,52 @@
-//! I9, as operators see it: whatever they ask for at any coordinator, and however often they say
-//! it, happens once, at one moment between question and answer.
+//! I9, as operators see it: each request happens once, at one moment between question and answer,
+//! at whichever coordinators and however often its operator repeats it.
 //!
-//! A token is there or not: a register. It is made whether it was there or not; to revoke it is
-//! refused where it is not there, so the answer also tells what was there. A list tells it of all.
-//! What was asked and never answered may have happened at any moment since, or not.
+//! A token is a register: it is there or not. A creation puts it there in any case. A revocation is
+//! refused if it is not there, so the answer also shows the register. A list shows all registers. A
+//! question without an answer may have taken effect at any moment since, or not at all.
 
 use std::collections::BTreeMap;
 
 use super::linear::{Action, Operation, check};
 use super::{Found, Invariant};
 
-/// What is asked for.
+/// A question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// This token is to be accepted: granted, whether it was there or not.
+    /// Accept this token. Granted, whether it was there or not.
     Create(u64),
-    /// It is not to be accepted any more: refused if it is not there.
+    /// Do not accept it any more. Refused if it is not there.
     Revoke(u64),
-    /// Which tokens are there?
+    /// List the tokens that are there.
     List,
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was done.
+    /// The request was carried out.
     Granted,
-    /// It could not be.
+    /// The request was not possible.
     Refused,
     /// These tokens are there, a bit for each.
     Listed(u64),
 }
 
-/// So many tokens are spoken of.
+/// The number of tokens in a simulation.
 pub const TOKENS: u64 = 3;
 
-/// All that operators asked for and were told.
+/// All questions of operators, and their answers.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// Moments, counted.
+    /// A counter that gives every question and answer its moment.
     moment: u64,
-    /// What each operator waits for, since when, and where in the history that is.
+    /// By operator: its open question, the question's moment, and its place in the history.
     waiting: BTreeMap<u64, (Call, u64, usize)>,
     history: Vec<Operation<u64, bool>>,
 }
 
 impl Asked {
-    /// An operator asks for something; it has been answered whatever it has asked for before.
+    /// An operator asks a question. It has had the answers to all earlier ones.
     pub(super) fn asked(&mut self, client: u64, call: Call) {
         self.moment += 1;
         self.waiting.insert(client, (call, self.moment, self.history.len()));
@@ -55,7 +55,7 @@ impl Asked {
         self.history.push(Operation { key, action, called: self.moment, answered: None });
     }
 
-    /// It is answered.
+    /// An operator has its answer.
     pub(super) fn answered(&mut self, client: u64, answer: Answer) -> Result<(), Found> {
         self.moment += 1;
         let answered = Some(self.moment);
@@ -96,7 +96,7 @@ mod tests {
     const YES: Result<Call, Answer> = Err(Answer::Granted);
     const NO: Result<Call, Answer> = Err(Answer::Refused);
 
-    /// An operator, then what it asks for, or is answered.
+    /// Replays a history: each entry is an operator, and its question or its answer.
     fn history(words: &[(u64, Result<Call, Answer>)]) -> Result<(), Found> {
         let mut asked = Asked::default();
         words.iter().try_for_each(|(client, word)| match word {

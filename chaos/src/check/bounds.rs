@@ -4,13 +4,14 @@ use everstep_transport::protocol::Record;
 
 use super::{Found, Invariant};
 
-/// Most messages on a control lane: what a link that is silent, and not yet lost, can take up.
+/// Most messages on a control lane: as many as come while a link is silent, but not yet lost.
 const CONTROL_LANE: usize = 64;
-/// Most on one between coordinators: heartbeats of a leader every 25 ms, and what it proposes.
+/// Most messages on a lane between coordinators: a leader's heartbeats every 25 ms, and its
+/// proposals.
 const LOG_LANE: usize = 512;
 /// Generations that may begin while a device is busy with one pass.
 const GENERATIONS: usize = 8;
-/// Steps of a toy run that pass until a link is lost on which nothing is heard: 3.3 s of 80 ms.
+/// Steps of a toy run until a silent link is lost: 3.3 s of 80 ms.
 const STEPS: usize = 42;
 /// Master weights, the moments of Adam, and the head of a shard's state.
 const STATE_PARCELS: usize = 4;
@@ -32,17 +33,17 @@ impl Bounds {
 
     pub(super) fn queued(&self, kind: &str, waiting: usize) -> Result<(), Found> {
         let most = match kind {
-            // Of two steps: every partial, the reduced shards, the parameters or the masters, and
-            // the commit. Besides, what was asked for: parameters and states.
+            // For two steps: every partial, the reduced shards, the parameters or the masters, and
+            // the commit. In addition, requested parameters and states.
             "pair of workers" => {
                 2 * (self.shards * (self.data_shards as usize + 2) + 1)
                     + self.shards * (STATE_PARCELS + 1)
             }
-            // A learner that cannot be reached gets the parameters and the reduced shards of every
-            // step until its link is lost; besides, what it has asked for.
+            // An unreachable learner gets the parameters and the reduced shards of every step until
+            // its link is lost, and what it has asked for.
             "learner" => STEPS * (2 * self.shards + 1) + self.shards * (STATE_PARCELS + 1),
-            // An update, a load and a write of every shard, a gradient and the end; and what every
-            // new generation adds: an update, what others ask for, the entry and its gradient.
+            // An update, a load and a write of every shard, a gradient and the end. Every new
+            // generation adds an update, the requests of others, the entry and its gradient.
             "device" => 3 * self.shards + 2 + GENERATIONS * (3 * self.shards + 3),
             "lane between coordinators" => LOG_LANE,
             _ => CONTROL_LANE,

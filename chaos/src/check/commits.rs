@@ -1,4 +1,4 @@
-//! I2, I5, and I3 and I19 as far as they are about when a member computes.
+//! I2, I5, and the part of I3 and I19 about when a member computes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,15 +14,16 @@ pub(super) struct Commits {
     verdicts: BTreeMap<Step, Verdict>,
     /// Each member's last commit.
     last: BTreeMap<WorkerId, Step>,
-    /// The same in each history: a member that goes on in another one may have gone further before.
+    /// The same in each history. A member that goes on in another history may have been further
+    /// before.
     reached: BTreeMap<(usize, WorkerId), Step>,
-    /// What each member takes for settled, and in which generation.
+    /// The last step that each member takes for settled, and the generation in which it does.
     settled: BTreeMap<WorkerId, (Generation, Step)>,
     /// The newest settled step of each history.
     newest: BTreeMap<usize, Step>,
     /// The newest step that was ever settled.
     ever: Step,
-    /// Steps that were committed, each time anew.
+    /// How many times a step was committed. Steps that were done again count again.
     count: u64,
 }
 
@@ -40,7 +41,7 @@ impl Commits {
         }
     }
 
-    /// A record carries its commit, so nothing can undo that any more.
+    /// A record carries its commit. So no fault can undo that commit any more.
     pub(super) fn recorded(&mut self, history: usize, resume: Step) {
         self.settle(history, resume);
     }
@@ -75,7 +76,7 @@ impl Commits {
     }
 
     /// A member commits. `history` is that of the commit's generation, and whether that is the
-    /// current generation; `first` says that nobody has committed this step in it before.
+    /// current generation. `first` says that no member has committed this step in it before.
     pub(super) fn committed(
         &mut self,
         worker: WorkerId,
@@ -99,7 +100,7 @@ impl Commits {
         Ok(())
     }
 
-    /// What a member commits is what all others do, in this run and in the reference.
+    /// A member's commit must equal the commits of all other members, and that of the reference.
     pub(super) fn compare(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
         let (step, verdict) = (commit.step, Verdict::of(commit));
         let first = *self.verdicts.entry(step).or_insert(verdict);
@@ -116,7 +117,7 @@ impl Commits {
         Ok(())
     }
 
-    /// A version is made by its commit; who only learns need not have heard it from the world.
+    /// A commit makes a version. The world need not have told a learner of that commit.
     pub(super) fn updated(&self, worker: WorkerId, version: Step) -> Result<(), Found> {
         let last = self.last.get(&worker).copied().unwrap_or_else(|| self.newest_committed());
         if version <= last {
@@ -127,8 +128,8 @@ impl Commits {
         Err((Invariant::I3, seen))
     }
 
-    /// A settled step has the votes of all members for the next one, so all know its commit; or the
-    /// generation's record carries it.
+    /// A settled step has the votes of all members for the next one, so all know its commit. If
+    /// not, the generation's record carries it.
     pub(super) fn settled(
         &mut self,
         worker: WorkerId,
@@ -177,12 +178,12 @@ impl Commits {
         self.verdicts.get(&step).copied()
     }
 
-    /// The last step that anyone has committed.
+    /// The last step that any member has committed.
     pub(super) fn newest_committed(&self) -> Step {
         self.verdicts.last_key_value().map_or(Step(0), |(step, _)| *step)
     }
 
-    /// How many steps were committed, those that were done again counted again.
+    /// How many steps were committed. Steps that were done again count again.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -206,8 +207,7 @@ impl Verdict {
     }
 }
 
-/// Which of the values that are no number it is depends on the order of additions, and means
-/// nothing.
+/// The order of additions decides which NaN a value is. The difference means nothing.
 fn bits(value: f64) -> u64 {
     if value.is_nan() { f64::NAN.to_bits() } else { value.to_bits() }
 }

@@ -10,11 +10,11 @@ use super::{Chronicle, Copy, Found, Invariant};
 #[derive(Debug)]
 pub(super) struct Copies {
     reference: Option<Arc<Chronicle>>,
-    /// Of each version of each shard, the first digest, and whose it was.
+    /// For each version of each shard, the first digest, and the worker that had it.
     first: BTreeMap<(Step, Shard), (WorkerId, u64)>,
     /// Workers whose memory was corrupted.
     corrupted: BTreeSet<WorkerId>,
-    /// Their copies that differ, and the newest versions of them.
+    /// The copies of those workers that differ, with their newest versions.
     diverged: BTreeMap<(WorkerId, Shard), Step>,
 }
 
@@ -24,13 +24,13 @@ impl Copies {
         Self { reference, first, corrupted, diverged }
     }
 
-    /// From now on the worker's copies may differ; where it owns them, nobody may commit on top of
-    /// that. What only learns is no part of a commit.
+    /// From now on the worker's copies may differ. If it owns one of them, no member may commit on
+    /// top of that. A copy that it only learns is no part of a commit.
     pub(super) fn corrupted(&mut self, worker: WorkerId) {
         self.corrupted.insert(worker);
     }
 
-    /// Whether nobody's memory was corrupted.
+    /// Whether no worker's memory was corrupted.
     pub(super) fn are_trusted(&self) -> bool {
         self.corrupted.is_empty()
     }

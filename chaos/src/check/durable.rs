@@ -19,7 +19,7 @@ impl Durable {
         }
     }
 
-    /// A watcher is told of an event.
+    /// A watcher has heard of an event.
     pub(super) fn told(&self, event: &Event) -> Result<(), Found> {
         match &event.kind {
             EventKind::Complete { model: None, .. } => {

@@ -1,5 +1,5 @@
 //! I16: every listed owner can reach the resume version from its own state, and every shard has at
-//! least one owner. I6, as far as a record is about it: no copy is given up that is needed.
+//! least one owner. I6, as far as a record is about it: no plan gives up a copy that is needed.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +7,30 @@ use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
 
 use super::{Found, Invariant};
 
-/// What each device holds, as it has reported, or will hold by the jobs that it was given.
+/// The versions that each device has reported, or will hold after the jobs that it was given.
 #[derive(Debug, Default)]
 pub(super) struct Holdings(BTreeMap<WorkerId, BTreeMap<Shard, Step>>);
 
 impl Holdings {
-    /// A device holds a version of a shard, if it was not given more to do with it.
+    /// A device holds a version of a shard. A newer version that it has a job for counts instead.
     pub(super) fn holds(&mut self, worker: WorkerId, shard: Shard, version: Step) {
         let held = self.0.entry(worker).or_default().entry(shard).or_default();
         *held = version.max(*held);
     }
 
-    /// A device has taken a shard on.
+    /// A device has restored a shard.
     pub(super) fn restored(&mut self, worker: WorkerId, shard: Shard, version: Step) {
         self.0.entry(worker).or_default().insert(shard, version);
     }
 
-    /// A device is to make a version of a shard that it holds.
+    /// A device has a job to make a version of a shard that it holds.
     pub(super) fn given(&mut self, worker: WorkerId, shard: Shard, version: Step) {
         if let Some(held) = self.0.get_mut(&worker).and_then(|held| held.get_mut(&shard)) {
             *held = version;
         }
     }
 
-    /// A device has entered a generation, and holds these shards and perhaps some that it learns.
+    /// A device has entered a generation. It holds these shards, and perhaps some that it learns.
     pub(super) fn entered(
         &mut self,
         worker: WorkerId,
@@ -53,8 +53,9 @@ impl Holdings {
         self.0.remove(&worker);
     }
 
-    /// A generation is proposed, after another. A copy that lags by one step has the reduced
-    /// gradient of the recorded commit: its worker could not have voted for that step otherwise.
+    /// A leader proposes a generation after another one. A copy that lags by one step has the
+    /// reduced gradient of the recorded commit: its worker could not have voted for that step
+    /// otherwise.
     pub(super) fn proposed(
         &self,
         record: &Record,
@@ -100,7 +101,7 @@ fn owners(record: &Record, shard: Shard) -> impl Iterator<Item = WorkerId> {
     record.owners_of(shard).iter().map(|rank| record.member(*rank).worker)
 }
 
-/// Who has owned a shard, and is a member of the next generation, too.
+/// The former owners of a shard that are also members of the next generation.
 fn owners_before(before: &Record, record: &Record, shard: Shard) -> impl Iterator<Item = WorkerId> {
     owners(before, shard).filter(|worker| record.rank(*worker).is_some())
 }

@@ -1,11 +1,11 @@
-//! The promises, by their numbers; which checker looks at which, its file says.
+//! The promises, by their numbers. Each checker's file says which ones it checks.
 
 /// A promise of the design, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Invariant {
     /// One generation record per number.
     I1,
-    /// All who commit a step record the same norm, loss and decision.
+    /// All members that commit a step record the same norm, loss and decision.
     I2,
     /// Every copy of a parameter shard at one version has the same bits, those of the fault-free
     /// run.
@@ -14,17 +14,17 @@ pub enum Invariant {
     I4,
     /// Settled steps never go backwards, unless a rollback says so.
     I5,
-    /// While an owner of every shard lives, no copy that is needed is given up.
+    /// While an owner of every shard lives, no plan gives up a copy that is needed.
     I6,
-    /// Nothing of an older generation changes anything, nor of one that a promise has ended.
+    /// No message of an older generation changes anything, nor of one that a promise has ended.
     I7,
     /// No heartbeating worker is evicted, and no run fails, without a fault that explains it.
     I8,
-    /// What was agreed on stays, whoever leads, and what is asked for happens once.
+    /// An agreed entry stays under every leader, and each request happens once.
     I9,
     /// Queues are bounded.
     I10,
-    /// Once nothing goes wrong any more, the run goes on, and becomes complete, in a stated time.
+    /// After the last fault the run goes on, and becomes complete, in a stated time.
     I11,
     /// Metrics and events are those of one history: each settled step once, in order.
     I13,
@@ -36,18 +36,19 @@ pub enum Invariant {
     I16,
     /// A record resumes at its predecessor's step or later, and no settled step is lost.
     I17,
-    /// Each partial is added exactly once: where nothing is sent twice, nothing is refused.
+    /// Each partial is added exactly once: where no meddler repeats a message, no worker refuses
+    /// one.
     I18,
     /// All contributions to a step were computed from one history's version before it.
     I19,
     /// Each Pause that can be served ends in a record within a stated time.
     I20,
-    /// No rollback while a process that holds a needed copy may live, unless the run allows to give
-    /// it up or an operator asks for it.
+    /// No rollback while a process that holds a needed copy may live, unless the run allows a
+    /// leader to give it up or an operator asks for it.
     I21,
     /// A run is complete only when its model is durable, and its end names the place.
     I22,
-    /// After a planned change no worker sends more than one sum more than its share takes, and
-    /// after a loss at most the orphaned blocks more than before.
+    /// After a planned change no worker sends more than one sum more than its share takes. After a
+    /// loss, at most the orphaned blocks more than before.
     I24,
 }

@@ -1,49 +1,50 @@
-//! Whether what clients saw of registers can be told as one story, each operation at one moment
-//! between its call and its answer (linearizability; Herlihy and Wing 1990).
+//! Whether one story can tell what clients saw of registers, with each operation at one moment
+//! between its call and its answer (linearizability, Herlihy and Wing 1990).
 //!
-//! Input: a history of writes and reads, each with its times. Output: the first register whose part
-//! of it is no such story; each register can be judged alone, for the property is local. What a
-//! register is, this module does not know: of a set of elements, each element is one, there or not.
+//! Input: a history of writes and reads, each with its times. Output: the first register without
+//! such a story. Each register can be judged alone, since the property is local. This module does
+//! not know what a register is. For a set, each element is a register: there or not.
 //!
-//! The search (Wing and Gong 1993) tells the story from its beginning: next may come whatever was
-//! called before the first of the rest was answered. A read that may come next, and has seen what
-//! the register holds, is told at once, for it forbids nothing that follows; only between writes is
-//! there a choice.
+//! The search (Wing and Gong 1993) tells the story from its beginning. The next operation may be
+//! any one that was called before the first answer of the rest. If the next operation may be a read
+//! that saw the present value, the search tells it at once, since it forbids no later one. Only
+//! between writes is there a choice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 
-/// What a client did to a register, and when: whatever clock all clients share.
+/// An operation of a client on a register, with its times on a clock that all clients share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation<K, V> {
     /// The register.
     pub key: K,
-    /// What was done.
+    /// The operation.
     pub action: Action<V>,
     /// When it was called.
     pub called: u64,
-    /// When it was answered; none: the client does not know whether it was done, or ever will be.
+    /// When it was answered. None: the client does not know whether it was done, or ever will be.
     pub answered: Option<u64>,
 }
 
-/// What a client did to a register.
+/// An operation on a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action<V> {
-    /// It holds this from then on.
+    /// The register holds this value from then on.
     Write(V),
-    /// It held the one then, and holds the other from then on: where it was not answered, nobody
-    /// knows what it held, and it is a [`Action::Write`].
+    /// The register held the first value then, and holds the second from then on. Without an answer
+    /// the first value is not known, and the operation is a [`Action::Write`].
     Swap(V, V),
-    /// It held this then. One that was not answered has seen nothing, and is to be left out.
+    /// The register held this value then. A read without an answer has seen nothing. The caller
+    /// leaves it out.
     Read(V),
 }
 
-/// There is no one story of this register.
+/// A register with a history that no single story explains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contradiction<K, V> {
-    /// Which.
+    /// The register.
     pub key: K,
-    /// All that was done to it, by the times of the calls.
+    /// All its operations, by the times of their calls.
     pub history: Vec<Operation<K, V>>,
 }
 
@@ -59,7 +60,7 @@ impl<K: Debug, V: Debug> fmt::Display for Contradiction<K, V> {
 /// Judges a history of registers that held `initial` in the beginning.
 ///
 /// # Errors
-/// [`Contradiction`].
+/// [`Contradiction`] for the first register without one story.
 pub fn check<K: Clone + Ord, V: Clone + Ord>(
     initial: &V,
     history: &[Operation<K, V>],
@@ -81,7 +82,7 @@ pub fn check<K: Clone + Ord, V: Clone + Ord>(
 /// The history of one register.
 struct Story<'h, K, V> {
     operations: &'h [&'h Operation<K, V>],
-    /// What was told so far, and what the register held then, where that led nowhere.
+    /// Sets of told operations, each with the register's value then, that led nowhere.
     dead_ends: BTreeSet<(Vec<bool>, V)>,
 }
 
@@ -90,7 +91,7 @@ impl<'h, K, V: Clone + Ord> Story<'h, K, V> {
         Self { operations, dead_ends: BTreeSet::new() }
     }
 
-    /// Depth first, with a stack of its own: a history may be long.
+    /// Searches depth first, with a stack of its own: a history may be long.
     fn can_be_told(&mut self, initial: &V) -> bool {
         let mut open = vec![(vec![false; self.operations.len()], initial.clone())];
         while let Some((mut told, holds)) = open.pop() {
@@ -118,7 +119,7 @@ impl<'h, K, V: Clone + Ord> Story<'h, K, V> {
         false
     }
 
-    /// Tells every read that may come next and has seen this value, until there is none.
+    /// Tells every read that may come next and has seen this value, until none is left.
     fn tell_reads(&self, told: &mut [bool], holds: &V) {
         loop {
             let fits = |at: &usize| match &self.operations[*at].action {
@@ -133,7 +134,7 @@ impl<'h, K, V: Clone + Ord> Story<'h, K, V> {
         }
     }
 
-    /// What may come next: it was called before the first of the rest was answered.
+    /// The operations that may come next: they were called before the first answer of the rest.
     fn next<'t>(&'t self, told: &'t [bool]) -> impl Iterator<Item = usize> + use<'t, K, V> {
         let rest = || (0..told.len()).filter(|at| !told[*at]);
         let first = rest().filter_map(|at| self.operations[at].answered).min();
@@ -223,7 +224,7 @@ mod tests {
         assert!(wrong.to_string().ends_with("\n  8 to Some(9): Read(0)"), "{wrong}");
     }
 
-    /// Twelve writes of which nobody knows the order: what was tried in vain is not tried again.
+    /// Twelve writes in an unknown order. The search does not repeat a failed attempt.
     #[test]
     fn many_writes_at_once_are_judged_in_no_time() {
         let mut history: Vec<_> = (1..=12).map(|value| write(value, 0, 100)).collect();

@@ -1,5 +1,4 @@
-//! I13: metrics and events are those of one history. Also I4 and I2, as far as a line tells of
-//! them.
+//! I13: metrics and events are those of one history. Also I4 and I2, as far as a line shows them.
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{Generation, MetricsLine, Step};
@@ -11,14 +10,14 @@ use super::{Found, Invariant};
 pub(super) struct Lines {
     last: Step,
     event: u64,
-    /// A rollback was told, and the generation that it began with was not.
+    /// A watcher has heard of a rollback, but not yet of the generation that began with it.
     goes_back: bool,
-    /// That generation: lines of older ones are undone but for those up to this step.
+    /// That generation. The rollback undoes lines of older ones, except those up to this step.
     since: (Generation, Step),
 }
 
 impl Lines {
-    /// A watcher was told of an event; a rollback takes back the lines after its step.
+    /// A watcher has heard of an event. A rollback takes back the lines after its step.
     pub(super) fn told(&mut self, event: &Event) -> Result<(), Found> {
         let last = std::mem::replace(&mut self.event, event.number);
         if let EventKind::Rollback { to, .. } = event.kind {

@@ -12,12 +12,12 @@ use everstep_transport::protocol::{
 
 use super::{Answer, Call, Standing};
 
-/// Something that a checker wants to know of.
+/// An event that a checker needs.
 #[derive(Clone, Copy, Debug)]
 pub enum Observation<'a> {
-    /// A coordinator leads in this term: its place, and how often it was started.
+    /// A coordinator leads in this term: its place, and the number of its life.
     Leads((usize, u64), Term),
-    /// A coordinator has applied this entry: its index, its term, what it says.
+    /// A coordinator has applied this entry: its index, its term, its bytes.
     Applied(u64, Term, &'a [u8]),
     /// A coordinator that has applied the log up to this index has this state.
     Stands(u64, &'a [u8]),
@@ -25,26 +25,26 @@ pub enum Observation<'a> {
     Listed(u64, &'a [CoordinatorId]),
     /// A coordinator ends, since the others do without it.
     Dismissed(CoordinatorId),
-    /// What an entry has brought to a coordinator's history.
+    /// An entry has brought this frame to a coordinator's history.
     Brought(&'a Frame),
     /// A coordinator tells a worker that it is lost.
     Evicted(WorkerId),
-    /// The coordinator that leads asks for promises of this number.
+    /// The leader asks for promises of this number.
     Paused(Generation),
     /// A worker has promised this number to the coordinator of this term.
     Promised(WorkerId, Term, Generation),
-    /// The coordinator proposes a generation.
+    /// A leader proposes a generation.
     Proposed(&'a Record),
-    /// The log has come to a generation in this term; with whose loss it is a rollback, if it is
-    /// one: all of the members before who are gone in truth, or have been unheard for too long.
+    /// The log has a generation's record, in this term. For a rollback, also its grounds: all
+    /// members before it that are gone in truth, or that were silent for too long.
     Recorded(&'a Record, Term, Option<&'a BTreeSet<WorkerId>>),
-    /// Time passes: whether coordinator and members are able to serve a Pause.
+    /// Time passes. The flag says whether coordinator and members can serve a Pause.
     Passes(bool),
-    /// A worker became a member, with this last commit.
+    /// A worker has become a member, with this last commit.
     Entered(WorkerId, &'a Record, Step),
     /// A worker is gone, or has discarded all its state.
     Gone(WorkerId),
-    /// A worker says something to another in this generation.
+    /// A worker sends a message to another one in this generation.
     Said(WorkerId, Generation),
     /// A device begins with the gradients of a step, with this loss scale.
     Began(WorkerId, Step, LossScale),
@@ -58,35 +58,36 @@ pub enum Observation<'a> {
     Settled(WorkerId, (Generation, Step)),
     /// A device has entered a generation that resumes at this step, and owns these shards.
     Holds(WorkerId, &'a [(Shard, Step, u64)], Step),
-    /// A device is to make a version of a shard.
+    /// A device has a job to make a version of a shard.
     Given(WorkerId, Shard, Step),
-    /// A worker holds a new version of a shard; whether its device is in its core's generation.
+    /// A worker holds a new version of a shard. The flag says whether its device is in its core's
+    /// generation.
     Updated(WorkerId, Copy<'a>, bool),
-    /// A primary hands out what is computed with.
+    /// A primary hands out the computing parameters.
     Shared(WorkerId, Copy<'a>),
-    /// A device is given a version of a shard that another worker has sent.
+    /// A device gets a version of a shard that another worker has sent.
     Offered(WorkerId, Copy<'a>),
-    /// It has taken it on.
+    /// A device has restored that version.
     Restored(WorkerId, Copy<'a>),
     /// A member computes with another's new version of a shard.
     Loaded(WorkerId, Copy<'a>),
-    /// An operator asks for something.
+    /// An operator asks a question.
     Asked(u64, Call),
-    /// It is answered.
+    /// The operator has its answer.
     Answered(u64, Answer),
-    /// A watcher was told of an event.
+    /// A watcher has heard of an event.
     Told(&'a Event),
-    /// A watcher was told a line.
+    /// A watcher has received a line.
     Written(&'a MetricsLine),
     /// The model is complete and durable at this place.
     Durable(&'a ModelPlace),
-    /// Somebody refused something that was meant for it.
+    /// A worker refused a message that was meant for it.
     Refused(fmt::Arguments<'a>),
-    /// A worker that stands so takes a chunk.
+    /// A worker in this state takes a chunk.
     Admitted(WorkerId, &'a Chunk, Standing),
-    /// So many wait in a queue of this kind.
+    /// The length of a queue of this kind.
     Queued(&'static str, usize),
-    /// The memory of a worker is not what it should be: its copies may differ from now on.
+    /// A fault has changed a worker's memory. Its copies may differ from now on.
     Corrupted(WorkerId),
 }
 
@@ -97,8 +98,9 @@ pub struct Copy<'a> {
     pub version: Step,
     /// The shard.
     pub shard: Shard,
-    /// The digest of master weights and moments; none for who only computes with it.
+    /// The digest of master weights and moments. None for a worker that only computes with the
+    /// shard.
     pub digest: Option<u64>,
-    /// What is computed with, where it is to be seen.
+    /// The computing parameters, if the observer sees them.
     pub parameters: Option<&'a [f32]>,
 }

@@ -1,4 +1,4 @@
-//! I19: everyone computes with the parameters that a primary of the version has made.
+//! I19: every member computes with the parameters that a primary of the version has made.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,14 @@ use super::{Copy, Found, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
-    /// What primaries made of each version of each shard: who learns may load any of them.
+    /// The parameters that primaries made of each version of each shard. A learner may load any of
+    /// them.
     made: BTreeMap<(Shard, Step), Vec<Vec<f32>>>,
 }
 
 impl Parameters {
-    /// A primary hands out a version, perhaps one that another primary has made before: the same,
-    /// as long as their memory is to be trusted.
+    /// A primary hands out a version. If another primary has made it before, both must be equal, as
+    /// long as no worker's memory was corrupted.
     pub(super) fn announced(
         &mut self,
         worker: WorkerId,

@@ -1,5 +1,5 @@
 //! I20: each Pause that living members and a quorum of coordinators can serve ends in a record
-//! within a stated time. One that nobody has heard before its leader was replaced is void.
+//! within a stated time. A Pause that no worker has promised before its leader is replaced is void.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use everstep_transport::time::Time;
 
 use super::{Found, Invariant};
 
-/// So long a Pause may take while nothing goes wrong: 20 s for workers that fell silent together,
-/// then 10 s until a run gives up an owner that has ended unnoticed, by a clock that is a tenth
-/// slow; before it a link's idle time-out may have to pass (3 s), and after it 2 s for the others
-/// to answer; and a second for an election.
+/// The longest time of a Pause without faults: 20 s for workers that fell silent together, then 10
+/// s until a run gives up an owner that has ended unnoticed, by a clock that is a tenth slow.
+/// Before it a link's idle time-out may have to pass (3 s), and after it 2 s for the others to
+/// answer. An election takes a second.
 pub const SERVED: Duration = Duration::from_millis(39_000);
 
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     /// The newest number that a Pause has asked for, and since when it could have been served.
     open: Option<(Generation, Time)>,
-    /// Somebody has promised it.
+    /// Whether a worker has promised it.
     heard: bool,
     /// The newest generation that is recorded.
     recorded: Generation,
@@ -42,8 +42,8 @@ impl Pauses {
         self.heard |= self.open.is_some_and(|(open, _)| number >= open);
     }
 
-    /// Another leader knows of a Pause by those who have promised it. It has heard nobody yet, so
-    /// silence counts for it from now on.
+    /// A new leader learns of a Pause from the workers that have promised it. It has heard no
+    /// worker yet, so silence counts for it from now on.
     pub(super) fn led_anew(&mut self, now: Time) {
         self.open = self.open.filter(|_| self.heard).map(|(number, _)| (number, now));
     }
@@ -56,12 +56,12 @@ impl Pauses {
         }
     }
 
-    /// The run is over.
+    /// The run is over. No Pause is open any more.
     pub(super) fn over(&mut self) {
         self.open = None;
     }
 
-    /// Time passes; `able` says that coordinator and members could go on with a change.
+    /// Time passes. `able` says whether coordinator and members could go on with a change.
     pub(super) fn passes(&mut self, now: Time, able: bool) -> Result<(), Found> {
         let Some((number, since)) = &mut self.open else { return Ok(()) };
         if !able {

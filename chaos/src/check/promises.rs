@@ -1,6 +1,6 @@
-//! I15: every member of a record had promised its number, to its proposer, before it was proposed;
-//! promises never fall. I7, as far as it is about promises: who has promised a number has nothing
-//! to do with an older generation any more.
+//! I15: every member of a record had promised its number to its proposer before the proposal.
+//! Promises never fall. I7, as far as it is about promises: a worker that has promised a number
+//! takes no part in an older generation any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ impl Promises {
         })
     }
 
-    /// A worker says, takes or commits something of a generation.
+    /// A worker sends, takes or commits something of a generation.
     pub(super) fn acts(
         &self,
         worker: WorkerId,
@@ -65,7 +65,7 @@ impl Promises {
     }
 }
 
-/// A record counts only if its proposer still led when it came into the log.
+/// A record counts only if its proposer still led when the record came into the log.
 pub(super) fn recorded(record: &Record, term: Term) -> Result<(), Found> {
     if record.term == term {
         return Ok(());

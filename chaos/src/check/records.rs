@@ -1,4 +1,4 @@
-//! I1: one record for each generation's number, and nobody enters another.
+//! I1: one record for each generation's number, and no worker enters another one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// The log has come to a record.
+    /// The log has a new record.
     pub(super) fn recorded(&mut self, record: &Record, rollback: bool) -> Result<(), Found> {
         let first = self.records.entry(record.number).or_insert_with(|| record.clone());
         if !alike(first, record) {
@@ -50,19 +50,19 @@ impl Records {
         self.records.last_key_value().map(|(_, record)| record)
     }
 
-    /// Whether the worker owns anything that a piece in this generation may be about.
+    /// Whether the worker is a member of the generation.
     pub(super) fn lists(&self, generation: Generation, worker: WorkerId) -> bool {
         self.of(generation).is_some_and(|record| record.rank(worker).is_some())
     }
 
-    /// Which history a generation is part of: each rollback begins another.
+    /// The history of a generation, by number. Each rollback begins another one.
     pub(super) fn history(&self, generation: Generation) -> usize {
         self.rollbacks.iter().filter(|rollback| **rollback <= generation).count()
     }
 }
 
-/// Whether both say the same. A norm or a loss in them may be no number, which is not equal to
-/// itself; in words it is.
+/// Whether both say the same. A norm or a loss in them may be NaN, which is not equal to itself. In
+/// words it is.
 pub(super) fn alike<T: PartialEq + fmt::Debug>(one: &T, other: &T) -> bool {
     one == other || format!("{one:?}") == format!("{other:?}")
 }

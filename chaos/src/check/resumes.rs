@@ -1,6 +1,7 @@
 //! I17: a record's resume step is at least its predecessor's and at least every settled step,
-//! unless it is a rollback; its commit is one that its predecessor made, or its predecessor's own.
-//! And what it is planned from is true: a commit that a worker shows was made, in that generation.
+//! unless it is a rollback. Its commit is one that its predecessor made, or its predecessor's own.
+//! The basis of its plan is true: a member made each commit that a worker shows, in that
+//! generation.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +11,13 @@ use super::{Found, Invariant, Verdict};
 
 #[derive(Debug, Default)]
 pub(super) struct Resumes {
-    /// What was committed, by generation and step.
+    /// All commits, by generation and step.
     decided: BTreeMap<(Generation, Step), Commit>,
 }
 
 impl Resumes {
-    /// A member commits; all who do so in one generation have the same words of it. True for the
-    /// first of them.
+    /// A member commits. All members that commit a step in one generation have the same words of
+    /// it. Returns true for the first of them.
     pub(super) fn committed(&mut self, commit: &Commit) -> Result<bool, Found> {
         let key = (commit.generation, commit.step);
         let Some(first) = self.decided.get(&key) else {
@@ -38,7 +39,7 @@ impl Resumes {
         Err((Invariant::I17, format!("worker {worker} shows {commit:?}, which nobody has made")))
     }
 
-    /// A record follows another; `settled` is the newest step that somebody took for settled.
+    /// A record follows another one. `settled` is the newest step that any member took for settled.
     pub(super) fn recorded(
         &self,
         record: &Record,
@@ -74,7 +75,7 @@ impl Resumes {
     }
 }
 
-/// Whether both are one decision, told alike; a commit in a record never holds.
+/// Whether both are one decision in the same words. A commit in a record never holds.
 fn same(one: &Commit, other: &Commit) -> bool {
     let place = |commit: &Commit| (commit.generation, commit.step, commit.updates);
     let told = |line: &MetricsLine| (line.generation, line.world_size, line.unix_ms);

@@ -1,5 +1,5 @@
 //! I21: no rollback happens while a process that owns a needed copy may live, unless the run allows
-//! to give it up, or an operator asks for it. I6 follows from it.
+//! a leader to give it up, or an operator asks for it. I6 follows from it.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use everstep_transport::protocol::{Record, Shard, WorkerId};
 
 use super::{Found, Invariant};
 
-/// The run goes back behind `before`; `lost` are those of its members that are gone in truth, or
-/// that may be given up.
+/// The run goes back behind `before`. `lost` are its members that are gone in truth, or that the
+/// run allows a leader to give up.
 pub(super) fn rolled_back(before: &Record, lost: &BTreeSet<WorkerId>) -> Result<(), Found> {
     let gone = |shard: Shard| {
         let mut owners = before.owners_of(shard).iter().map(|rank| before.member(*rank).worker);

@@ -1,7 +1,7 @@
 //! I4: every sample of the plan contributes to exactly one committed step.
 //!
-//! What contributes to a committed step is what each member of its generation has computed of the
-//! data shards that are its own, in whatever generation that was.
+//! The contributions to a committed step are those that each member of its generation has computed
+//! of its own data shards, in any generation.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use super::{Found, Invariant};
 #[derive(Debug)]
 pub(super) struct Samples {
     sampler: Sampler,
-    /// How many there are.
+    /// The number of samples of the data set.
     count: u64,
-    /// The samples that a worker recorded, and the generation in which its device was last.
+    /// The samples that a worker recorded, and the last generation in which its device did.
     recorded: BTreeMap<(Step, WorkerId, DataShard), (Generation, Vec<u64>)>,
     /// The samples that have contributed to the newest commit of each step.
     used: BTreeMap<Step, Vec<u64>>,
@@ -47,7 +47,7 @@ impl Samples {
         Err((Invariant::I4, seen))
     }
 
-    /// A step is committed in a generation for the first time.
+    /// The first commit of a step in a generation.
     pub(super) fn committed(&mut self, step: Step, record: &Record) -> Result<(), Found> {
         let mut used = Vec::new();
         for member in &record.members {
@@ -66,8 +66,8 @@ impl Samples {
         Err((Invariant::I4, format!("step {step} is committed with {account:?}")))
     }
 
-    /// Epoch after epoch every sample is used once, whatever the order: so the counts of the most
-    /// and the least used differ by one at most.
+    /// Each epoch uses every sample once, in any order. So the counts of the most and the least
+    /// used sample differ by one at most.
     pub(super) fn conclude(&self) -> Result<(), Found> {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
         for sample in self.used.values().flatten() {

@@ -1,5 +1,5 @@
-//! I2 and I13, as far as they are about the loss scale: it follows from the decisions on the steps
-//! before, whoever computes, commits or tells, and whatever has happened in between.
+//! I2 and I13, as far as they are about the loss scale. It follows from the decisions on the steps
+//! before, for every worker that computes or commits and in every line, in spite of any fault.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::toy;
 #[derive(Debug)]
 pub(super) struct Scales {
     scaling: Scaling,
-    /// What follows from the decision on each step that was ever committed.
+    /// The scale after each step that was ever committed, by its decision.
     after: BTreeMap<Step, LossScale>,
 }
 
@@ -37,7 +37,7 @@ impl Scales {
         Err((Invariant::I2, seen))
     }
 
-    /// A member commits a step. That the decision is everybody's has been seen before.
+    /// A member commits a step. Another checker has found its decision equal to all others.
     pub(super) fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
         let (step, scale) = (commit.step, commit.loss_scale);
         let expected = self.scaling.next(self.of(step), commit.decision);
@@ -49,7 +49,7 @@ impl Scales {
         Err((Invariant::I2, seen))
     }
 
-    /// A watcher was told a line.
+    /// A watcher has received a line.
     pub(super) fn written(&self, line: &MetricsLine) -> Result<(), Found> {
         if line.loss_scale == self.of(line.step).factor() {
             return Ok(());
@@ -57,7 +57,7 @@ impl Scales {
         Err((Invariant::I13, format!("{line:?}; its scale was {:?}", self.of(line.step))))
     }
 
-    /// The scale of a step, once the one before has committed.
+    /// The scale of a step, once the step before has committed.
     fn of(&self, step: Step) -> LossScale {
         let before = self.after.range(..step).next_back();
         before.map_or_else(|| self.scaling.first(), |(_, scale)| *scale)

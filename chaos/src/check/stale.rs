@@ -1,24 +1,24 @@
-//! I7: nothing of an older generation, nor of a step that is over, is taken.
+//! I7: no worker takes a chunk of an older generation, or of a step that is over.
 
 use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Step};
 
 use super::{Found, Invariant};
 
-/// Where the receiver of a chunk stands.
+/// The state of a chunk's receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The newest generation that it is in, or has promised.
     pub floor: Generation,
     /// Its last commit, if it is a member.
     pub committed: Option<Step>,
-    /// It owns the chunk's shard; what it only learns may lag behind.
+    /// Whether it owns the chunk's shard. A shard that it only learns may lag behind.
     pub owns: bool,
 }
 
 pub(super) fn admitted(chunk: &Chunk, standing: Standing) -> Result<(), Found> {
     let Standing { floor, committed, owns } = standing;
     let over = match chunk.kind {
-        // A commit that is known already is no news.
+        // A commit that the receiver knows already changes nothing.
         ChunkKind::Message | ChunkKind::State => false,
         ChunkKind::Reduced if !owns => false,
         ChunkKind::Partial | ChunkKind::Reduced => committed.is_some_and(|last| chunk.step <= last),

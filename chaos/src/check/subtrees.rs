@@ -1,6 +1,6 @@
 //! I24: churn leaves no fragments. After a planned change no worker sends more than one sum more
-//! than its share takes; after a loss at most the orphaned blocks come to what a survivor sent
-//! before, one of them cut to the survivor's part of it.
+//! than its share takes. After a loss a survivor sends at most the orphaned blocks in addition to
+//! its sums before, one of them cut to the survivor's part of it.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use everstep_transport::protocol::{Cause, Member, Record};
 
 use super::{Found, Invariant};
 
-/// The log has come to a record of a run with so many data shards.
+/// The log has a new record of a run with `data_shards` data shards.
 pub(super) fn recorded(
     record: &Record,
     before: Option<&Record>,

@@ -1,5 +1,5 @@
-//! I18: within a generation each partial is added exactly once to a reduction. So it is taken once;
-//! and where nothing is sent twice, members refuse nothing of each other.
+//! I18: within a generation each partial is added exactly once to a reduction. So a worker takes it
+//! once. Where no meddler repeats a message, members refuse no message of each other.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Shard, Step, Wo
 
 use super::{Found, Invariant};
 
-/// A partial of a step, and who has taken it.
+/// A partial of a step, and the worker that has taken it.
 type Taken = (Step, Shard, u32, u32, WorkerId);
 
 #[derive(Debug, Default)]
 pub(super) struct Sums {
-    /// The newest generation in which partials were taken, and the partials.
+    /// The newest generation in which workers took partials, and the partials.
     taken: (Generation, BTreeSet<Taken>),
 }
 

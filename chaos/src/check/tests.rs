@@ -49,7 +49,7 @@ fn see(checks: &mut Checks, seen: Observation<'_>) -> Result<(), Invariant> {
     checks.observe(Time(5), seen).map_err(|violation| violation.invariant)
 }
 
-/// Two members, of which both own everything; the first computes all.
+/// Two members. Both own all shards. The first one computes all data shards.
 fn record(number: u64) -> Record {
     let found = exemplars::all().into_iter().find_map(|message| match message {
         Message::Announce(record) => Some(record),
@@ -67,7 +67,7 @@ fn record(number: u64) -> Record {
     record
 }
 
-/// The record after the first, that goes on with step 1.
+/// The record after the first. It goes on with step 1.
 fn second() -> Record {
     Record { resume: Step(1), commit: Some(commit(1)), ..record(2) }
 }
@@ -93,7 +93,7 @@ fn commit(step: u64) -> Commit {
     }
 }
 
-/// All data shards of step 1 as the sampler has them, but for what `change` changes.
+/// All data shards of step 1 as the sampler has them, after `change`.
 fn compute(checks: &mut Checks, change: impl Fn(&mut Contribution)) -> Result<(), Invariant> {
     let sampler = Sampler::new(exemplars::run().seed, SAMPLES, exemplars::run().batch);
     for data_shard in (0..4).map(DataShard) {
@@ -379,7 +379,7 @@ fn a_commit_beside_corrupted_memory_that_owns_nothing() {
     assert_eq!(next, Err(Invariant::I4), "nobody has computed for it; else it may be");
 }
 
-/// The first step, of which a corrupted copy has another digest.
+/// The first step. A corrupted copy of it has another digest.
 fn complete_with(checks: &mut Checks, digest: u64) -> Result<(), Invariant> {
     compute(checks, |_| {})?;
     for worker in [FIRST, SECOND] {
@@ -676,7 +676,7 @@ fn a_pause_that_nobody_has_heard_is_void_when_another_leads() {
     }
 }
 
-/// Seed 242 of three coordinators: the only copies of some shards may live on, and each of three
+/// Seed 242 of three coordinators: the only copies of some shards may live on. Each of three
 /// leaders has to listen for them anew.
 #[test]
 fn i20_silence_counts_anew_for_a_leader_that_follows() {

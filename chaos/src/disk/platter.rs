@@ -1,8 +1,8 @@
-//! What is stored, what is only cached, and what a crash leaves of the difference.
+//! The stored content, the cached content, and what a crash leaves of the difference.
 //!
-//! Lengths are a file system's metadata: it journals them, so after a crash those are there that
-//! came before some moment, in order. Data has no order at all until it is synced; of it, what lies
-//! beyond the file's length is gone.
+//! Lengths are a file system's metadata. The file system journals them, so a crash keeps the
+//! changes of length before some moment, in order. Data has no order at all until it is synced. A
+//! crash loses data beyond the file's length.
 
 use super::{Faults, SECTOR, Survival, chance};
 use crate::random::Random;
@@ -10,11 +10,11 @@ use crate::random::Random;
 /// The content of a file, twice.
 #[derive(Debug, Default)]
 pub(super) struct Platter {
-    /// What reads see.
+    /// The content that reads see.
     cached: Vec<u8>,
-    /// What is safe.
+    /// The content that is safe.
     stored: Vec<u8>,
-    /// What leads from there to here, in the order in which it was done.
+    /// The changes that lead from the stored to the cached content, in order.
     unsynced: Vec<Change>,
 }
 
@@ -44,7 +44,7 @@ impl Platter {
         }
     }
 
-    /// A sync has failed: readers go on seeing what was cached, but nobody will write it any more
+    /// A sync has failed. Readers still see what was cached, but no later sync writes it
     /// ("fsyncgate": the kernel takes the pages for clean).
     pub(super) fn forget(&mut self, faults: &Faults, random: &mut Random) -> Survival {
         let mut changes = std::mem::take(&mut self.unsynced);
@@ -70,7 +70,7 @@ impl Platter {
         survival
     }
 
-    /// Only what is stored is left, as far as it is.
+    /// Loses all but the stored content, and perhaps parts of that.
     pub(super) fn crash(&mut self, faults: &Faults, random: &mut Random) -> Survival {
         let mut survival = self.forget(faults, random);
         if chance(random, faults.flipped_ppm) {
@@ -103,14 +103,14 @@ impl Change {
     }
 }
 
-/// Writes what lies inside the content's length.
+/// Writes the bytes that lie inside the content's length.
 fn overwrite(content: &mut [u8], offset: usize, bytes: &[u8]) {
     let inside = content.get_mut(offset..).unwrap_or_default();
     let len = inside.len().min(bytes.len());
     inside[..len].copy_from_slice(&bytes[..len]);
 }
 
-/// Lets writes trade places with earlier ones; changes of length stay where they are.
+/// Lets writes trade places with earlier ones. Changes of length keep their places.
 fn reorder(changes: &mut [Change], faults: &Faults, random: &mut Random) {
     let writes: Vec<usize> = (0..changes.len()).filter(|at| !changes[*at].is_length()).collect();
     for later in 1..writes.len() {
@@ -121,7 +121,7 @@ fn reorder(changes: &mut [Change], faults: &Faults, random: &mut Random) {
     }
 }
 
-/// Writes every other sector, as chance has it.
+/// Writes some sectors, chosen at random.
 fn tear(content: &mut [u8], (offset, bytes): (usize, &[u8]), random: &mut Random) {
     let mut done = 0;
     while done < bytes.len() {
@@ -134,8 +134,8 @@ fn tear(content: &mut [u8], (offset, bytes): (usize, &[u8]), random: &mut Random
     }
 }
 
-/// Changes a bit of a sector that is not empty: in the holes of a file it would not be noticed.
-/// False if there is none.
+/// Flips a bit of a sector that is not empty: a flip in a hole of a file would not be noticed.
+/// Returns false if there is no such sector.
 fn flip(content: &mut [u8], random: &mut Random) -> bool {
     let used = |sector: &[u8]| sector.iter().any(|byte| *byte != 0);
     let sectors: Vec<&mut [u8]> = content.chunks_mut(SECTOR).filter(|s| used(s)).collect();

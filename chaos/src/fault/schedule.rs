@@ -1,4 +1,4 @@
-//! Which faults happen when: drawn from a seed, at given rates.
+//! The schedule of faults, drawn from a seed, at given rates.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,19 +19,19 @@ pub struct Rates {
     pub joint_crashes: f64,
     /// New workers.
     pub joins: f64,
-    /// Workers that are asked to leave.
+    /// Workers that are to leave.
     pub drains: f64,
-    /// How long those have, at most, if they have not all the time that they need.
+    /// The longest grace of a worker that is to leave, if it has a limit.
     pub grace: Duration,
-    /// Coordinators that crash, more often than not the one that leads.
+    /// Coordinators that crash, the leader more often than not.
     pub coordinator_crashes: f64,
-    /// All coordinators that crash at once.
+    /// Crashes of all coordinators at once.
     pub cluster_crashes: f64,
     /// Coordinators that crash in the middle of a change.
     pub proposing_crashes: f64,
-    /// Coordinators that are asked to stop, and are started again.
+    /// Coordinators that stop on request, and start again.
     pub coordinator_stops: f64,
-    /// Coordinators that crash when they shut another out.
+    /// Coordinators that crash when they shut another one out.
     pub expelling_crashes: f64,
     /// Coordinators whose disks are lost.
     pub coordinator_wipes: f64,
@@ -39,15 +39,15 @@ pub struct Rates {
     pub damages: f64,
     /// Coordinators whose disks are full.
     pub full_disks: f64,
-    /// Coordinators that the operator does without.
+    /// Coordinators that the operator removes.
     pub coordinator_removals: f64,
-    /// Machines that become coordinators besides those that are.
+    /// Further machines that become coordinators.
     pub coordinator_joins: f64,
     /// Coordinators whose disks write nothing for a while.
     pub disk_stalls: f64,
-    /// The share of crashed processes that are started again.
+    /// The share of crashed processes that start again.
     pub restarts: f64,
-    /// When those are, at most.
+    /// The longest time until they do.
     pub restart_within: Duration,
     /// Processes that stand still.
     pub pauses: f64,
@@ -61,11 +61,11 @@ pub struct Rates {
     pub clogs: f64,
     /// Groups of nodes that are cut off.
     pub partitions: f64,
-    /// Times in which no coordinator reaches any worker, while workers reach each other.
+    /// Times in which no coordinator reaches any worker. Workers reach each other.
     pub isolations: f64,
     /// Groups of workers that stand still together.
     pub standstills: f64,
-    /// Groups of nodes that are not heard.
+    /// Groups of nodes that the others do not hear.
     pub one_way_partitions: f64,
     /// Pairs of nodes that do not reach each other.
     pub bridges: f64,
@@ -73,9 +73,9 @@ pub struct Rates {
     pub refusals: f64,
     /// Coordinators that no worker reaches.
     pub deaf_coordinators: f64,
-    /// Workers of a machine state the address of another machine.
+    /// Workers of a machine that state the address of another machine.
     pub misstatements: f64,
-    /// Things that arrive twice.
+    /// Items that arrive twice.
     pub duplicates: f64,
     /// Lanes that fall behind.
     pub reorders: f64,
@@ -89,7 +89,7 @@ pub struct Rates {
     pub garbles: f64,
     /// Mistakes in an update, which end the run.
     pub mistakes: f64,
-    /// The share of interruptions that are longer than what must be borne ([`TOLERATED`]).
+    /// The share of interruptions that are longer than a cluster must bear ([`TOLERATED`]).
     pub long: f64,
     /// The longest interruption.
     pub longest: Duration,
@@ -100,7 +100,7 @@ pub struct Rates {
 }
 
 impl Default for Rates {
-    /// A day at its worst: a fault every second and a half, a third of them a change of members.
+    /// A very bad day: a fault every second and a half, a third of them a change of members.
     fn default() -> Self {
         Self {
             worker_crashes: 3.0,
@@ -150,7 +150,7 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Only what a cluster must bear without losing a worker.
+    /// Only faults that a cluster must bear without the loss of a worker.
     pub fn tolerated() -> Self {
         Self {
             worker_crashes: 0.0,
@@ -182,7 +182,7 @@ impl Rates {
         }
     }
 
-    /// Nothing goes wrong.
+    /// No faults.
     pub fn none() -> Self {
         Self {
             disk_stalls: 0.0,
@@ -200,10 +200,10 @@ impl Rates {
     }
 }
 
-/// Machines besides those on which workers are at first: who comes later may be there.
+/// Spare machines: a worker that comes later may run there.
 pub const SPARE_MACHINES: u32 = 2;
 
-/// Machines on which a coordinator may be besides those that have one at first.
+/// Spare machines for coordinators that come later.
 pub const SPARE_COORDINATORS: u32 = 1;
 
 /// Faults, each with its time, in order.
@@ -211,9 +211,9 @@ pub const SPARE_COORDINATORS: u32 = 1;
 pub struct Schedule(pub Vec<(Time, Fault)>);
 
 impl Schedule {
-    /// The faults of `span` in a cluster of so many workers and coordinators: a pure function.
+    /// The faults of `span` in a cluster of this many workers and coordinators: a pure function.
     pub fn draw(seed: u64, span: Duration, workers: u32, coordinators: u32, rates: &Rates) -> Self {
-        // Not the sequence of the world, which begins with the seed itself.
+        // The seed differs from the world's, so the sequence does too.
         let random = Random::new(seed ^ 0x5C4E_D01E);
         let machines = u64::from(workers + SPARE_MACHINES);
         let coordinators = u64::from(coordinators);
@@ -225,7 +225,7 @@ impl Schedule {
                 faults.push((at, make(&mut draw)));
             }
         }
-        // Stable: of two at one moment the order of the kinds decides.
+        // Stable: at the same moment the order of the kinds decides.
         faults.sort_by_key(|(at, _)| *at);
         Self(faults)
     }
@@ -240,7 +240,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// The share of a coordinator's troubles that are the leader's.
+/// The share of a coordinator's faults that hit the leader.
 const LEADERS: f64 = 0.6;
 
 type Make = fn(&mut Draw<'_>) -> Fault;
@@ -325,7 +325,7 @@ impl Draw<'_> {
         ]
     }
 
-    /// What looks like the end of a worker, and is none.
+    /// Faults that look like the end of a worker, but are none.
     fn of_evidence(&self) -> [(f64, Make); 3] {
         let rates = self.rates;
         let deaf: Make = |draw| Fault::Deafen { node: draw.coordinator(), span: draw.outage() };
@@ -339,7 +339,7 @@ impl Draw<'_> {
         ]
     }
 
-    /// Who they are changes, and so do their disks.
+    /// Changes of the coordinators and their disks.
     fn of_coordinators(&self) -> [(f64, Make); 7] {
         let rates = self.rates;
         [
@@ -371,12 +371,12 @@ impl Draw<'_> {
         ]
     }
 
-    /// Longer than any deadline: 1 to 16 seconds.
+    /// A time longer than any deadline: 1 to 16 seconds.
     fn outage(&mut self) -> Duration {
         Duration::from_millis(1_000 + self.random.below(15_000))
     }
 
-    /// A whole number whose mean is `mean`.
+    /// A random whole number with this mean.
     fn count(&mut self, mean: f64) -> u64 {
         mean.floor() as u64 + u64::from(self.chance(mean.fract()))
     }
@@ -393,7 +393,7 @@ impl Draw<'_> {
         Node::Worker(self.random.below(self.machines) as usize)
     }
 
-    /// Whoever leads, more often than not.
+    /// The leader, more often than not.
     fn coordinator(&mut self) -> Node {
         if self.coordinators == 1 || self.chance(LEADERS) {
             return Node::Leader;
@@ -429,7 +429,7 @@ impl Draw<'_> {
         }
     }
 
-    /// Some nodes, not the first coordinator: perhaps all the others, which leaves that one alone.
+    /// Some nodes, not the first coordinator. It may be all others, so that the first one is alone.
     fn side(&mut self) -> Vec<Node> {
         let nodes = self.coordinators - 1 + self.machines;
         let chosen = 1 + self.random.below((1 << nodes.min(63)) - 1);
@@ -457,7 +457,7 @@ impl Draw<'_> {
         (self.up_to(self.rates.slowest), self.up_to(self.rates.slow_for))
     }
 
-    /// When a process is started again.
+    /// The delay until a process starts again.
     fn soon(&mut self) -> Duration {
         self.up_to(self.rates.restart_within)
     }
@@ -473,7 +473,7 @@ impl Draw<'_> {
 
     fn drain(&mut self) -> Fault {
         let by = if self.chance(0.5) { Asker::Machine } else { Asker::Operator };
-        // Every third has all the time that it needs.
+        // One worker in three has all the time that it needs.
         let (node, grace) = (self.worker(), self.up_to(self.rates.grace * 3 / 2));
         Fault::Drain { node, by, grace: Some(grace).filter(|grace| *grace <= self.rates.grace) }
     }

@@ -78,7 +78,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// In words, what happens to a clock, or to a worker's device, store or memory.
+    /// Describes a fault of a clock, or of a worker's device, store or memory.
     fn tell_of_a_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drift { node, permille } => {
@@ -109,7 +109,7 @@ impl Fault {
         }
     }
 
-    /// In words, what happens to one coordinator.
+    /// Describes a fault of one coordinator.
     fn tell_of_a_coordinator(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stop { node, restart } => {

@@ -1,4 +1,4 @@
-//! What must hold for a crowd, too: those invariants that speak of coordinator and membership.
+//! What must hold for a crowd, too: the invariants of coordinator and membership.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use everstep_transport::quic::Settings;
 
 use super::{Arc, LinkId, Message};
 
-/// Messages of one worker that may wait for the coordinator: beyond, its link holds it back, and
-/// its heartbeats would be late.
+/// Messages of one worker that may wait for the coordinator. With more, its link would hold it
+/// back, and its heartbeats would be late.
 const ARRIVALS: u32 = 16;
 
 /// A promise that did not hold, by its number in the design.
@@ -19,12 +19,12 @@ pub enum Broken {
     /// A generation has two records.
     #[error("I1: two records of generation {0}")]
     TwoRecords(Generation),
-    /// A worker was taken for lost that was there.
+    /// A worker was taken for lost that sent heartbeats.
     #[error("I8: worker {worker} sent heartbeats and was lost: {reason}")]
     LostAlive {
-        /// Who.
+        /// The lost worker.
         worker: WorkerId,
-        /// What the coordinator says.
+        /// The coordinator's reason.
         reason: String,
     },
     /// A queue is longer than its bound.
@@ -33,12 +33,12 @@ pub enum Broken {
     /// A message is larger than the wire carries.
     #[error("I10: a message `{name}` of {bytes} bytes")]
     LargeMessage {
-        /// Which.
+        /// The message's name.
         name: &'static str,
-        /// How large.
+        /// The size of the encoded message.
         bytes: u64,
     },
-    /// What was told, or given, does not follow from what was before.
+    /// A message or a result does not follow from the history before.
     #[error("I13: {0}")]
     OtherHistory(String),
 }
@@ -47,24 +47,24 @@ pub enum Broken {
 #[derive(Default)]
 pub(super) struct Checks {
     records: BTreeMap<Generation, Arc<Message>>,
-    /// Everybody's link who was ever told an id.
+    /// By worker id, the link that was told it.
     ids: BTreeMap<WorkerId, LinkId>,
-    /// Who sends heartbeats, by link.
+    /// The workers that send heartbeats, by link.
     present: BTreeMap<LinkId, WorkerId>,
-    /// Messages on their way up or waiting there, by link.
+    /// Messages on their way up or in the queue, by link.
     up: BTreeMap<LinkId, u32>,
     /// Messages on their way down, by link.
     down: BTreeMap<LinkId, u32>,
-    /// Events of the coordinator that were looked at.
+    /// How many of the coordinator's events were checked.
     events: usize,
-    /// What the operator was told.
+    /// The last line and the events that the operator has received.
     line: Step,
     told: Vec<Event>,
 }
 
 // I1.
 impl Checks {
-    /// A worker has heard of a record. Most hear the very same message.
+    /// A worker has heard of a record. Most workers hear the very same message.
     pub(super) fn announced(
         &mut self,
         record: &Record,
@@ -78,7 +78,7 @@ impl Checks {
 
 // I8.
 impl Checks {
-    /// A worker was told its id, and begins to send heartbeats.
+    /// A worker has heard its id, and begins to send heartbeats.
     pub(super) fn registered(&mut self, link: LinkId, worker: WorkerId) -> Result<(), Broken> {
         self.present.insert(link, worker);
         match self.ids.insert(worker, link) {
@@ -94,12 +94,12 @@ impl Checks {
         self.present.remove(&link);
     }
 
-    /// How many send heartbeats.
+    /// How many workers send heartbeats.
     pub(super) fn present(&self) -> usize {
         self.present.len()
     }
 
-    /// Looks at the coordinator's new events; returns how many of them are losses.
+    /// Checks the coordinator's new events. Returns how many of them are losses.
     pub(super) fn events(&mut self, events: &[Event]) -> Result<u64, Broken> {
         let mut lost = 0;
         for event in &events[self.events..] {
@@ -118,14 +118,14 @@ impl Checks {
 
 // I10.
 impl Checks {
-    /// A message waits for the coordinator.
+    /// A message joins the coordinator's queue.
     pub(super) fn waits(&mut self, from: LinkId) -> Result<(), Broken> {
         let waiting = self.up.entry(from).or_default();
         *waiting += 1;
         if *waiting > ARRIVALS { Err(Broken::LongQueue(*waiting)) } else { Ok(()) }
     }
 
-    /// The coordinator takes it.
+    /// The coordinator takes a message from its queue.
     pub(super) fn taken(&mut self, from: LinkId) {
         less(&mut self.up, from);
     }
@@ -138,12 +138,12 @@ impl Checks {
         if *waiting > most { Err(Broken::LongQueue(*waiting)) } else { Ok(()) }
     }
 
-    /// The worker has it.
+    /// The worker has the message.
     pub(super) fn heard(&mut self, link: LinkId) {
         less(&mut self.down, link);
     }
 
-    /// How large a message is, if the wire carries it.
+    /// The size of a message, if the wire carries it.
     pub(super) fn fits(&self, message: &Message) -> Result<u64, Broken> {
         let (name, bytes) = (message.name(), codec::encode(message).len() as u64);
         let fits = bytes <= u64::from(MAX_MESSAGE_CHUNK);
@@ -153,7 +153,7 @@ impl Checks {
 
 // I13.
 impl Checks {
-    /// The operator was told what is new.
+    /// The operator has received news.
     pub(super) fn told(&mut self, update: &Update) -> Result<(), Broken> {
         for line in &update.lines {
             let (step, last) = (line.step, std::mem::replace(&mut self.line, line.step));
@@ -166,7 +166,7 @@ impl Checks {
         Ok(())
     }
 
-    /// The run is complete, with these events and so many steps.
+    /// The run is complete, with these events and `steps` steps.
     pub(super) fn conclude(&self, events: &[Event], steps: u64) -> Result<(), Broken> {
         let other = |what: &str| Err(Broken::OtherHistory(what.into()));
         if self.told != events || !events.iter().map(|e| e.number).eq(1..=events.len() as u64) {

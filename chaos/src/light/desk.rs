@@ -1,4 +1,4 @@
-//! The coordinator's side: its core, what waits for it, and a log that agrees after a while.
+//! The coordinator's side: its core, its queue, and a log that agrees after a while.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use everstep_transport::protocol::{Lineage, MetricsLine, Step, Term};
 use super::worker::Event;
 use super::{Arc, Core, Crowd, Failure, Happening, Lane, LinkId, Message, OPERATOR, Time};
 
-/// The one coordinator's one term.
+/// The only term of the only coordinator.
 pub(super) const TERM: Term = Term(1);
 /// Wall clock at time zero: the simulation is of no day in particular.
 const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
@@ -18,9 +18,9 @@ const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
 pub(super) struct Desk {
     core: Core,
     waiting: VecDeque<Input>,
-    /// It is at work on an input, or about to take one.
+    /// The coordinator works on an input, or is about to take one.
     busy: bool,
-    /// The file of the run's lines, and of which history it is.
+    /// The file of the run's lines, and its history.
     lines: Vec<MetricsLine>,
     lineage: Lineage,
     /// Index of the newest entry of the log, applied or not.
@@ -100,7 +100,7 @@ impl Crowd {
                     Happening::Arrive(Input::Applied { index, term: TERM, entry }),
                 );
             }
-            // It is the only one.
+            // There is no other coordinator.
             Effect::Confirm { ticket } => {
                 self.bring(Lane::Log, Happening::Arrive(Input::Confirmed { ticket }));
             }
@@ -121,11 +121,11 @@ impl Crowd {
                 let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
                 self.send(&[to], Message::Update(Update { lines, ..*update }))?;
             }
-            // No line is lost, and nobody else asks for one.
+            // No line is lost, and no other coordinator asks for one.
             Effect::SkipLines(_) | Effect::TellLines { .. } => {}
-            // Its disk is for another simulation.
+            // Another simulation covers its disk.
             Effect::History(_) | Effect::Admitted { .. } | Effect::Looked(_) => {}
-            // Nobody asks for it here.
+            // No operator asks for it here.
             Effect::Describe { .. } | Effect::Transfer { .. } => {}
             Effect::Close { to, reason } => {
                 self.tell(to, Event::Closed);

@@ -1,4 +1,5 @@
-//! What a crowd trains: steps without contents, that take time and are committed by all at once.
+//! The training of a crowd: steps without contents, that take time and that all members commit at
+//! once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
-/// Most lines in one message.
+/// The most lines in one message.
 const LINES: u64 = 64;
 
-/// The current generation, and how far it has come.
+/// The current generation, and its progress.
 #[derive(Debug)]
 pub(super) struct History {
     steps: u64,
@@ -20,7 +21,7 @@ pub(super) struct History {
     record: Option<Record>,
     /// When its first member entered it.
     began: Time,
-    /// The step at which everything stands still, if it does.
+    /// The step at which training stands still. None while it goes on.
     stopped: Option<Step>,
     owned: BTreeMap<WorkerId, Vec<Shard>>,
 }
@@ -31,7 +32,7 @@ impl History {
         Self { steps, training, record, began, stopped, owned }
     }
 
-    /// A record follows: true the first time that anyone hears of it.
+    /// Follows a record. Returns true the first time that a worker hears of it.
     pub(super) fn follow(&mut self, now: Time, record: &Record) -> bool {
         if record.number <= self.generation() {
             return false;
@@ -51,7 +52,7 @@ impl History {
         true
     }
 
-    /// No step is committed any more in this generation.
+    /// No member commits a step any more in this generation.
     pub(super) fn stop(&mut self, now: Time) {
         let (step, _) = self.version(now);
         self.stopped.get_or_insert(step);
@@ -77,7 +78,7 @@ impl History {
         self.owned.get(&worker).map_or(&[], Vec::as_slice)
     }
 
-    /// The last commit, and the generation that made it: all steps take the same time.
+    /// The last commit, and the generation that made it. All steps take the same time.
     pub(super) fn version(&self, now: Time) -> (Step, Generation) {
         let Some(record) = &self.record else { return Default::default() };
         let passed = now.since(self.began).as_nanos() * u128::from(self.steps);
@@ -88,7 +89,7 @@ impl History {
         (step, if step > record.resume { record.number } else { before })
     }
 
-    /// When the last step is committed, if nothing stops it.
+    /// When the members commit the last step. None if training stands still.
     pub(super) fn end(&self) -> Option<Time> {
         let record = self.record.as_ref().filter(|_| self.stopped.is_none())?;
         let left = self.steps.saturating_sub(record.resume.0);

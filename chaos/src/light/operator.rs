@@ -1,4 +1,4 @@
-//! Who submits the run and watches it.
+//! The operator that submits the run and watches it.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use everstep_transport::protocol::{Message, NodeName, RequestId, Step, Wish};
 
 use super::{Crowd, Failure, Happening, Lane, OPERATOR};
 
-/// Between an answer and the next question.
+/// The pause between an answer and the next question.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a watcher knows.
+/// What the operator has received.
 pub(super) struct Operator {
     line: Step,
     event: u64,
@@ -47,7 +47,8 @@ impl Crowd {
         self.say(OPERATOR, Message::Watch { run: None, step, event });
     }
 
-    /// The launcher reports the end of a process: without it the run would wait for its state.
+    /// The launcher reports the end of a process. Without the report the run would wait for its
+    /// state.
     pub(super) fn report_exit(&mut self, name: NodeName) {
         self.say(OPERATOR, Message::Exited { name, how: "was killed by signal 9".into() });
     }

@@ -1,4 +1,4 @@
-//! A light worker: how far it has come, and what it says next.
+//! A light worker: its progress, and its next message.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -15,34 +15,34 @@ use everstep_transport::time::Time;
 
 use super::{Arc, Crowd, Failure, Happening, Lane, LinkId, Message};
 
-/// Between two signs of life, as of a real worker.
+/// The time between two heartbeats, as of a real worker.
 const BEAT: Duration = Duration::from_millis(250);
 /// A worker builds its model and data within this long.
 const BUILD: Duration = Duration::from_millis(100);
-/// A learner has what it is fed within this long.
+/// A learner has all that it is fed within this time.
 const LESSON: Duration = Duration::from_millis(100);
-/// A member that is to hold has done all before within this long.
+/// A member that is to hold has finished the earlier steps within this time.
 const HOLD: Duration = Duration::from_millis(10);
-/// Before it connects again.
+/// The longest pause before it connects again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Parameter shards of the model.
 pub(super) const SHARDS: u32 = 16_384;
 
-/// What goes wrong with a worker, once.
+/// The one fault of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Registered, it says nothing, until it is evicted.
+    /// It falls silent after registration, until it is evicted.
     Silent,
     /// Its link is cut at some moment.
     Cut,
-    /// Its process ends when it is a member, and does not come again.
+    /// Its process ends when it is a member, and does not start again.
     Killed,
 }
 
-/// What happens to a worker.
+/// An event of a worker.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The coordinator says something, perhaps to many.
+    /// The coordinator's message, perhaps to many workers.
     Hear(Arc<Message>),
     /// The coordinator has closed the link.
     Closed,
@@ -66,11 +66,11 @@ pub(super) enum Event {
 enum Phase {
     /// It has no link.
     Away,
-    /// It is on its way to be registered.
+    /// It has connected and is not registered yet.
     Joining,
     /// It sends heartbeats.
     Present(WorkerId),
-    /// It is registered and says nothing, until it is told that it was lost.
+    /// It is registered and sends nothing, until it hears that it was lost.
     Silent,
     /// The run is over for it.
     Gone,
@@ -82,14 +82,14 @@ pub(super) struct Worker {
     /// Its newest link.
     link: LinkId,
     fault: Option<Fault>,
-    /// What it knows of, and what it has promised.
+    /// The generation that it knows of, and the one that it has promised.
     generation: Generation,
     promised: Generation,
     /// Shards that it learns.
     fed: Vec<Shard>,
-    /// It has learned them.
+    /// Whether it has learned them.
     ready: bool,
-    /// The newest step whose line the coordinator has.
+    /// The step of the newest line that the coordinator has.
     written: Step,
 }
 
@@ -297,7 +297,7 @@ impl Crowd {
         }
     }
 
-    /// The step leader's next commit holds: so do all others, when they hear of it.
+    /// The step leader's next commit holds. All other members hold when they hear of it.
     fn hold(&mut self, generation: Generation) {
         if generation != self.history.generation() {
             return;
@@ -350,7 +350,7 @@ impl Crowd {
         self.bring(Lane::Up(link), Happening::Arrive(closed));
     }
 
-    /// Without a link: after a while it connects again.
+    /// A worker without a link connects again after a while.
     fn come_again(&mut self, place: usize) {
         self.workers[place].phase = Phase::Away;
         let at = self.now + self.up_to(PAUSE);
@@ -358,7 +358,7 @@ impl Crowd {
         self.recover(place);
     }
 
-    /// It was lost, and has been told so: it begins anew on the same link.
+    /// A worker has heard that it was lost. It begins anew on the same link.
     fn begin_anew(&mut self, place: usize) {
         let worker = &mut self.workers[place];
         let (fault, link) = (worker.fault, worker.link);
@@ -367,8 +367,8 @@ impl Crowd {
         self.recover(place);
     }
 
-    /// It is faulty no more. When the last of them has come again, so may the worker that waited
-    /// for them.
+    /// A worker is faulty no more. After the last of them, the worker that waited for them may
+    /// join.
     fn recover(&mut self, place: usize) {
         let worker = &mut self.workers[place];
         self.checks.absent(worker.link);
@@ -380,7 +380,7 @@ impl Crowd {
         }
     }
 
-    /// Lets something happen to a worker within `most`, unless its link goes before.
+    /// Schedules an event of a worker within `most`. It is void if the worker's link goes before.
     fn later(&mut self, place: usize, most: Duration, event: Event) {
         let at = self.now + self.up_to(most);
         self.put(at, Happening::Worker(place, self.workers[place].link, event));

@@ -1,9 +1,9 @@
-//! A worker's device on virtual time: one job after the other, each done at once and reported
+//! A worker's device on virtual time: it does one job after the other, each at once, and reports
 //! later.
 //!
-//! The device is that of production. It would wait for parameters on its own thread; here a
-//! gradient is begun only when all that it waits for has been delivered, or what ends it. What
-//! overtakes a gradient that waits does so here, too.
+//! The device is that of production. There it waits for parameters on its own thread. Here a
+//! gradient begins only when the queue has all that it waits for, or a job that ends it. Jobs that
+//! overtake a waiting gradient do so here, too.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -20,40 +20,40 @@ use crate::random::Random;
 const COMPUTE: Duration = Duration::from_millis(80);
 const SPREAD_NS: u64 = 160_000_000;
 
-/// What a device, or who builds it, has to say.
+/// A result of a device, or of its construction.
 #[derive(Debug)]
 pub enum Done {
-    /// The model and the data are built, or cannot be.
+    /// The model and the data, or the error of their construction.
     Built(Box<Result<Built, BuildError>>),
-    /// The device, which has entered this generation, has done something.
+    /// A report of the device in this generation.
     Report(Generation, Report),
 }
 
 /// A device and its jobs.
 pub struct Bench {
     device: Device,
-    /// In the order of their delivery.
+    /// Jobs in the order of their delivery.
     jobs: VecDeque<Job>,
     /// The version of each shard of the computing parameters.
     versions: Vec<Step>,
     /// The generation that the device has entered.
     generation: Generation,
     busy: bool,
-    /// A bit has flipped in its memory.
+    /// Whether a bit has flipped in its memory.
     flipped: bool,
     store: Store,
 }
 
-/// The directory of a worker: it takes the model's file, or is full.
+/// The directory of a worker. It takes the model's file, or is full.
 #[derive(Debug, Default)]
 struct Store {
-    /// The shards that the open file lacks; none while no file is open.
+    /// The shards that the open file lacks. None while no file is open.
     missing: Option<BTreeSet<Shard>>,
     full_until: Time,
 }
 
 impl Store {
-    /// Does a job that concerns the file; hands any other back.
+    /// Does a job that concerns the file. Returns any other job.
     fn perform(&mut self, job: Job, now: Time, shards: u32) -> Result<Option<Report>, Job> {
         match &job {
             Job::Enter { .. } => {
@@ -86,19 +86,19 @@ impl Store {
     }
 }
 
-/// A job that was done.
+/// A finished job.
 pub struct Work {
-    /// If it is a gradient: the generation of the device, its step, and its loss scale.
+    /// For a gradient: the generation of the device, the step, and the loss scale.
     pub gradient: Option<(Generation, Step, LossScale)>,
-    /// What the device reports, each with its time.
+    /// The device's reports, each with its time.
     pub reports: Vec<(Time, Done)>,
-    /// When the device is free again; [`Bench::release`] is to be called then.
+    /// When the device is free again. The caller calls [`Bench::release`] then.
     pub until: Time,
 }
 
 impl Bench {
-    /// A device with nothing to do, for a model of `shards` parameter shards, whose store is full
-    /// until then.
+    /// A device with no jobs, for a model of `shards` parameter shards. Its store is full until
+    /// `full_until`.
     pub fn new(device: Device, shards: u32, full_until: Time) -> Self {
         Self {
             device,
@@ -111,12 +111,12 @@ impl Bench {
         }
     }
 
-    /// The store takes nothing until then.
+    /// The store refuses writes until `until`.
     pub fn fill_store(&mut self, until: Time) {
         self.store.full_until = until;
     }
 
-    /// How many jobs are to be done.
+    /// How many jobs wait.
     pub fn waiting(&self) -> usize {
         self.jobs.len()
     }
@@ -126,12 +126,12 @@ impl Bench {
         self.jobs.push_back(job);
     }
 
-    /// The device has done its job.
+    /// Marks the device as free.
     pub fn release(&mut self) {
         self.busy = false;
     }
 
-    /// A bit flips in what the device holds: it compares digests before the next update.
+    /// Flips a bit in the device's memory. The device compares digests before the next update.
     pub fn flip(&mut self) {
         self.flipped = true;
     }
@@ -154,7 +154,8 @@ impl Bench {
         let Self { device, jobs, versions, generation, store, .. } = self;
         let mut port = Delivered { jobs, versions, random, now, generation, reports: vec![] };
         if gradient.is_some() {
-            // All of it at once: what is sent meanwhile comes a little later than it would.
+            // The gradient's time passes at once. Reports of that time come a little later than
+            // they would.
             port.now = port.now + COMPUTE + Duration::from_nanos(port.random.below(SPREAD_NS));
         }
         let done = match store.perform(job, now, shards) {
@@ -181,8 +182,8 @@ impl Bench {
         }
     }
 
-    /// Whether the gradient of this step, first in the queue, finds what it needs in the queue, or
-    /// what ends it.
+    /// Whether the queue has all that the gradient of this step waits for, or a job that ends it.
+    /// The gradient is the first job in the queue.
     fn comes_to_an_end(&self, step: Step) -> bool {
         let mut versions = self.versions.clone();
         let mut deferred = false;
@@ -209,7 +210,7 @@ impl Bench {
         is_complete(&versions, step)
     }
 
-    /// The place of a job that is done while the gradient before it waits.
+    /// The place of a job that the device does while the gradient before it waits.
     fn overtaking(&self) -> Option<usize> {
         let mut deferred: Vec<&Job> = Vec::new();
         for (place, job) in self.jobs.iter().enumerate().skip(1) {
@@ -241,7 +242,7 @@ fn is_complete(versions: &[Step], step: Step) -> bool {
     versions.iter().all(|version| version.next() == step)
 }
 
-/// Takes note of the parameters to compute with that a job brings.
+/// Notes the parameters that a job brings for the next gradient.
 fn note(versions: &mut [Step], job: &Job) {
     match job {
         Job::Load { shard, version, .. } => versions[shard.0 as usize] = *version,
@@ -255,14 +256,14 @@ fn note(versions: &mut [Step], job: &Job) {
     }
 }
 
-/// What is computed with follows a copy that is as new.
+/// The computing parameters follow a copy that is as new.
 fn follow(versions: &mut [Step], shard: Shard, version: Step) {
     let known = &mut versions[shard.0 as usize];
     *known = version.max(*known);
 }
 
-/// What a job sees of its surroundings: the jobs delivered so far, and a clock that goes on with
-/// every report.
+/// A job's view of the device: the jobs delivered so far, and a clock that advances with every
+/// report.
 struct Delivered<'a> {
     jobs: &'a mut VecDeque<Job>,
     versions: &'a mut Vec<Step>,
@@ -285,7 +286,7 @@ impl Port for Delivered<'_> {
         self.reports.push((self.now, Done::Report(*self.generation, report)));
     }
 
-    /// The next job: a gradient under way takes what it waits for, and puts off all else.
+    /// The next job. A gradient under way takes the jobs that it waits for, and defers all others.
     fn wait(&mut self) -> Option<Job> {
         let job = self.jobs.pop_front()?;
         note(self.versions, &job);

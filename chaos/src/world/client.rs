@@ -1,6 +1,6 @@
-//! Operators that want tokens made and revoked, and ask which there are: each at whichever
-//! coordinator comes to its mind, one question at a time, said again elsewhere, under the same
-//! number, until it is answered. One story must explain all that they are told (I9).
+//! Operators that have tokens made and revoked, and ask for the list of tokens. Each asks one
+//! question at a time, at a coordinator of its choice. It repeats the question elsewhere, under the
+//! same number, until it has an answer. One story must explain all answers (I9).
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use super::types::Happening;
 use super::{Node, World};
 use crate::check::{Answer, Call, Observation, TOKENS, Violation};
 
-/// So many of them there are.
+/// The number of clients.
 pub const CLIENTS: usize = 3;
-/// So much each of them asks for in a run.
+/// Questions that each client asks in a run.
 const QUESTIONS: u64 = 30;
-/// So long each waits for an answer before it asks elsewhere.
+/// How long a client waits for an answer before it asks elsewhere.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// Between an answer and the next question, at most.
+/// The longest pause between an answer and the next question.
 const PAUSE: Duration = Duration::from_millis(600);
 
 /// What the digit 0 stands for in a token's text.
 const FIRST: u8 = 52;
 
-/// One of them.
+/// One client.
 #[derive(Clone, Debug, Default)]
 pub struct Client {
-    /// How much it has asked for: the number of the question under way.
+    /// How many questions it has asked. This is also the number of the question under way.
     number: u64,
     question: Option<Call>,
-    /// Who leads, as far as it was told.
+    /// The place of the leader, if a coordinator has told it.
     leader: Option<usize>,
-    /// How often it has asked, that what it waits for in vain can be told from what it has.
+    /// How many waits it has begun. So a wait that is over is known from the present one.
     attempt: u64,
-    /// On which link it waits for an answer that has no number.
+    /// The link on which it waits for a list, which is an answer without a number.
     lists: Option<u64>,
 }
 
-/// A token of this number, the same in every run.
+/// The token of this number. It is the same in every run.
 fn token(number: u64) -> (TokenId, AcceptedToken) {
     let text = format!("es1.AAAAAAAAAAA{number}.{}.{}", "A".repeat(43), "A".repeat(43));
     let token: JoinToken = text.parse().expect("the form of a token");
@@ -48,7 +48,7 @@ fn token(number: u64) -> (TokenId, AcceptedToken) {
     (id, token.accepted(Terms::unlimited(Role::Worker)))
 }
 
-/// Which one it is.
+/// The number of the token with this id.
 fn number(id: &TokenId) -> u8 {
     id[8] - FIRST
 }
@@ -62,7 +62,7 @@ impl World {
         self.coordinate(place, Input::Connected { link, identity })
     }
 
-    /// A client asks for something, or asks again.
+    /// A client asks a question, or repeats it.
     pub(super) fn ask(&mut self, client: usize, attempt: u64) -> Result<(), Violation> {
         if self.clients[client].attempt != attempt {
             return Ok(());
@@ -108,14 +108,14 @@ impl World {
         }
     }
 
-    /// Whoever leads, more often than not.
+    /// The leader, in three of four cases where the client knows it. Else any coordinator.
     fn whom_to_ask(&mut self, client: usize) -> usize {
         let any = self.random.below(self.coordinators.len() as u64) as usize;
         let leader = self.clients[client].leader.take();
         leader.filter(|_| self.random.below(4) > 0).unwrap_or(any)
     }
 
-    /// A coordinator has told a client something.
+    /// A client hears from a coordinator.
     pub(super) fn told_client(
         &mut self,
         client: usize,

@@ -19,18 +19,18 @@ impl Clock {
         Self { at: now, shown: Time(0), permille }
     }
 
-    /// What it shows.
+    /// The clock's time at true time `now`.
     pub fn read(&self, now: Time) -> Time {
         let passed = u128::from(now.0 - self.at.0) * u128::from(self.permille) / 1000;
         Time(self.shown.0 + passed as u64)
     }
 
-    /// From now on it runs at another speed.
+    /// From now on the clock runs at another speed.
     pub fn drift(&mut self, now: Time, permille: u32) {
         *self = Self { at: now, shown: self.read(now), permille };
     }
 
-    /// The true time in which it measures `span`.
+    /// The true time that passes while the clock measures `span`.
     pub fn true_time(&self, span: Duration) -> Duration {
         Duration::from_nanos((span.as_nanos() * 1000 / u128::from(self.permille)) as u64)
     }

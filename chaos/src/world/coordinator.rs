@@ -1,7 +1,7 @@
-//! The coordinators in the world: each a seat, with a clock and a disk of its own.
+//! The coordinators in the world: each is a seat, with a clock and a disk of its own.
 //!
-//! They begin as members of one cluster, with the same on their disks. A process that is started
-//! again has what was durable; one that is none of the cluster's coordinators asks to be one first
+//! They begin as members of one cluster, with the same on their disks. A process that starts again
+//! has what was durable. A machine without a coordinator's id asks to be one first
 //! (`membership.rs`).
 
 use std::collections::BTreeMap;
@@ -34,52 +34,52 @@ pub struct Coordinator {
     pub(super) lacking: Lacking,
     /// The removed coordinators with which it has no links.
     pub(super) shut_out: Vec<NodeName>,
-    /// What becomes of its machine.
+    /// What the schedule plans for its machine.
     pub(super) prospect: Prospect,
     clock: Clock,
     disk: Disk,
     /// Since when it listens, and when it last heard each worker's process, by its clock.
     awake: Time,
     heard: BTreeMap<usize, Time>,
-    /// In which term it leads, as far as was noticed.
+    /// The term in which it leads, as the world last saw it.
     leads: Option<Term>,
-    /// How often it was started.
+    /// How many processes have started here.
     lives: u64,
-    /// When a process can be there again, if there is none.
+    /// The earliest time of the next process, if none runs.
     startable: Time,
 }
 
-/// What is in a coordinator's directory, beside log and history: who it is. Durable at once.
+/// The identity in a coordinator's directory, beside log and history. Durable at once.
 #[derive(Clone, Debug, Default)]
 pub struct Directory {
-    /// Its id among the cluster's coordinators, if it is one of them.
+    /// Its id among the cluster's coordinators. None before its admission.
     pub id: Option<CoordinatorId>,
-    /// How many directories there were before on this machine.
+    /// How many directories this machine had before.
     pub incarnation: u64,
-    /// Who the coordinators were when it last heard of them, with the list's revision.
+    /// The revision of the newest list of coordinators that it knows, and the list.
     pub book: (u64, Vec<CoordinatorView>),
 }
 
-/// What runs on a coordinator's machine.
+/// The process on a coordinator's machine.
 pub enum Process {
-    /// Nothing.
+    /// No process runs.
     Down,
-    /// Somebody who is no coordinator yet, and asked to be one then.
+    /// A machine that asks to be a coordinator, and when it last asked.
     Asks(Option<Time>),
     /// A coordinator.
     Sits(Box<Seat>),
 }
 
-/// A new process takes at least this long to be there. Others have noticed by then that the one
-/// before is gone: it cannot tell them that it does not know their links.
+/// A new process takes at least this long to start. By then the others have noticed the end of the
+/// old process: the new one cannot tell them that it does not know their links.
 const START: Duration = Duration::from_millis(150);
-/// A snapshot is taken when so many entries are behind the one before: a few times in every run.
+/// Entries between two snapshots. Every run takes a few snapshots.
 const SNAPSHOT_ENTRIES: u64 = 16;
-/// So many entries before a snapshot stay.
+/// Entries that stay in the log before a snapshot.
 const KEEP: u64 = 6;
 
 impl Coordinator {
-    /// The coordinator at a place, which does not run yet, with this on its disk.
+    /// The coordinator at a place, with `disk` as its disk. Its process does not run yet.
     pub fn new(place: usize, directory: Directory, disk: Disk) -> Self {
         Self {
             place,
@@ -103,37 +103,37 @@ impl Coordinator {
         matches!(self.process, Process::Down)
     }
 
-    /// Its process, if that is a coordinator's.
+    /// The seat, if the process is a coordinator's.
     pub fn seat(&self) -> Option<&Seat> {
         if let Process::Sits(seat) = &self.process { Some(seat) } else { None }
     }
 
-    /// Its process, if that is a coordinator's.
+    /// As [`Coordinator::seat`], to change.
     pub fn seat_mut(&mut self) -> Option<&mut Seat> {
         if let Process::Sits(seat) = &mut self.process { Some(seat) } else { None }
     }
 
-    /// What runs there.
+    /// The process on its machine.
     pub fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Up to where it has applied the log.
+    /// The index of the last entry that it has applied.
     pub fn applied(&self) -> u64 {
         self.seat().map_or(0, |seat| seat.core().state().index())
     }
 
-    /// If it has crashed: when a process can be there again.
+    /// The earliest time of the next process, after a crash.
     pub fn startable(&self) -> Time {
         self.startable
     }
 
-    /// In which term it leads.
+    /// The term in which it leads.
     pub fn leads(&self) -> Option<Term> {
         self.leads
     }
 
-    /// How often it was started.
+    /// How many processes have started here.
     pub fn lives(&self) -> u64 {
         self.lives
     }
@@ -158,46 +158,46 @@ impl Coordinator {
         &mut self.disk
     }
 
-    /// It hears a process.
+    /// Notes that it hears a process now.
     pub fn hears(&mut self, now: Time, place: usize) {
         self.heard.insert(place, self.clock.read(now));
     }
 
-    /// It has stood still for a while, or has not led, and listens from now on.
+    /// It listens anew from now on: it stood still for a while, or did not lead.
     pub fn awakes(&mut self, now: Time) {
         self.awake = self.clock.read(now);
     }
 
-    /// For how long it has listened for a process in vain.
+    /// How long it has listened to a process without a word from it.
     pub fn silence(&self, now: Time, place: usize) -> Duration {
         let heard = self.heard.get(&place).copied().unwrap_or_default();
         self.clock.read(now).since(heard.max(self.awake))
     }
 
-    /// Whether it has heard a process since it listens.
+    /// Whether it has heard a process since it began to listen.
     pub fn has_heard(&self, place: usize) -> bool {
         self.heard.get(&place).is_some_and(|heard| *heard >= self.awake)
     }
 
-    /// The process is gone.
+    /// Ends the process.
     pub fn crash(&mut self, now: Time, random: &mut Random) {
         (self.process, self.leads) = (Process::Down, None);
         self.startable = now + START;
         self.disk.crash(random);
     }
 
-    /// As it tells of itself.
+    /// What it states about itself.
     pub fn own(&self) -> state::Coordinator {
         own(self.place, self.directory.incarnation)
     }
 
-    /// As its certificate has it.
+    /// The identity in its certificate.
     pub fn identity(&self) -> Identity {
         Identity { role: Role::Coordinator, name: self.own().name }
     }
 }
 
-/// As the coordinator at a place tells of itself, in a directory after so many others.
+/// What the coordinator at a place states about itself, after `before` older directories.
 fn own(place: usize, before: u64) -> state::Coordinator {
     let machine = place as u8 + 1;
     let address = (Ipv4Addr::new(10, 0, 1, machine), 4000).into();
@@ -207,8 +207,8 @@ fn own(place: usize, before: u64) -> state::Coordinator {
     state::Coordinator { name, incarnation, address, api: None }
 }
 
-/// What is on the disk of everyone at first, and who they are: so many coordinators of one cluster,
-/// which is there for one run. The one at place 0 has founded it.
+/// The disk that every coordinator has at first, and the list of all. They are coordinators of one
+/// cluster, which has one run. The coordinator at place 0 founded it.
 pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
     let mut state = State::default();
     for place in 0..coordinators {
@@ -239,7 +239,7 @@ pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
     (kept, all)
 }
 
-/// The machines of coordinators: those who begin as members, and some on which nothing runs.
+/// The machines of coordinators: the first members, and some spare ones without a process.
 pub fn machines(members: usize, spare: usize) -> Vec<Coordinator> {
     let (kept, all) = founded(members);
     let of_member = |(place, view): (usize, &CoordinatorView)| {
@@ -257,7 +257,7 @@ pub fn machines(members: usize, spare: usize) -> Vec<Coordinator> {
 
 // Processes.
 impl World {
-    /// A process with what is on the disk.
+    /// Starts a process with what is on the disk.
     pub(super) fn start_coordinator(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         let permille = self.drifts.get(&node).copied().unwrap_or(1000);
@@ -286,7 +286,7 @@ impl World {
         Ok(())
     }
 
-    /// A coordinator as its disk has it.
+    /// A seat with what is on the disk.
     fn seat(&self, place: usize, id: ReplicaId) -> Seat {
         let coordinator = &self.coordinators[place];
         let options = Options {
@@ -304,20 +304,20 @@ impl World {
         seat.expect("what is on the disk is sound")
     }
 
-    /// The process of a coordinator is gone.
+    /// Ends the process of a coordinator.
     pub(super) fn end_coordinator(&mut self, place: usize) {
         let Self { coordinators, random, queue, now, .. } = self;
         coordinators[place].crash(*now, random);
         queue.retain(|to_come| to_come.owner() != Some(Node::Coordinator(place)));
     }
 
-    /// Who leads: of several that think so, the newest.
+    /// The place of the leader. Of several that think they lead, the one in the newest term.
     pub(super) fn leader(&self) -> Option<usize> {
         let leading = |known: &Coordinator| known.leads.map(|term| (term, known.place));
         self.coordinators.iter().filter_map(leading).max().map(|(_, place)| place)
     }
 
-    /// Two coordinators have a link from now on.
+    /// Opens a link between two coordinators.
     pub(super) fn connect_coordinators(&mut self, one: usize, two: usize) -> Result<(), Violation> {
         let (own, peer) = (Node::Coordinator(one), Node::Coordinator(two));
         if self.refuse(one, two) {
@@ -339,7 +339,7 @@ impl World {
         Ok(())
     }
 
-    /// A batch should be durable by now.
+    /// A batch should be durable by now, unless the disk stalls or is full.
     pub(super) fn endured(&mut self, place: usize) -> Result<(), Violation> {
         let disk = &mut self.coordinators[place].disk;
         if let Some(until) = disk.stalled(self.now) {
@@ -359,10 +359,9 @@ impl World {
     }
 }
 
-// What a coordinator takes, and what it wants done.
+// A coordinator's inputs and effects.
 impl World {
-    /// Gives a coordinator an input, shows what it makes of it to the checkers, and does what it
-    /// wants done.
+    /// Gives a coordinator an input, shows its effects to the checkers, and carries them out.
     pub(super) fn coordinate(&mut self, place: usize, input: Input) -> Result<(), Violation> {
         let coordinator = &mut self.coordinators[place];
         let seat = match &mut coordinator.process {
@@ -376,7 +375,7 @@ impl World {
         self.follow(place, before)
     }
 
-    /// A coordinator had applied the log up to `before`, and has taken an input.
+    /// Follows up an input of a coordinator that had applied the log up to `before`.
     fn follow(&mut self, place: usize, before: u64) -> Result<(), Violation> {
         let Some(seat) = self.coordinators[place].seat() else { return Ok(()) };
         let (after, leads) = (seat.core().state().index(), seat.leads());
@@ -397,7 +396,7 @@ impl World {
         Ok(())
     }
 
-    /// What a coordinator has applied: its state, and how it came there.
+    /// Shows the checkers the state that a coordinator has, and the entries that led to it.
     fn witness_log(&mut self, place: usize, before: u64, after: u64) -> Result<(), Violation> {
         for index in before + 1..=after {
             let Some(entry) = self.coordinators[place].disk.entry(index).cloned() else { continue };
@@ -446,12 +445,12 @@ impl World {
                 self.hang_up(place, to, End::lost(&reason));
                 Ok(())
             }
-            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // nobody asks
+            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // no caller asks
             of_lines => self.bring_lines_about(place, of_lines),
         }
     }
 
-    /// Says something on a link of a coordinator, if that is still the newest with its peer.
+    /// Sends a message on a coordinator's link, if that is still the newest with its peer.
     pub(super) fn tell(
         &mut self,
         place: usize,

@@ -1,5 +1,5 @@
-//! Judges the course of things: whether a loss has its fault (I8), and whether anything goes on
-//! (I11). It knows what really happened: who was heard when, and which links were lost.
+//! Judges the course of a run: whether a fault explains each loss (I8), and whether the run makes
+//! progress (I11). It knows the truth: when each process was heard, and which links were lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
@@ -12,38 +12,39 @@ use super::Node;
 use super::endure::STANDSTILL;
 use crate::fault::{Fault, TOLERATED};
 
-/// A worker of which so little is heard may be taken for gone: the coordinator's patience, by a
-/// clock that is a tenth fast, and a message's way.
+/// After this silence a coordinator may take a worker for gone. It is the coordinator's patience,
+/// by a clock that is a tenth fast, less a message's travel time.
 const SILENT: Duration = Duration::from_millis(1_950);
-/// So long what has gone wrong may lead to a loss: a change that waits for workers that fell silent
-/// together takes up to 20 s, and some seconds more.
+/// How long a fault may lead to a loss: a change that waits for workers that fell silent together
+/// takes up to 20 s, and some seconds more.
 const AFTERMATH: Duration = Duration::from_secs(28);
-/// After an isolation of the coordinators the workers have all dialled again within this time.
+/// The time after an isolation of the coordinators in which all workers dial again.
 const RETURNED: Duration = Duration::from_secs(6);
-/// So soon after a disturbance another one adds to it: not all have spoken in between.
+/// A disturbance that begins this soon after another one adds to it: not all workers have spoken in
+/// between.
 const BREATH: Duration = Duration::from_secs(1);
-/// A pair of workers whose link is lost again within this time may have one of them left out: 10 s,
+/// If a pair of workers loses its link again within this time, one of them may be left out: 10 s,
 /// by a clock that is a tenth slow.
 const AGAIN: Duration = Duration::from_millis(11_500);
 
-/// Stands for all workers' machines.
+/// The entry for all workers' machines.
 const EVERYONE: Node = Node::Leader;
 
-/// What has gone wrong, and when something last went on.
+/// The faults so far, and the last progress.
 #[derive(Debug, Default)]
 pub struct Course {
-    /// A schedule of faults is being endured, and every loss has to be somebody's fault.
+    /// A schedule of faults is under way, and a fault must explain every loss.
     judging: bool,
-    /// Since when and until when a machine or its ways were last disturbed.
+    /// Since when and until when a machine or its roads were last disturbed.
     disturbed: BTreeMap<Node, (Time, Time)>,
-    /// Since when and until when no coordinator heard any worker, the last time: that alone costs
-    /// no worker its place (I8).
+    /// The last time that no coordinator heard any worker: since when, and until when. That alone
+    /// costs no worker its place (I8).
     isolated: Option<(Time, Time)>,
     /// Until when the device of a machine's worker hangs.
     hung: BTreeMap<Node, Time>,
-    /// Until when a machine's host refuses what coordinators send to its worker.
+    /// Until when a machine's host refuses packets of coordinators for its worker.
     refused: BTreeMap<Node, Time>,
-    /// The last interruption of all ends here.
+    /// When the last interruption ends.
     interrupted_until: Time,
     /// What each coordinator hears.
     listeners: BTreeMap<usize, Listener>,
@@ -54,22 +55,22 @@ pub struct Course {
     misstated: BTreeSet<Node>,
     /// Processes that were asked to leave.
     leaving: BTreeSet<usize>,
-    /// Processes whose memory was changed: their devices may fail.
+    /// Processes whose memory was changed. Their devices may fail.
     garbled: BTreeSet<usize>,
-    /// An owner was made to err in an update: the history may be broken.
+    /// An owner was made to err in an update. The history may be broken.
     mistaken: bool,
-    /// Since when the run could go on, and has not.
+    /// Since when the run could go on, but made no progress.
     quiet_since: Time,
-    /// What became of the members.
+    /// Counts of changes of members.
     pub(super) tally: Tally,
 }
 
 /// What a coordinator hears of workers' processes.
 #[derive(Debug, Default)]
 struct Listener {
-    /// Since when it listens: it runs, or leads.
+    /// Since when it listens: since it runs, or leads.
     awake: Time,
-    /// When it last heard each process, and when that had been too long before.
+    /// When it last heard each process, and when it last ended too long a silence of one.
     heard: BTreeMap<usize, Time>,
     silent: BTreeMap<usize, Time>,
     /// When it last lost its link with a process.
@@ -77,14 +78,14 @@ struct Listener {
 }
 
 impl Listener {
-    /// How long it has listened for a process in vain.
+    /// How long it has listened to a process without a word from it.
     fn silence(&self, now: Time, place: usize) -> Duration {
         let heard = self.heard.get(&place).copied().unwrap_or_default();
         now.since(heard.max(self.awake))
     }
 }
 
-/// How often members have changed.
+/// Counts of changes of members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Generations that have begun.
@@ -93,25 +94,25 @@ pub struct Tally {
     pub lost: u64,
     /// Members that have left.
     pub left: u64,
-    /// Steps that were done again.
+    /// Steps that members did again.
     pub redone: u64,
     /// Returns to an earlier step.
     pub rollbacks: u64,
-    /// Snapshots that were sent to a coordinator that lacked what they stand for.
+    /// Snapshots that a leader sent to a coordinator that lacked the entries behind them.
     pub installed: u64,
-    /// Pages of the history that a coordinator told another.
+    /// Pages of the history that a coordinator sent to another one.
     pub pages: u64,
-    /// Pages of lines that coordinators have told each other on request.
+    /// Pages of lines that coordinators sent to each other on request.
     pub line_pages: u64,
     /// Coordinators that were admitted.
     pub joined: u64,
-    /// Coordinators that have ended because they were removed: those that lived to hear of it.
+    /// Coordinators that ended since they were removed, and lived to hear of it.
     pub removed: u64,
-    /// Coordinators that were asked to stop, and did.
+    /// Coordinators that stopped on request.
     pub stopped: u64,
-    /// Coordinators that have ended because their disks were full.
+    /// Coordinators that ended since their disks were full.
     pub full: u64,
-    /// Coordinators that were removed since no process could begin with their damaged logs; none of
+    /// Coordinators that were removed since no process could start with their damaged logs. None of
     /// them lived to hear of it.
     pub replaced: u64,
 }
@@ -134,14 +135,14 @@ impl AddAssign for Tally {
     }
 }
 
-// What happens.
+// Events.
 impl Course {
-    /// From now on every loss has to be somebody's fault.
+    /// From now on a fault must explain every loss.
     pub fn judge(&mut self) {
         self.judging = true;
     }
 
-    /// A cluster begins anew: its processes have nothing to do with those before.
+    /// A cluster begins anew. Its processes have nothing to do with the ones before.
     pub fn begin_anew(&mut self, now: Time) {
         let before = std::mem::take(self);
         *self = Self {
@@ -157,12 +158,12 @@ impl Course {
         };
     }
 
-    /// Something went on.
+    /// The run made progress.
     pub fn progress(&mut self, now: Time) {
         self.quiet_since = now;
     }
 
-    /// Time passes; whether the run could go on.
+    /// Time passes. `able` says whether the run could go on.
     pub fn passes(&mut self, now: Time, able: bool) {
         if !able || now < self.interrupted_until {
             self.quiet_since = now;
@@ -203,7 +204,7 @@ impl Course {
             }
             Fault::Partition { side, .. } | Fault::OneWay { side, .. } => {
                 side.iter().for_each(&mut disturb);
-                // Who is on the other side of a coordinator is cut off from it as well.
+                // The other side of a coordinator's partition is cut off from it as well.
                 if !side.iter().all(|node| is_worker(&node)) {
                     disturb(&EVERYONE);
                 }
@@ -218,7 +219,7 @@ impl Course {
         self.quiet_since = now;
     }
 
-    /// A coordinator listens from now on.
+    /// A coordinator begins to listen.
     pub fn awake(&mut self, now: Time, coordinator: usize) {
         self.listeners.entry(coordinator).or_default().awake = now;
     }
@@ -232,8 +233,8 @@ impl Course {
         }
     }
 
-    /// A coordinator has lost its link with a process. A link that an isolation ends explains no
-    /// loss.
+    /// A coordinator has lost its link with a process. The loss of a link by an isolation explains
+    /// no loss of the worker.
     pub fn unlinked(&mut self, now: Time, coordinator: usize, place: usize) {
         if self.isolated.is_some_and(|(since, until)| since <= now && now <= until + RETURNED) {
             return;
@@ -241,18 +242,18 @@ impl Course {
         self.listeners.entry(coordinator).or_default().unlinked.insert(place, now);
     }
 
-    /// A process has lost its link with another, or did not get one.
+    /// A process has lost its link with another one, or did not get one.
     pub fn parted(&mut self, now: Time, one: usize, other: usize) {
         let times = self.parted.entry((one.min(other), one.max(other))).or_default();
         *times = [times[1], Some(now)];
     }
 
-    /// A process was asked to leave.
+    /// An operator has asked a process to leave.
     pub fn leaves(&mut self, place: usize) {
         self.leaving.insert(place);
     }
 
-    /// The memory of a process was changed.
+    /// A fault has changed the memory of a process.
     pub fn garbled(&mut self, place: usize) {
         self.garbled.insert(place);
     }
@@ -262,7 +263,7 @@ impl Course {
         self.garbled.contains(&place)
     }
 
-    /// An owner was made to err, and the run may end of it.
+    /// A fault made an owner err in an update. The run may end for that.
     pub fn mistaken(&mut self) {
         self.mistaken = true;
     }
@@ -280,14 +281,14 @@ impl Course {
     }
 }
 
-// What is to be thought of it.
+// The judgement.
 impl Course {
-    /// Whether a process that runs on, on a machine, may be taken for lost by a coordinator.
+    /// Whether a coordinator may take a process for lost that runs on. `machine` is its slot.
     pub fn explains(&self, now: Time, (place, machine): (usize, Node), coordinator: usize) -> bool {
         let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= AFTERMATH);
         let listener = self.listeners.get(&coordinator);
         let silent = self.is_silent(now, place, coordinator);
-        // A coordinator that began to listen meanwhile has heard nobody yet: it cannot tell.
+        // A coordinator that began to listen meanwhile has heard no worker yet. It cannot judge.
         let reborn = self.isolated.is_some_and(|(since, until)| {
             let awake = listener.map_or(Time(0), |listener| listener.awake);
             since <= awake && now <= until + AFTERMATH
@@ -296,7 +297,8 @@ impl Course {
         let disturbed =
             disturbed.into_iter().flatten().filter(|(_, until)| now <= *until + AFTERMATH);
         let disturbed: Vec<_> = disturbed.collect();
-        // Then it hears nothing for too long, though it may be heard.
+        // After so long an interruption the process itself hears nothing for too long, even if the
+        // coordinator hears it.
         let long = disturbed.iter().any(|(since, until)| until.since(*since) > TOLERATED);
         let again = |times: &[Option<Time>; 2]| match times {
             [Some(first), Some(second)] => second.since(*first) <= AGAIN && recent(Some(second)),
@@ -330,23 +332,23 @@ impl Course {
         self.isolated.is_some_and(lately) && self.is_silent(now, place, coordinator)
     }
 
-    /// Whether a process was asked to leave.
+    /// Whether an operator has asked a process to leave.
     pub fn is_leaving(&self, place: usize) -> bool {
         self.leaving.contains(&place)
     }
 
-    /// Whether nothing is interrupted.
+    /// Whether no interruption is under way.
     pub fn is_undisturbed(&self, now: Time) -> bool {
         now >= self.interrupted_until
     }
 
-    /// Whether the run may fail for this reason: an owner has erred, or the last worker that there
-    /// was cannot trust its memory.
+    /// Whether the run may fail for this reason: an owner has erred, or the last worker cannot
+    /// trust its memory.
     pub fn may_fail(&self, reason: &str) -> bool {
         self.mistaken || !self.garbled.is_empty() && reason.contains("changed in memory")
     }
 
-    /// How long nothing has gone on although it could; none if that is too long.
+    /// How long the run has made no progress although it could. None if that is too long.
     pub fn standstill(&self, now: Time) -> Option<Duration> {
         let idle = now.since(self.quiet_since);
         (idle <= STANDSTILL).then_some(idle)

@@ -1,4 +1,4 @@
-//! A worker's device in the world: it is built, given jobs, and heard.
+//! A worker's device in the world: its construction, its jobs and its reports.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -14,21 +14,21 @@ use super::{Node, World};
 use crate::check::{Copy, Invariant, Observation, Violation};
 use crate::random::mix;
 
-/// Where machines may stand; an empty label is none.
+/// The zones of machines. An empty label is no zone.
 const ZONES: [&str; 4] = ["", "north", "south", "west"];
 
-/// Where the worker on a machine listens: one after the other has the same port.
+/// The address of the worker on a machine. All processes of a machine use the same port.
 fn address(slot: usize) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 1 + slot as u16).into()
 }
 
-/// Each machine has a store of its own.
+/// The model's place on a machine. Each machine has a store of its own.
 fn place_of(slot: usize) -> ModelPlace {
     ModelPlace { host: format!("machine-{slot}"), path: "/runs/model.safetensors".into() }
 }
 
 impl World {
-    /// The store of a worker's machine takes no model until then, or until faults are over.
+    /// The store of a worker's machine takes no model until `until`, or until the faults end.
     pub(super) fn fill_store(&mut self, node: Node, until: Time) {
         let (Node::Worker(slot), until) = (node, until.min(self.calm)) else { return };
         self.full_stores.insert(slot, until);
@@ -39,7 +39,7 @@ impl World {
         }
     }
 
-    /// Builds a device; an earlier one is dropped, with every link to other workers.
+    /// Builds a device. The worker drops the earlier one, with every link to other workers.
     pub(super) fn build(&mut self, place: usize, run: &RunSpec) -> Result<(), Violation> {
         self.leave_roster(place);
         let slot = self.workers[place].slot();
@@ -50,7 +50,7 @@ impl World {
         let incarnation = self.random.bits();
         let worker = &mut self.workers[place];
         let zone = zone(self.scenario.seed, worker.slot());
-        // Without a thread that loads ahead: its pace would be the machine's.
+        // No thread loads ahead: its pace would depend on the real machine.
         let own = Place {
             incarnation,
             address,
@@ -128,7 +128,7 @@ impl World {
         }
         self.queue.put(work.until, Happening::Free(place, build));
         match (work.gradient, id) {
-            // Else the core has gone on, perhaps to another history.
+            // In the other case the core has gone on, perhaps to another history.
             (Some((entered, step, scale)), Some(id)) if entered == generation => {
                 self.observe(Observation::Began(id, step, scale))
             }
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// A device, or who builds it, has something to say.
+    /// A worker takes the result of a device, or of its construction.
     pub(super) fn heed(&mut self, place: usize, build: u64, done: Done) -> Result<(), Violation> {
         if self.workers[place].builds != build || self.workers[place].ended() {
             return Ok(());
@@ -206,7 +206,7 @@ impl World {
     }
 }
 
-/// The zone of a machine, whatever process is on it.
+/// The zone of a machine. It is the same for every process on it.
 fn zone(seed: u64, slot: usize) -> Option<Zone> {
     let drawn = mix(seed ^ mix(slot as u64)) % ZONES.len() as u64;
     Zone::parse(ZONES[drawn as usize])

@@ -1,9 +1,9 @@
-//! A coordinator's disk: what is durable, and what is on its way there, batch by batch.
+//! A coordinator's disk: the durable batches, and those that are on their way there.
 //!
-//! A crash loses what is on its way, but for what was written in time: the first batches of it, any
-//! number of them, for a batch is written whole or not at all. Before a batch with a snapshot the
-//! file of the history is made durable. A disk that stalls writes nothing for a while; one that is
-//! full refuses the next batch, and nothing of that or of a later one is there, as in redb, whose
+//! A crash loses the batches on their way, except those that were written in time: a random number
+//! of the first ones. The disk writes a batch whole or not at all. Before a batch with a snapshot,
+//! it makes the file of the history durable. A stalled disk writes nothing for a while. A full disk
+//! refuses the next batch and all later ones, and keeps no part of them. This is as in redb, whose
 //! transactions are whole or not at all.
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use super::journal::Journal;
 use super::lines::LineFiles;
 use crate::random::Random;
 
-/// What survives a process, and what may.
+/// What survives a process, and what may survive it.
 #[derive(Debug)]
 pub struct Disk {
     kept: Kept,
@@ -26,7 +26,7 @@ pub struct Disk {
     /// When the newest batch will be durable.
     last: Time,
     stalled: Time,
-    /// It is full, and will have room so much later than that is noticed.
+    /// Set when it is full: how long after the refusal of a batch it has room again.
     full: Option<Duration>,
 }
 
@@ -37,7 +37,7 @@ impl Disk {
         Self { kept, journal, lines: LineFiles::default(), under_way, last, stalled, full: None }
     }
 
-    /// What a process finds that starts now.
+    /// The log as a process finds it that starts now.
     pub fn kept(&self) -> Kept {
         self.kept.clone()
     }
@@ -62,36 +62,36 @@ impl Disk {
         &mut self.lines
     }
 
-    /// A batch is to become durable; returns when it will be.
+    /// Takes a batch to write. Returns when it will be durable.
     pub fn write(&mut self, now: Time, takes: Duration, batch: Batch) -> Time {
         self.under_way.push_back(batch);
         self.last = (now + takes).max(self.last).max(self.stalled);
         self.last
     }
 
-    /// Until then nothing becomes durable.
+    /// Makes nothing durable until `until`.
     pub fn stall(&mut self, until: Time) {
         self.stalled = self.stalled.max(until);
     }
 
-    /// When it writes again, if it does not now.
+    /// The end of the stall, if the disk stalls now.
     pub fn stalled(&self, now: Time) -> Option<Time> {
         (self.stalled > now).then_some(self.stalled)
     }
 
-    /// There is no room for another batch, until `room` after the next one is refused.
+    /// Makes the disk full. It has room again `room` after it has refused the next batch.
     pub fn fill(&mut self, room: Duration) {
         self.full = Some(room);
     }
 
-    /// Refuses the next batch, and all behind it, if it is full: says in how long there is room.
+    /// Refuses all waiting batches, if the disk is full. Returns in how long there is room.
     pub fn refuse(&mut self) -> Option<Duration> {
         let room = self.full.filter(|_| !self.under_way.is_empty())?;
         self.under_way.clear();
         Some(room)
     }
 
-    /// The next batch is durable; returns its number.
+    /// Makes the next batch durable, and returns its number.
     pub fn written(&mut self) -> Option<u64> {
         let batch = self.under_way.pop_front()?;
         if batch.snapshot.is_some() {
@@ -101,7 +101,7 @@ impl Disk {
         Some(batch.number)
     }
 
-    /// Whatever is on its way arrives.
+    /// Makes everything durable that is on its way.
     pub fn finish(&mut self) {
         if self.full.is_some() {
             return;
@@ -111,7 +111,7 @@ impl Disk {
         self.lines.sync();
     }
 
-    /// The process is gone. When there is another, there is room.
+    /// Ends the process. The next process finds room again.
     pub fn crash(&mut self, random: &mut Random) {
         let in_time = random.below(self.under_way.len() as u64 + 1);
         if self.full.take().is_none() {
@@ -122,7 +122,7 @@ impl Disk {
         self.lines.crash(random);
     }
 
-    /// The entry at a place, as it was written last.
+    /// The newest entry with this index, durable or not.
     pub fn entry(&self, index: u64) -> Option<&Entry> {
         let batches = self.under_way.iter().rev().map(|batch| &batch.entries);
         let newest = batches.flat_map(|entries| entries.iter().rev());

@@ -1,8 +1,8 @@
-//! A cluster that endures a schedule of faults. None of them ends its run; whenever the run is
-//! complete, another is started from the beginning.
+//! A cluster that endures a schedule of faults. No fault may end its run. When the run is complete,
+//! the world starts another one from the beginning.
 //!
-//! Until the schedule's end anything may happen, but nothing wrong may be computed and nothing may
-//! hang. After it nothing goes wrong any more, and the run must become complete.
+//! Until the schedule's end the world inflicts faults, but no result may be wrong and no run may
+//! hang. After it no fault happens any more, and the run must become complete.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,51 +17,54 @@ use super::{Node, World};
 use crate::check::{Invariant, Violation};
 use crate::fault::Schedule;
 
-/// So long after a fault a run goes on, if enough workers live: a second for an election, a link's
-/// idle time-out (3 s), a second until all are linked again, 20 s in which workers that fell silent
-/// together are waited for, 10 s until a run gives up an owner that has ended unnoticed, 2 s in
-/// which all answer a Pause, by clocks that are a tenth slow; and a second for a step.
+/// The longest time without progress after a fault, if enough workers live. It allows a second for
+/// an election, a link's idle time-out (3 s), a second until all are linked again, 20 s of waiting
+/// for workers that fell silent together, 10 s until a run gives up an owner that has ended
+/// unnoticed, 2 s in which all answer a Pause, all by clocks that are a tenth slow, and a second
+/// for a step.
 pub const STANDSTILL: Duration = Duration::from_millis(42_000);
-/// So long after the last fault a run is complete: it has gone on, perhaps from the beginning.
+/// A run must be complete this long after the last fault: it has gone on, perhaps from the
+/// beginning.
 pub const RECOVERY: Duration = Duration::from_secs(75);
-/// So soon a cluster that has ended is started again.
+/// How soon a cluster that has ended starts again.
 const RESTART: Duration = Duration::from_millis(200);
 
-/// What a cluster has endured.
+/// The results of a schedule of faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endured {
     /// How often each kind of fault has happened.
     pub faults: BTreeMap<&'static str, u64>,
     /// Runs that became complete, all with the reference's hash.
     pub completed: u64,
-    /// Runs that failed: only for memory that was changed, if that broke the history or the last
+    /// Runs that failed. Only changed memory may cause that, if it broke the history or the last
     /// worker.
     pub failed: u64,
-    /// Steps that were committed, over all runs.
+    /// Steps that members committed, over all runs.
     pub steps: u64,
-    /// How often members have changed.
+    /// Counts of changes of members.
     pub changes: Tally,
-    /// The longest time in which a run that could go on did not.
+    /// The longest time without progress of a run that could go on.
     pub longest: Duration,
     /// The longest time from a Pause to its record.
     pub longest_change: Duration,
     /// How many elements of sums, gradients and parameters came to members for each step of the
-    /// last run, those of aborted tries included; nothing that is learned or resumed with.
+    /// last run. This includes aborted tries. It excludes elements for learners and for a
+    /// resumption.
     pub elements: BTreeMap<Step, u64>,
-    /// From the last fault to the end.
+    /// The time from the last fault to the end.
     pub recovery: Duration,
     /// The virtual time of the end.
     pub at: Time,
 }
 
 impl World {
-    /// Lets the faults of `schedule` happen until `end`, then waits for a complete run.
+    /// Inflicts the faults of `schedule` until `end`, then waits for a complete run.
     ///
     /// # Errors
-    /// [`Failure`]; the [`World::trace`] says what came before.
+    /// [`Failure`]. The [`World::trace`] shows the events before it.
     ///
     /// # Panics
-    /// Where a core meets a broken invariant itself.
+    /// When a core itself detects a broken invariant.
     pub fn endure(
         &mut self,
         schedule: &Schedule,
@@ -95,7 +98,8 @@ impl World {
         Err(self.stuck(RECOVERY))
     }
 
-    /// Whether the run is over, and if it is, whether it is complete; both only as they should be.
+    /// Whether the run is over, and then whether it is complete. It fails if the result is wrong,
+    /// or if no fault explains the run's failure.
     fn verdict(&self, state_hash: [u8; 32]) -> Result<Option<bool>, Violation> {
         match self.operator.outcome() {
             Outcome::Running => Ok(None),
@@ -112,7 +116,7 @@ impl World {
         }
     }
 
-    /// The cluster's processes are ended, and others started from the beginning.
+    /// Ends all processes of the cluster, and starts new ones from the beginning.
     fn start_over(&mut self) -> Result<(), Violation> {
         self.note(format_args!("the cluster is started again"));
         self.queue.retain(Happening::is_fate);
@@ -120,8 +124,8 @@ impl World {
         self.begin()
     }
 
-    /// Whether every worker has ended, but for who was cut off or stands still: it will be told
-    /// when it reaches whoever leads again.
+    /// Whether every worker has ended. A worker without a link to the leader, or one that stands
+    /// still, does not count: the next leader that it reaches tells it.
     fn all_gone(&self) -> bool {
         let Some(leader) = self.leader().map(Node::Coordinator) else { return false };
         let cut_off = |node: Node| !self.links.is_open(node, leader);

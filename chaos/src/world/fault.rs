@@ -1,4 +1,4 @@
-//! Makes faults happen.
+//! Inflicts faults on the world.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use crate::fault::{Asker, Fault, Twice};
 /// A process that stands still.
 #[derive(Debug, Default)]
 pub struct Pause {
-    /// Since when; none before it is set.
+    /// Since when the process stands still. None before the world has set it.
     since: Option<Time>,
     until: Time,
-    /// What has come meanwhile.
+    /// Events that wait until the process goes on.
     held: Vec<Happening>,
 }
 
 impl Pause {
-    /// Something has come.
+    /// Keeps an event until the process goes on.
     pub fn hold(&mut self, happening: Happening) {
         self.held.push(happening);
     }
@@ -36,30 +36,30 @@ impl Pause {
 #[derive(Debug, Default)]
 pub struct Armed {
     duplicates: Vec<Duplicate>,
-    /// A coordinator crashes at its next proposal, and comes again so much later.
+    /// A coordinator crashes at its next proposal, and starts again after this time.
     proposing: Option<Duration>,
-    /// A coordinator crashes when it next shuts another out, and comes again so much later.
+    /// A coordinator crashes when it next shuts another one out, and starts again after this time.
     expelling: Option<Duration>,
-    /// Slots in whose memory the next reduced gradient will be garbled.
+    /// Slots of workers whose next reduced gradient the world will garble in memory.
     garbles: BTreeSet<usize>,
     /// Slots of workers that will err in an update.
     mistakes: BTreeSet<usize>,
-    /// Slots in whose memory the next piece of a shard's state will be garbled.
+    /// Slots of workers whose next piece of a shard's state the world will garble in memory.
     states: BTreeSet<usize>,
 }
 
-/// A coordinator that has stood still for so long gives everyone a fresh deadline.
+/// A coordinator that stood still for longer gives all workers fresh deadlines.
 const LATE: Duration = Duration::from_secs(1);
-/// A process that crashes before the run has begun is started again this soon at the latest.
+/// The longest time until a process starts again that crashes before the run has begun.
 const BEGIN: Duration = Duration::from_secs(1);
 
 impl Armed {
-    /// A generation is proposed: if its proposer is to crash, when it is to come again.
+    /// A leader has proposed a generation. If it is to crash, returns when it starts again.
     pub fn proposing(&mut self) -> Option<Duration> {
         self.proposing.take()
     }
 
-    /// A coordinator shuts another one out: if it is to crash, when it is to come again.
+    /// A coordinator shuts another one out. If it is to crash, returns when it starts again.
     pub fn expelling(&mut self) -> Option<Duration> {
         self.expelling.take()
     }
@@ -67,14 +67,14 @@ impl Armed {
 
 #[derive(Debug)]
 struct Duplicate {
-    /// From which machine to which.
+    /// The machine that sends, and the one that receives.
     way: (Node, Node),
     what: Twice,
     after: Duration,
 }
 
 impl World {
-    /// Something goes wrong now.
+    /// Inflicts a fault now.
     pub(super) fn inflict(&mut self, fault: &Fault) -> Result<(), Violation> {
         let leader = Node::Coordinator(self.leader().unwrap_or_default());
         let fault = &fault.clone().with_leader(leader);
@@ -145,8 +145,8 @@ impl World {
         Ok(())
     }
 
-    /// Interruptions end now; what waits for its moment will not have one. Clocks stay as they are.
-    /// Where there was a worker at first, there is one again.
+    /// Ends all interruptions, and disarms faults that wait for their moment. Clocks stay as they
+    /// are. Every slot that had a worker at first gets one again.
     pub(super) fn calm_down(&mut self) -> Result<(), Violation> {
         self.note(format_args!("no more faults"));
         self.course.calm(self.now);
@@ -164,7 +164,7 @@ impl World {
 
     // Processes.
 
-    /// The process that is on a machine.
+    /// The newest process on a machine.
     pub(super) fn process(&self, machine: Node) -> Node {
         match machine {
             Node::Worker(slot) => Node::Worker(self.slots.get(slot).copied().unwrap_or(usize::MAX)),
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// A new process on a machine where there is none: the one before has ended, or there was none.
+    /// Starts a new process on a machine where none runs.
     pub(super) fn start_again(&mut self, machine: Node) -> Result<(), Violation> {
         if self.is_alive(self.process(machine)) {
             return Ok(());
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// The device of a worker does nothing until then, nor does one that is built in its place.
+    /// The device of a worker does nothing until `until`. Nor does a new device in its place.
     fn hang(&mut self, machine: Node, until: Time) {
         let Node::Worker(place) = self.process(machine) else { return };
         let Some(worker) = self.workers.get_mut(place) else { return };
@@ -233,7 +233,7 @@ impl World {
         self.queue.put(until, Happening::Free(place, worker.builds));
     }
 
-    /// A worker is asked to leave.
+    /// Asks a worker to leave.
     fn drain(&mut self, machine: Node, by: Asker, grace: Option<Duration>) {
         let Node::Worker(place) = self.process(machine) else { return };
         let Some(worker) = self.workers.get(place).filter(|worker| !worker.ended()) else {
@@ -268,7 +268,7 @@ impl World {
         self.review_node(node);
     }
 
-    /// The process goes on, and handles what has come meanwhile.
+    /// The process goes on, and handles the events that it has missed.
     pub(super) fn resume(&mut self, node: Node, until: Time) -> Result<(), Violation> {
         if self.paused.get(&node).is_none_or(|pause| pause.until > until) {
             return Ok(());
@@ -289,7 +289,7 @@ impl World {
         Ok(())
     }
 
-    /// The disk of a coordinator writes nothing for a while.
+    /// The disk of a coordinator writes nothing until `until`.
     fn stall(&mut self, machine: Node, until: Time) {
         if let Node::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
@@ -316,9 +316,9 @@ impl World {
         }
     }
 
-    // Ways.
+    // Roads.
 
-    /// No coordinator reaches any worker.
+    /// Shuts all roads between coordinators and workers.
     fn isolate(&mut self, machines: Vec<Node>, until: Time) {
         let (workers, others): (Vec<Node>, Vec<Node>) =
             machines.into_iter().partition(|node| matches!(node, Node::Worker(_)));
@@ -326,7 +326,7 @@ impl World {
         self.shut(&workers, &others, until);
     }
 
-    /// What happens looks like the end of a worker, and is none.
+    /// Inflicts a fault that looks like the end of a worker, but is none.
     fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
@@ -336,7 +336,7 @@ impl World {
         }
     }
 
-    /// Shuts the ways between one coordinator and the workers.
+    /// Shuts the roads between one coordinator and the workers.
     fn deafen(&mut self, node: Node, all: &[Node], until: Time) {
         let is_worker = |other: &&Node| matches!(other, Node::Worker(_));
         let workers: Vec<Node> = all.iter().filter(is_worker).copied().collect();
@@ -344,8 +344,8 @@ impl World {
         self.shut(&workers, &[node], until);
     }
 
-    /// Shuts the ways between one worker and the coordinators, and refuses the coordinators' probes
-    /// of that worker.
+    /// Shuts the roads between one worker and the coordinators, and refuses the coordinators'
+    /// probes of that worker.
     fn firewall(&mut self, node: Node, all: &[Node], until: Time) {
         let refused = self.refused_until.entry(node).or_default();
         *refused = until.max(*refused);
@@ -355,7 +355,7 @@ impl World {
         self.shut(&coordinators, &[node], until);
     }
 
-    /// Shuts every way from one group to another.
+    /// Shuts every road from one group to another.
     fn shut(&mut self, from: &[Node], to: &[Node], until: Time) {
         for from in from {
             for to in to.iter().filter(|to| *to != from) {
@@ -375,7 +375,7 @@ impl World {
         Some(self.armed.duplicates.remove(found))
     }
 
-    /// Lets a message arrive again, if a fault waits for one.
+    /// Lets a message arrive a second time, if a fault waits for one.
     pub(super) fn repeat_message(&mut self, from: Node, to: Node, message: &Message) {
         if self.armed.duplicates.is_empty() {
             return;
@@ -387,7 +387,7 @@ impl World {
         }
     }
 
-    /// Lets a parcel arrive again, if a fault waits for one.
+    /// Lets a parcel arrive a second time, if a fault waits for one.
     pub(super) fn repeat_parcel(
         &mut self,
         (from, to): (usize, usize),
@@ -411,7 +411,7 @@ impl World {
 
     // Memory.
 
-    /// A bit flips in what a device holds, or in what it is about to take on.
+    /// Flips a bit in a device's memory, or in the state that it will receive next.
     fn flip(&mut self, machine: Node) {
         let (Node::Worker(slot), Node::Worker(place)) = (machine, self.process(machine)) else {
             return;
@@ -426,8 +426,8 @@ impl World {
         }
     }
 
-    /// A reduced gradient comes: garbled, if a fault waits for one, so that its digest tells; or so
-    /// that only the owners' votes do.
+    /// Garbles a reduced gradient, if a fault waits for one. Its digest shows a change in memory.
+    /// After an error in an update only the owners' votes show it.
     pub(super) fn spoil(
         &mut self,
         place: usize,
@@ -451,7 +451,7 @@ impl World {
         Ok(())
     }
 
-    /// Garbles a piece of a shard's state, if a fault waits for one: its digest will tell.
+    /// Garbles a piece of a shard's state, if a fault waits for one. Its digest will show it.
     pub(super) fn garble_state(&mut self, place: usize, values: &mut Buffer) {
         let slot = self.workers[place].slot();
         if !self.armed.states.is_empty() && self.armed.states.remove(&slot) {
@@ -460,7 +460,7 @@ impl World {
     }
 }
 
-/// The highest bit of the exponent of a small number: nobody's clipping hides that.
+/// Flips the highest bit of the exponent of a small number. No clipping hides that.
 fn flip_a_bit(values: &mut Buffer) {
     if let Some(value) = values.first_mut() {
         *value = f32::from_bits(value.to_bits() ^ 1 << 29);

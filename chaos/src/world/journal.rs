@@ -1,8 +1,9 @@
-//! A coordinator's file of the history, record by record, and how it gets what that lacks.
+//! A coordinator's file of the history, record by record, and how the coordinator gets missing
+//! records.
 //!
-//! A crash takes any number of the newest records of which nobody has made sure. What is to be
-//! written, the [`Ledger`] of production says; the file, and who is asked, are simulated here as
-//! the daemon does it.
+//! A crash takes any number of the newest records that were not synced. The [`Ledger`] of
+//! production says what to write. The file, and the choice of the coordinator to ask, are simulated
+//! here as the daemon does them.
 
 use std::time::Duration;
 
@@ -17,24 +18,24 @@ use super::{Node, World};
 use crate::check::{Invariant, Violation};
 use crate::random::Random;
 
-/// How long a coordinator may take to tell what is missing, before another one is asked.
+/// How long a coordinator may take to send what is missing, before the next one is asked.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// So many frames make a page: a few, so that it takes some.
+/// Frames in a page. They are few, so that a history takes several pages.
 const PAGE: usize = 6;
 
 /// The file.
 #[derive(Debug, Default)]
 pub struct Journal {
     records: Vec<Record>,
-    /// So many of them are durable.
+    /// How many of the records are durable.
     durable: usize,
-    /// Nobody makes sure of them.
+    /// When true, [`Journal::sync`] does nothing. A test plants this fault.
     neglected: bool,
     ledger: Ledger,
 }
 
 impl Journal {
-    /// Beside a log that begins behind this entry, of which nothing is told.
+    /// The file beside a log that begins behind entry `index`. It tells nothing of earlier entries.
     pub fn begun(index: u64) -> Self {
         let mut journal = Self::default();
         journal.append(Some(Record::Seal(index)));
@@ -42,17 +43,17 @@ impl Journal {
         journal
     }
 
-    /// How far it goes.
+    /// The ledger, which knows how far the file goes and what it lacks.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Whether there is one, and nothing is missing in it.
+    /// Whether the file has records, and lacks none.
     pub fn is_whole(&self) -> bool {
         self.ledger.reach() > 0 && self.ledger.wanted().is_none()
     }
 
-    /// All frames that are here, in order.
+    /// All frames in the file, in order.
     pub fn frames(&self) -> Vec<Frame> {
         let frame = |record: &Record| match record {
             Record::Frame(frame) => Some(frame.clone()),
@@ -63,14 +64,14 @@ impl Journal {
         frames
     }
 
-    /// An entry has brought this.
+    /// Adds the frame that an entry has brought.
     pub fn take(&mut self, frame: Frame) {
         let record = self.ledger.take(frame);
         self.append(record);
     }
 
-    /// A snapshot is going to be written; one that comes from another coordinator stands for the
-    /// whole log.
+    /// Prepares for the write of a snapshot. If it `comes` from another coordinator, the file lacks
+    /// all that the snapshot stands for.
     fn prepare(&mut self, index: u64, comes: bool) {
         let record = if comes { self.ledger.lack(index) } else { self.ledger.seal(index) };
         self.append(record);
@@ -83,7 +84,7 @@ impl Journal {
         }
     }
 
-    /// The frames from this entry on that make a page, for one that lacks them.
+    /// A page of frames from this entry on, for a coordinator that lacks them.
     fn page(&self, from: u64, applied: u64) -> Vec<Frame> {
         let frames = self.frames();
         let known = from..=self.ledger.whole();
@@ -95,19 +96,20 @@ impl Journal {
         page
     }
 
-    /// What is there is durable.
+    /// Makes all records durable, unless the file is neglected.
     pub fn sync(&mut self) {
         if !self.neglected {
             self.durable = self.records.len();
         }
     }
 
-    /// From now on nothing makes it durable.
+    /// From now on no sync makes the file durable.
     pub fn neglect(&mut self) {
         self.neglected = true;
     }
 
-    /// The process is gone, and what was not durable may be, from its end on.
+    /// Ends the process. A random number of the newest records is lost, of those that were not
+    /// durable.
     pub fn crash(&mut self, random: &mut Random) {
         let cached = self.records.len() - self.durable;
         self.records.truncate(self.durable + random.below(cached as u64 + 1) as usize);
@@ -124,16 +126,17 @@ impl Journal {
     }
 }
 
-/// What a coordinator's process does about that which its file lacks.
+/// What a coordinator's process does about the parts that its file lacks.
 #[derive(Debug, Default)]
 pub struct Lacking {
-    /// When what is missing was asked for last.
+    /// When it last asked for the missing part.
     pub asked: Option<Time>,
-    /// The core has to be told what happened before a snapshot, which takes it on from this entry.
+    /// Set while the core must hear what happened before a snapshot. The core takes the snapshot on
+    /// from this entry.
     pub restores: Option<u64>,
 }
 
-/// The last entry that a snapshot stands for, but for Raft's own.
+/// The last entry of a snapshot, Raft's own entries aside.
 pub fn reach(snapshot: &Snapshot) -> u64 {
     match State::decode(&snapshot.bytes) {
         Ok(state) if !snapshot.bytes.is_empty() => state.index(),
@@ -142,8 +145,8 @@ pub fn reach(snapshot: &Snapshot) -> u64 {
 }
 
 impl World {
-    /// What a process finds must tell of all that its log does not, or say what it lacks; then
-    /// somebody must have that.
+    /// The file that a process finds must tell all that its log does not tell, or say what it
+    /// lacks. In the second case another coordinator must have that part.
     ///
     /// # Errors
     /// I13.
@@ -160,7 +163,7 @@ impl World {
         Err(Violation { invariant: Invariant::I13, at: self.now, seen })
     }
 
-    /// As long as anybody lacks a part of the history, somebody must have the whole of it.
+    /// While any coordinator lacks a part of the history, at least one must have all of it.
     ///
     /// # Errors
     /// I13.
@@ -175,7 +178,7 @@ impl World {
         Err(Violation { invariant: Invariant::I13, at: self.now, seen })
     }
 
-    /// A batch is going to be written: with a snapshot, the log will begin later.
+    /// A coordinator will write a batch. If it has a snapshot, the log will begin later.
     pub(super) fn prepare_journal(&mut self, place: usize, batch: &Batch) {
         let Some(snapshot) = &batch.snapshot else { return };
         let (index, comes) = (reach(snapshot), batch.base == snapshot.place);
@@ -187,7 +190,8 @@ impl World {
         }
     }
 
-    /// Asks another coordinator for what is missing, each in its turn: one may lack it, too.
+    /// Asks the next coordinator for the missing part. It takes turns, since the one before may
+    /// lack it too.
     pub(super) fn seek_history(&mut self, place: usize) {
         let (own, now) = (Node::Coordinator(place), self.now);
         let coordinator = &self.coordinators[place];
@@ -204,7 +208,7 @@ impl World {
         }
     }
 
-    /// Another coordinator lacks the history from this entry on.
+    /// Answers a coordinator that lacks the history from this entry on.
     pub(super) fn recall(&mut self, place: usize, to: LinkId, from: u64) -> Result<(), Violation> {
         let coordinator = &self.coordinators[place];
         let frames = coordinator.disk().journal().page(from, coordinator.applied());
@@ -212,7 +216,7 @@ impl World {
         self.tell(place, to, Message::History { frames })
     }
 
-    /// Another coordinator has told what is missing, or a page of it.
+    /// Takes the missing part, or a page of it, from another coordinator.
     pub(super) fn recalled(&mut self, place: usize, frames: Vec<Frame>) {
         let coordinator = &mut self.coordinators[place];
         let wanted = coordinator.disk().journal().ledger().wanted();
@@ -222,8 +226,8 @@ impl World {
         }
     }
 
-    /// Once a snapshot of another coordinator is installed, and all that happened before is here,
-    /// that is made durable, and its core is told of it.
+    /// Tells the core of the history, once a snapshot of another coordinator is installed and the
+    /// file has all that happened before. The file is made durable first.
     pub(super) fn restore_history(&mut self, place: usize) {
         let now = self.now;
         let coordinator = &mut self.coordinators[place];

@@ -1,7 +1,7 @@
 //! A coordinator's files of metrics lines, record by record, as the daemon keeps them.
 //!
-//! What is appended becomes durable after a while, all that is there by then at once. A crash takes
-//! any number of the newest records that are not durable.
+//! One sync makes all records durable that are in the file by then. A crash takes any number of the
+//! newest records that are not durable.
 
 use std::collections::BTreeMap;
 
@@ -21,18 +21,18 @@ use crate::random::Random;
 #[derive(Debug, Default)]
 pub struct LineFiles {
     files: BTreeMap<RunId, LineFile>,
-    /// Of which history the file is that is open.
+    /// The history of the open file.
     open: Lineage,
-    /// It is being made durable.
+    /// Whether a sync is under way.
     is_busy: bool,
 }
 
 /// The file of a run.
 #[derive(Debug, Default)]
 struct LineFile {
-    /// One record a step; none where the line is lost.
+    /// One record a step. None where the line is lost.
     records: Vec<Option<LineRecord>>,
-    /// So many of them are durable.
+    /// How many of the records are durable.
     durable: usize,
 }
 
@@ -67,25 +67,26 @@ impl LineFiles {
         self.files.entry(self.open.run).or_default()
     }
 
-    /// The lines that follow each other after a step.
+    /// The lines after a step, up to the first gap.
     fn page(&self, after: Step) -> Vec<MetricsLine> {
         let records = self.current().map_or(&[][..], |file| &file.records);
         let rest = records.iter().skip(after.0 as usize).take(PAGE);
         rest.map_while(|record| Some(record.as_ref()?.line.clone())).collect()
     }
 
-    /// Up to this step every line of the history is durable.
+    /// The last step up to which the history's lines are durable.
     fn durable(&self) -> Step {
         self.current().map_or(Step(0), |file| Step(file.durable as u64))
     }
 
-    /// What is there is durable.
+    /// Makes all records durable.
     pub fn sync(&mut self) {
         let file = self.current_mut();
         file.durable = file.records.len();
     }
 
-    /// The process is gone, and what was not durable may be, from its end on.
+    /// Ends the process. A random number of the newest records is lost, of those that were not
+    /// durable.
     pub fn crash(&mut self, random: &mut Random) {
         self.is_busy = false;
         for file in self.files.values_mut() {
@@ -98,7 +99,7 @@ impl LineFiles {
 }
 
 impl World {
-    /// Does what a coordinator wants done about lines.
+    /// Carries out a coordinator's effect on lines.
     pub(super) fn bring_lines_about(
         &mut self,
         place: usize,
@@ -125,7 +126,7 @@ impl World {
         self.coordinate(place, Input::LinesOpened { lineage: history.lineage, found })
     }
 
-    /// A coordinator writes lines behind those that are there.
+    /// A coordinator writes lines at the end of the file.
     ///
     /// # Errors
     /// I13.
@@ -143,15 +144,14 @@ impl World {
         Ok(())
     }
 
-    /// Lines up to this step are lost.
+    /// Notes that the lines up to this step are lost.
     fn skip_lines(&mut self, place: usize, to: Step) {
         let file = self.coordinators[place].disk_mut().lines_mut().current_mut();
         file.records.resize(file.records.len().max(to.0 as usize), None);
         self.sync_lines(place);
     }
 
-    /// Makes durable what is there now, unless that is being done: then what has come since, after
-    /// that.
+    /// Makes all present records durable. If a sync is under way, newer records follow after it.
     fn sync_lines(&mut self, place: usize) {
         let lines = self.coordinators[place].disk_mut().lines_mut();
         let (lineage, durable) = (lines.open, lines.durable());
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// Lines should be durable by now.
+    /// A sync of lines should be done by now.
     pub(super) fn lines_endured(
         &mut self,
         place: usize,
@@ -183,7 +183,7 @@ impl World {
         self.coordinate(place, Input::LinesDurable { lineage, reach })
     }
 
-    /// Another coordinator is told lines.
+    /// A coordinator sends lines to another one.
     fn tell_lines(
         &mut self,
         place: usize,
@@ -195,7 +195,7 @@ impl World {
         self.tell(place, to, Message::Lines { lineage, reach, lines })
     }
 
-    /// A watcher is told what is new.
+    /// A coordinator sends a watcher the news.
     fn update(
         &mut self,
         place: usize,
@@ -207,7 +207,7 @@ impl World {
         self.tell(place, to, Message::Update(Update { lines, ..update }))
     }
 
-    /// A coordinator calls lines written: they must be on its disk.
+    /// A coordinator states that lines are written. They must be on its disk.
     ///
     /// # Errors
     /// I13.

@@ -1,10 +1,10 @@
-//! Links between processes, with what QUIC promises of them: a control lane keeps its order and
-//! loses nothing until the link is lost; a link on which nothing is heard for [`IDLE`] is lost for
-//! whoever listens. The other end is told, if it can be, that its peer knows the link no more.
+//! Links between processes, with what QUIC promises: a control lane keeps its order and loses
+//! nothing until the link is lost. A process loses a link on which it hears nothing for [`IDLE`].
+//! If it can, it tells the other end that it does not know the link any more.
 //!
-//! Coordinators and their peers also probe each other: nobody listens where a process was that is
-//! dead, and that is noticed within [`PROBE`]. Every link has a number, counted from 1, by which
-//! the cores know it.
+//! Coordinators and their peers also probe each other. The host of a dead process refuses the
+//! probe, so the prober notices the death within [`PROBE`]. Every link has a number, counted from
+//! 1, by which the cores know it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -22,37 +22,37 @@ use crate::check::{Observation, Violation};
 
 /// The transport's idle time-out.
 pub const IDLE: Duration = Duration::from_secs(3);
-/// How often an idle link says something: so much earlier the last sign of life may have been.
+/// How often an idle link sends a packet. The last sign of life may be this much earlier.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
-/// A dead process is noticed so soon, or a little sooner.
+/// The longest time until a prober notices a dead process.
 const PROBE: Duration = Duration::from_millis(75);
 
-/// On its way on a control lane.
+/// An item on a control lane.
 #[derive(Clone, Debug)]
 pub enum Item {
-    /// Something is said.
+    /// A message.
     Message(Box<Message>),
-    /// The link is closed.
+    /// The end of the link.
     Closed(End),
 }
 
-/// How a link ends.
+/// The end of a link, with its reason.
 #[derive(Clone, Debug)]
 pub struct End {
     sign: Sign,
     reason: String,
 }
 
-/// What the end of a link tells of its peer.
+/// What the end of a link says about the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sign {
-    /// It may live on.
+    /// The peer may live on.
     Lost,
-    /// Its process said that it ends.
+    /// The peer's process said that it ends.
     Gone,
-    /// Its host refuses packets for its process.
+    /// The peer's host refuses packets for its process.
     Refused,
-    /// It lives, and has no links any more with whoever hears this, a coordinator.
+    /// The peer lives, and shuts this coordinator out.
     Expelled,
 }
 
@@ -62,28 +62,28 @@ impl End {
         Self { sign: Sign::Lost, reason: reason.into() }
     }
 
-    /// The peer says that it does not.
+    /// The peer says that its process ends.
     pub fn gone(reason: &str) -> Self {
         Self { sign: Sign::Gone, reason: reason.into() }
     }
 
-    /// The peer's host says that nobody listens at the peer's port.
+    /// The peer's host says that no process listens at the peer's port.
     fn refused(reason: &str) -> Self {
         Self { sign: Sign::Refused, reason: reason.into() }
     }
 
-    /// The peer shuts out whoever hears this.
+    /// The peer shuts this coordinator out.
     pub fn expelled() -> Self {
         Self { sign: Sign::Expelled, reason: "the peer has no links with this node".into() }
     }
 }
 
-/// All links, by their ends, and what is on them.
+/// All links, by their ends, and the items on them.
 #[derive(Debug, Default)]
 pub struct Links {
     ends: BTreeMap<(Node, Node), Side>,
     lanes: BTreeMap<(Node, Node), ControlLane>,
-    /// Who is, or was, at the far end of each link.
+    /// The node at the far end of each link, present or past.
     peers: BTreeMap<(Node, u64), Node>,
     count: u64,
 }
@@ -95,18 +95,18 @@ struct Side {
     open: bool,
     /// Since when nothing can be heard of the peer.
     silent_since: Option<Time>,
-    /// What will be found out, and when.
+    /// The cause of the silence to find, and when the process finds it.
     due: Option<(Silence, Time)>,
 }
 
 /// Why a peer is silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Silence {
-    /// Who knows.
+    /// Nothing tells the cause: the peer may stand still, or the road may be shut.
     Unknown,
-    /// Its process is dead, and the way to where it was is free; or a firewall says so.
+    /// The peer's process is dead and the road to its host is free, or a firewall refuses packets.
     Refused,
-    /// It knows the link no more, and would say so.
+    /// The peer does not know the link any more, and would say so.
     Forgotten,
 }
 
@@ -114,12 +114,12 @@ enum Silence {
 struct ControlLane {
     link: u64,
     items: VecDeque<Item>,
-    /// When the last that was put on it arrives.
+    /// When the newest item on the lane arrives.
     last: Time,
 }
 
 impl Links {
-    /// Whether `owner` takes the link for one that works.
+    /// Whether the link works in `owner`'s view.
     pub fn is_open(&self, owner: Node, peer: Node) -> bool {
         self.ends.get(&(owner, peer)).is_some_and(|side| side.open)
     }
@@ -129,12 +129,12 @@ impl Links {
         self.ends.get(&(owner, peer)).map(|side| side.link)
     }
 
-    /// Who is, or was, at the other end of the link of this number.
+    /// The node at the other end of the link of this number, present or past.
     pub fn peer(&self, owner: Node, link: u64) -> Option<Node> {
         self.peers.get(&(owner, link)).copied()
     }
 
-    /// Whether both ends take the same link for one that works.
+    /// Whether both ends have the same open link.
     fn is_whole(&self, one: Node, other: Node) -> bool {
         let number = |owner, peer| {
             self.ends.get(&(owner, peer)).filter(|side| side.open).map(|side| side.link)
@@ -142,12 +142,12 @@ impl Links {
         number(one, other).is_some() && number(one, other) == number(other, one)
     }
 
-    /// Everyone who has or had a link with `node`.
+    /// All nodes that have or had a link with `node`.
     fn peers_of(&self, node: Node) -> Vec<Node> {
         self.ends.keys().filter(|(owner, _)| *owner == node).map(|(_, peer)| *peer).collect()
     }
 
-    /// The places of all workers with which one has a link.
+    /// The places of all workers that have a link with the worker at `place`.
     pub fn workers_of(&self, place: usize) -> Vec<usize> {
         let ends = self.ends.range((Node::Worker(place), Node::Coordinator(0))..);
         let own = ends.take_while(|((owner, _), _)| *owner == Node::Worker(place));
@@ -161,19 +161,19 @@ impl Links {
         side.map(|side| side.open = false).is_some()
     }
 
-    /// Everything that is on the lane is gone.
+    /// Discards all items on a lane.
     fn clear(&mut self, from: Node, to: Node) {
         self.lanes.remove(&(from, to));
     }
 
-    /// A process without links starts where another was.
+    /// Removes a node's ends of links: a new process starts there without any.
     fn forget(&mut self, node: Node) {
         self.ends.retain(|(owner, _), _| *owner != node);
     }
 }
 
 impl World {
-    /// Puts something on the control lane between two nodes.
+    /// Puts an item on the control lane between two nodes.
     pub(super) fn put_on_lane(&mut self, from: Node, to: Node, item: Item) {
         let Some(link) = self.links.number(from, to).filter(|_| self.links.is_open(from, to))
         else {
@@ -193,7 +193,7 @@ impl World {
         let now = self.now;
         let lane = self.links.lanes.get_mut(&(from, to)).filter(|lane| lane.link == link);
         let Some(lane) = lane else { return Ok(()) };
-        // That a link has ended is noticed even if nobody listens to what was said before.
+        // A process notices the end of a link even if it leaves the earlier messages unread.
         if waits
             && lane.last <= now
             && let Some(Item::Closed(end)) = lane.items.back().cloned()
@@ -217,18 +217,18 @@ impl World {
         }
     }
 
-    /// How long something takes from one node to another.
+    /// The travel time from one node to another.
     pub(super) fn delay(&mut self, from: Node, to: Node, lane: Option<Lane>) -> Duration {
         let way = (self.machine(from), self.machine(to));
         self.random.delay() + self.roads.extra(way, lane, self.now, &mut self.random)
     }
 
-    /// Until when nothing arrives on the way between two processes.
+    /// Until when nothing arrives on the road between two processes.
     pub(super) fn shut_until(&self, from: Node, to: Node) -> Option<Time> {
         self.roads.shut_until((self.machine(from), self.machine(to)), self.now)
     }
 
-    /// Whether what is sent now arrives, and its answer.
+    /// Whether a packet sent now arrives, and its answer too.
     pub(super) fn reach(&self, one: Node, other: Node) -> bool {
         self.shut_until(one, other).is_none() && self.shut_until(other, one).is_none()
     }
@@ -243,9 +243,9 @@ impl World {
         }
     }
 
-    // Ups and downs.
+    // Starts and ends of links.
 
-    /// A new link is up for both; returns its number.
+    /// Opens a link for both nodes, and returns its number.
     pub(super) fn link(&mut self, one: Node, other: Node) -> u64 {
         self.links.count += 1;
         let link = self.links.count;
@@ -261,7 +261,7 @@ impl World {
         link
     }
 
-    /// `owner` learns that its link is gone, with all that was on the way to it.
+    /// `owner` learns that its link is gone. All items on the way to it are lost.
     pub(super) fn lose(&mut self, owner: Node, peer: Node, end: End) -> Result<(), Violation> {
         let number = self.links.number(owner, peer).unwrap_or_default();
         if !self.links.close(owner, peer) {
@@ -279,7 +279,8 @@ impl World {
             }
             (Node::Coordinator(place), _) => {
                 match peer {
-                    // Of two the one with the lower number calls, whoever has lost the other.
+                    // Of two coordinators the one with the lower number dials, whichever has lost
+                    // the link.
                     Node::Coordinator(other) => {
                         self.seek(Node::Coordinator(place.min(other)), place.max(other), None);
                     }
@@ -306,7 +307,7 @@ impl World {
         }
     }
 
-    /// A process closes its end, and says why.
+    /// A process closes its end of a link, and gives the reason.
     pub(super) fn close_link(&mut self, owner: Node, peer: Node, end: End) {
         self.put_on_lane(owner, peer, Item::Closed(end));
         if self.links.close(owner, peer) {
@@ -316,7 +317,7 @@ impl World {
         }
     }
 
-    /// A coordinator closes a link, and hears of that as of any other end.
+    /// A coordinator closes a link. Its core hears of that as of any other end.
     pub(super) fn hang_up(&mut self, place: usize, link: coordination::LinkId, end: End) {
         let own = Node::Coordinator(place);
         let Some(peer) = self.links.peer(own, link.0) else { return };
@@ -335,7 +336,7 @@ impl World {
         }
     }
 
-    /// A process is gone without a word. Of the lanes that it has used, some are lost.
+    /// A process ends without a word. Some of the lanes on which it sent are lost.
     pub(super) fn cut_links(&mut self, gone: Node) {
         for peer in self.links.peers_of(gone) {
             if self.random.below(2) == 0 {
@@ -348,7 +349,7 @@ impl World {
         }
     }
 
-    /// A new process is there that has no links yet.
+    /// A new process has started that has no links yet.
     pub(super) fn forget_links(&mut self, node: Node) {
         let peers = self.links.peers_of(node);
         self.links.forget(node);
@@ -368,7 +369,7 @@ impl World {
         }
     }
 
-    /// Looks at every link of a node anew.
+    /// Reviews every link of a node.
     pub(super) fn review_node(&mut self, node: Node) {
         for peer in self.links.peers_of(node) {
             self.review(node, peer);
@@ -376,7 +377,7 @@ impl World {
         }
     }
 
-    /// Looks at every link anew.
+    /// Reviews every link.
     pub(super) fn review_all(&mut self) {
         let ends: Vec<_> = self.links.ends.keys().copied().collect();
         for (owner, peer) in ends {
@@ -384,7 +385,7 @@ impl World {
         }
     }
 
-    /// Whether `owner` can hear its peer has perhaps changed.
+    /// Reviews a link, since `owner` may hear its peer again, or not any more.
     fn review(&mut self, owner: Node, peer: Node) {
         if !self.links.is_open(owner, peer) {
             return;
@@ -436,7 +437,7 @@ impl World {
         }
     }
 
-    /// Perhaps it is time to find out about a silent link.
+    /// A silent link may be due to be lost now.
     pub(super) fn idle(&mut self, owner: Node, peer: Node, due: Time) -> Result<(), Violation> {
         let side = self.links.ends.get(&(owner, peer)).and_then(|side| side.due);
         let end = match side.filter(|(_, at)| *at == due) {

@@ -1,13 +1,13 @@
-//! Who the coordinators are, while that changes: machines that ask to be one, whose disks are lost,
-//! damaged or full, that the operator does without, or that are asked to stop.
+//! Changes of the coordinators: machines that ask to be one, machines with a lost, damaged or full
+//! disk, and coordinators that the operator removes or asks to stop.
 //!
-//! A directory that is lost never comes back under its id or its name: the machine asks to be a
-//! coordinator again, and is another one; the operator removes who was there before. Whatever would
-//! cost the cluster its log or its history whoever is right, as the loss of a second disk before
-//! the first is replaced, does not happen here.
+//! A lost directory never comes back under its id or its name. The machine asks to be a coordinator
+//! again, under a new id, and the operator removes the old coordinator. The world leaves out faults
+//! that would cost any cluster its log or its history, as the loss of a second disk before the
+//! first is replaced.
 //!
-//! Who was removed has no links with those who know that the log does without it. It hears so from
-//! one of them, or is refused, and ends.
+//! A removed coordinator has no links with coordinators that know of its removal. It ends when one
+//! of them tells it so, or refuses it.
 
 use std::time::Duration;
 
@@ -26,41 +26,43 @@ use super::{Node, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
-/// How often somebody asks to be a coordinator.
+/// How often a machine asks to be a coordinator.
 const ASKING: Duration = Duration::from_millis(500);
-/// How long a coordinator that leads and is to stop waits for another one to lead.
+/// How long a leader that is to stop waits for another leader.
 const HANDING_OVER: Duration = Duration::from_secs(1);
 
-/// What becomes of a coordinator's machine.
+/// What the schedule plans for a coordinator's machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prospect {
-    /// Whatever ends there may be started again.
+    /// Processes may start there again.
     #[default]
     Open,
-    /// If its coordinator is removed, another one asks in its place so much later; or nobody does.
+    /// The operator removes its coordinator. A new one asks in its place after this time. With None
+    /// no other one does.
     Removal(Option<Duration>),
-    /// Nobody starts anything there.
+    /// No process starts there.
     Retired,
-    /// A byte of its log is another one: no process begins with that. Once the operator has removed
-    /// the coordinator whose it was, another one asks in its place so much later.
+    /// A byte of its log has changed, so no process can start with it. Once the operator has
+    /// removed the coordinator that had this log, a new one asks in its place after this time.
     Damaged(Duration),
 }
 
 impl Prospect {
-    /// Whether nothing begins there.
+    /// Whether no process can start there.
     pub fn is_in_the_way(self) -> bool {
         matches!(self, Self::Retired | Self::Damaged(_))
     }
 }
 
-// Who they are.
+// The members.
 impl World {
     /// The machine of the coordinator with this id.
     pub(super) fn place_of(&self, id: CoordinatorId) -> Option<usize> {
         self.coordinators.iter().position(|known| known.directory.id == Some(id))
     }
 
-    /// The members of the log, as whoever leads knows them, or whoever has applied most of it.
+    /// The members of the log, as the leader knows them. Without a leader, as the coordinator knows
+    /// them that has applied most of the log.
     fn members(&self) -> Option<&Members> {
         let newest = || {
             let places = 0..self.coordinators.len();
@@ -70,8 +72,8 @@ impl World {
         Some(seat.replica().members())
     }
 
-    /// Whether most of them run. The others must do without who was told that they do, whatever
-    /// they know themselves (I11).
+    /// Whether most of the members run. A member that was removed and told so does not count, even
+    /// if the others do not know that yet (I11).
     pub(super) fn has_quorum(&self) -> bool {
         let runs = |id: &ReplicaId| {
             let place = self.place_of(id.0);
@@ -91,8 +93,8 @@ impl World {
         })
     }
 
-    /// Whether all machines of coordinators are known as such, each of which has a vote, and
-    /// nothing is about to change that.
+    /// Whether the log lists all machines that are coordinators, each has a vote, and no change of
+    /// members is under way.
     fn is_settled(&self) -> bool {
         let Some(seat) = self.leader().and_then(|place| self.coordinators[place].seat()) else {
             return false;
@@ -106,7 +108,7 @@ impl World {
         listed && *seat.replica().members() == settled && !self.operator.wishes_a_removal()
     }
 
-    /// Whether somebody else has the whole history.
+    /// Whether another coordinator has the whole history.
     fn is_told_elsewhere(&self, place: usize) -> bool {
         let others = self.coordinators.iter().enumerate().filter(|(other, _)| *other != place);
         let mut members = others.filter(|(_, known)| known.directory.id.is_some());
@@ -114,9 +116,9 @@ impl World {
     }
 }
 
-// Those who ask.
+// Machines that ask to be coordinators.
 impl World {
-    /// Who is no coordinator says so on all its links.
+    /// A machine without a coordinator's id asks for one on all its links.
     pub(super) fn petition(&mut self, place: usize) {
         let (own, now) = (Node::Coordinator(place), self.now);
         let coordinator = &mut self.coordinators[place];
@@ -135,7 +137,7 @@ impl World {
         }
     }
 
-    /// Something happens to somebody who is no coordinator yet.
+    /// A machine that asks to be a coordinator takes an input.
     pub(super) fn answered_petition(
         &mut self,
         place: usize,
@@ -153,7 +155,7 @@ impl World {
         }
     }
 
-    /// It is one of them from now on, and knows nothing of the log.
+    /// The machine is a coordinator from now on, and knows nothing of the log.
     fn admitted(&mut self, place: usize, id: CoordinatorId) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         self.note(format_args!("{node} is admitted under id {id}"));
@@ -165,7 +167,7 @@ impl World {
         self.start_coordinator(place)
     }
 
-    /// Keeps the newest list of coordinators.
+    /// Keeps the newest list of coordinators in the directory.
     pub(super) fn keep_book(&mut self, place: usize) -> Result<(), Violation> {
         let coordinator = &mut self.coordinators[place];
         let Some(state) = coordinator.seat().map(|seat| seat.core().state()) else { return Ok(()) };
@@ -179,9 +181,9 @@ impl World {
     }
 }
 
-// Those who are shut out.
+// Coordinators that are shut out.
 impl World {
-    /// A coordinator has no links any more with those that were removed, as the daemon's roster.
+    /// A coordinator closes its links with removed coordinators, as the daemon's roster does.
     pub(super) fn shut_out(&mut self, place: usize) {
         let Some(seat) = self.coordinators[place].seat() else { return };
         let shut_out = seat.shut_out();
@@ -211,8 +213,8 @@ impl World {
         !shut_out.is_empty() && shut_out.contains(&self.coordinators[other].own().name)
     }
 
-    /// Two coordinators are about to have a link: whether one of them refuses it. The other one
-    /// calls, too, and so learns it, whoever has called now.
+    /// Whether one of two coordinators refuses a link between them. The refused one always learns
+    /// it, since it dials too, even if this dial came from the other one.
     pub(super) fn refuse(&mut self, one: usize, two: usize) -> bool {
         let refused = [(one, two), (two, one)].map(|(by, whom)| (self.refuses(by, whom), whom));
         for (_, whom) in refused.iter().filter(|(is_refused, _)| *is_refused) {
@@ -222,9 +224,10 @@ impl World {
     }
 }
 
-// Those who go.
+// Coordinators that go.
 impl World {
-    /// The place and the id of the coordinator on a machine, if at least so many are members.
+    /// The place and id of the coordinator on a machine, if there are at least `least` members and
+    /// the membership is settled.
     fn removable(&self, machine: Node, least: usize) -> Option<(usize, CoordinatorId)> {
         let Node::Coordinator(place) = machine else { return None };
         let id = self.coordinators.get(place)?.directory.id?;
@@ -232,12 +235,13 @@ impl World {
         (enough && self.is_settled()).then_some((place, id))
     }
 
-    /// The same, if the others can do without its disk at once: they have all that is on it.
+    /// As [`World::removable`], if the others can go on without its disk at once, since one of them
+    /// has the whole history.
     fn expendable(&self, machine: Node) -> Option<(usize, CoordinatorId)> {
         self.removable(machine, 3).filter(|(place, _)| self.is_told_elsewhere(*place))
     }
 
-    /// The disk of a coordinator is lost with its process, if the cluster can bear that.
+    /// A coordinator's disk is lost with its process, if the cluster can bear that.
     pub(super) fn wipe(&mut self, machine: Node, restart: Duration) {
         let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
@@ -246,8 +250,8 @@ impl World {
         self.operator.wish(Wish::Remove(id));
     }
 
-    /// A coordinator's process ends, and a byte of its log becomes another one, if the cluster can
-    /// bear that. The store finds it at every start, and refuses.
+    /// A coordinator's process ends, and a byte of its log changes, if the cluster can bear that.
+    /// The store finds the damage at every start, and refuses to open.
     pub(super) fn damage(&mut self, machine: Node, restart: Duration) {
         let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
@@ -256,7 +260,8 @@ impl World {
         self.operator.wish(Wish::Remove(id));
     }
 
-    /// A removal was answered: on a machine whose log is damaged another one may begin.
+    /// The operator's removal was answered. A new coordinator may begin on a machine with a damaged
+    /// log.
     pub(super) fn has_removed(&mut self, id: CoordinatorId) {
         let Some(place) = self.place_of(id) else { return };
         if let Prospect::Damaged(restart) = self.coordinators[place].prospect {
@@ -266,7 +271,7 @@ impl World {
         }
     }
 
-    /// The disk of a coordinator is full: the process ends with the next that it is to write.
+    /// A coordinator's disk is full. Its process ends at the next write.
     pub(super) fn fill(&mut self, machine: Node, restart: Duration) {
         if let Node::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
@@ -276,7 +281,7 @@ impl World {
         }
     }
 
-    /// A write has failed for want of room: the process ends, and says so to whoever it can.
+    /// A write has failed, since the disk is full. The process ends and tells its peers why.
     pub(super) fn end_for_room(&mut self, place: usize, restart: Duration) {
         let node = Node::Coordinator(place);
         self.note(format_args!("{node} ends: no storage space"));
@@ -286,8 +291,8 @@ impl World {
         self.queue.put(self.now + restart, Happening::Restart(node));
     }
 
-    /// The operator wants to do without a coordinator. What only that has of the history, the
-    /// others have to ask it for before they let it go.
+    /// The operator removes a coordinator. If only that one has a part of the history, the others
+    /// must get it before they let it go.
     pub(super) fn remove(&mut self, machine: Node, restart: Option<Duration>) {
         if let Some((place, id)) = self.removable(machine, 2) {
             self.coordinators[place].prospect = Prospect::Removal(restart);
@@ -295,7 +300,7 @@ impl World {
         }
     }
 
-    /// Something may begin on a machine again.
+    /// A process may start on a retired machine again.
     pub(super) fn revive(&mut self, machine: Node) {
         if let Node::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
@@ -305,10 +310,10 @@ impl World {
         }
     }
 
-    /// The others go on without it, and it knows that.
+    /// The others go on without a coordinator, and it knows that.
     ///
     /// # Errors
-    /// I8, if they do not; I13, if a part of the history goes with it.
+    /// I8, if the others still count on it. I13, if a part of the history goes with it.
     pub(super) fn removed(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         let coordinator = &self.coordinators[place];
@@ -330,7 +335,7 @@ impl World {
         Ok(())
     }
 
-    /// An empty disk.
+    /// Gives a machine an empty disk.
     fn renew(&mut self, place: usize) {
         let coordinator = &mut self.coordinators[place];
         let incarnation = coordinator.directory.incarnation + 1;
@@ -339,7 +344,7 @@ impl World {
         *coordinator.disk_mut() = Disk::new(Kept::default(), Journal::default());
     }
 
-    /// A coordinator is to stop: if it leads, it waits a moment for another one to.
+    /// Stops a coordinator. A leader first waits up to [`HANDING_OVER`] for another one to lead.
     pub(super) fn leave(
         &mut self,
         place: usize,

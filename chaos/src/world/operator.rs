@@ -1,8 +1,8 @@
-//! Who submits the run and watches it, as the launcher does.
+//! The operator that submits the run and watches it, as the launcher does.
 //!
-//! The operator has a link to every coordinator, and asks whichever leads. What it wishes, it says
-//! until it is answered, and then once more: it is carried out once all the same, and the answer is
-//! the same (I9).
+//! It has a link to every coordinator, and asks the leader. It repeats a wish until it has an
+//! answer, and then once more. The cluster must carry the wish out once, and give the same answer
+//! again (I9).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,27 +20,28 @@ use super::types::Happening;
 use super::{Exits, Node, World};
 use crate::check::{Invariant, Observation, Violation};
 
-/// Between an answer and the next question.
+/// The pause between an answer and the next question.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often it looks after processes that have ended.
+/// How often the world looks for processes that have ended.
 const REMIND: Duration = Duration::from_secs(1);
-/// When a run has waited for owners for so long, an operator asks it to go back.
+/// An operator asks a run to go back when it has waited this long for owners.
 const WAIT: Duration = Duration::from_secs(4);
-/// The operator among all clients.
+/// The operator's number among all clients.
 const CLIENT: u64 = 1;
 
-/// What a watcher knows.
+/// What the operator wishes and knows.
 #[derive(Debug)]
 pub struct Operator {
-    /// What is not done yet, the first of it under way.
+    /// Wishes that are not done yet, with their numbers. The first one is under way.
     wishes: VecDeque<(u64, Wish)>,
-    /// How many there were.
+    /// How many wishes there were.
     wished: u64,
-    /// The answer to the first, if it came once.
+    /// The first answer to the wish under way. The operator expects a second one.
     answer: Option<Option<String>>,
-    /// Whose removal was refused while it was one of them, and is asked for anew.
+    /// The coordinator whose removal was refused while it was a member. The operator asks for it
+    /// again.
     refused: Option<CoordinatorId>,
-    /// Who leads, as far as it was told, and in which term.
+    /// The newest known term, and its leader.
     leader: (Term, Option<usize>),
     /// The link on which it waits for an answer.
     asked: Option<u64>,
@@ -48,9 +49,9 @@ pub struct Operator {
     /// The number of the newest event.
     event: u64,
     outcome: Outcome,
-    /// The processes that a launcher has seen end, until the leader has recorded that.
+    /// Processes that a launcher has seen end. It keeps them until the leader has recorded that.
     exits: Vec<(NodeName, String)>,
-    /// When it last looked after them.
+    /// When the world last looked for processes that have ended.
     looked: Time,
 }
 
@@ -73,27 +74,27 @@ impl Default for Operator {
 }
 
 impl Operator {
-    /// How the run stands, as far as was told.
+    /// The state of the run, as the operator last heard.
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// All lines that were told, and not taken back.
+    /// All lines that the operator has received. A rollback takes lines back.
     pub fn lines(&self) -> &[MetricsLine] {
         &self.lines
     }
 
-    /// Whether it wants to do without a coordinator.
+    /// Whether the operator wants to remove a coordinator.
     pub fn wishes_a_removal(&self) -> bool {
         self.wishes.iter().any(|(_, wish)| matches!(wish, Wish::Remove(_)))
     }
 
-    /// A process has ended, and a launcher has seen it.
+    /// Notes that a launcher has seen the end of a process.
     pub fn exited(&mut self, name: NodeName, how: String) {
         self.exits.push((name, how));
     }
 
-    /// From now on it wishes this.
+    /// Adds a wish at the end of the queue.
     pub fn wish(&mut self, wish: Wish) {
         self.wished += 1;
         self.wishes.push_back((self.wished, wish));
@@ -101,7 +102,7 @@ impl Operator {
 }
 
 impl World {
-    /// The operator reaches a coordinator.
+    /// Gives the operator a link to a coordinator.
     pub(super) fn connect_operator(&mut self, place: usize) -> Result<(), Violation> {
         let name = NodeName::parse("operator").expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
@@ -110,8 +111,8 @@ impl World {
         self.coordinate(place, Input::Connected { link, identity })
     }
 
-    /// Asks whoever leads what is new, on this link, and says what it wishes; anybody else, who
-    /// leads.
+    /// Asks the leader for news on this link, and repeats the wish under way. Asks any other
+    /// coordinator which one leads.
     pub(super) fn watch(&mut self, link: u64) {
         let own = Node::Operator;
         let Some(peer) = self.links.peer(own, link) else { return };
@@ -132,7 +133,7 @@ impl World {
         self.say(own, peer, Message::Watch { run: None, step, event });
     }
 
-    /// Sees to it that the leader learns of processes that have ended, as the scenario has it.
+    /// Tells the leader of processes that have ended, in the scenario's way.
     pub(super) fn look_after_exits(&mut self) {
         let leader = self.leader().and_then(|place| self.coordinators[place].seat());
         let Some(state) = leader.map(|seat| seat.core().state()) else { return };
@@ -159,7 +160,7 @@ impl World {
         }
     }
 
-    /// How long the leader has waited for owners of parameter shards, if it does.
+    /// How long the leader has waited for owners of parameter shards. None if it does not wait.
     fn waits_for_owners(&self) -> Option<Duration> {
         let place = self.leader()?;
         let coordinator = &self.coordinators[place];
@@ -169,14 +170,14 @@ impl World {
         Some(Duration::from_millis(view.now_unix_ms.saturating_sub(since)))
     }
 
-    /// Says something to whoever leads, if that is known.
+    /// Sends a message to the leader, if the operator knows it.
     pub(super) fn tell_leader(&mut self, message: Message) {
         if let Some(leader) = self.operator.leader.1 {
             self.say(Node::Operator, Node::Coordinator(leader), message);
         }
     }
 
-    /// A coordinator has told the operator something.
+    /// The operator takes a message of a coordinator.
     pub(super) fn told(&mut self, from: Node, message: Message) -> Result<(), Violation> {
         match message {
             Message::Coordinators { term, leader, .. } => {
@@ -203,7 +204,7 @@ impl World {
             return;
         }
         self.operator.leader = (term, leader);
-        // Who leads anew has forgotten what it was asked before.
+        // A new leader does not know the questions to the one before.
         if let Some(place) = leader.filter(|_| leader != before || term > known) {
             if let Some(asked) = self.operator.asked.take() {
                 self.give_up(Node::Operator, asked);
@@ -223,7 +224,7 @@ impl World {
         let removal = if let Wish::Remove(id) = wish { Some(*id) } else { None };
         let first = self.operator.answer.is_none();
         match removal.filter(|_| first && refusal.is_some()) {
-            // Too few of the others may be heard at this moment: it asks anew.
+            // The leader may hear too few of the others at this moment. The operator asks again.
             Some(id) if self.checks.is_listed(id) => return self.ask_anew(id),
             Some(id) if self.operator.refused == Some(id) => {
                 let seen = format!("the removal of coordinator {id} was refused, and carried out");
@@ -244,8 +245,8 @@ impl World {
         Err(Violation { invariant: Invariant::I9, at: self.now, seen })
     }
 
-    /// What was refused must not be done, however often it was said: the same wish is another
-    /// request.
+    /// The cluster must not carry out a refused wish, however often the operator repeated it. So
+    /// the operator makes the same wish under a new number.
     fn ask_anew(&mut self, refused: CoordinatorId) -> Result<(), Violation> {
         let Operator { wishes, wished, .. } = &mut self.operator;
         *wished += 1;
@@ -256,8 +257,8 @@ impl World {
         Ok(())
     }
 
-    /// Lines that come with the news that the run went back may be of what is void: it asks again,
-    /// and believes no end until then.
+    /// Lines in the same update as a rollback may be void. The operator asks again, and believes no
+    /// end of the run until then.
     fn updated(&mut self, update: Update) -> Result<(), Violation> {
         let mut back = None;
         for event in &update.events {

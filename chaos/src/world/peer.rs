@@ -1,9 +1,10 @@
-//! The other workers, as a worker's shell keeps them: it talks to those that its generation names,
-//! and to the learners that it was told to meet; of whoever else has a link with it, what comes
-//! waits at the door, for a while.
+//! The other workers, as a worker's shell keeps them. It talks to the workers that its generation
+//! names, and to the learners that it was told to meet. Input from any other linked worker waits at
+//! the door for a while.
 //!
-//! Of two workers the newer calls the older, until it has a link. What is said before waits for it.
-//! A link that does not come up in time is told to be lost, and so is one that another replaces.
+//! Of two workers the newer one dials the older one, until it has a link. Messages wait for the
+//! link. The shell reports a link as lost if it does not come up in time, or if another link
+//! replaces it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,9 +20,9 @@ use crate::check::Violation;
 
 /// How long a link may take to come up.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Between two calls, at first and at most.
+/// The wait between two dials, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// Generations that may begin while a link is of no use.
+/// How many generations may begin while a link is of no use.
 const MAX_WAIT: u32 = 4;
 
 /// Another worker.
@@ -29,35 +30,35 @@ const MAX_WAIT: u32 = 4;
 pub struct Peer {
     place: usize,
     linked: bool,
-    /// Something was sent in this generation.
+    /// Whether something was sent in this generation.
     used: bool,
-    /// What waits for the link.
+    /// Messages and parcels that wait for the link.
     waiting: Vec<Outgoing>,
-    /// Since when a link is expected, until it is up or was told to be missing.
+    /// Since when a link is expected. None once it is up, or once it was reported missing.
     expected: Option<Time>,
-    /// When the calls began, if it is this worker's part to call.
+    /// When this worker began to dial. Zero if it does not dial.
     called: Time,
 }
 
-/// What is to be sent.
+/// A message or parcel to send.
 #[derive(Debug)]
 enum Outgoing {
     Message(Box<Message>),
     Parcel(Lane, Step, Parcel),
 }
 
-/// All others that a worker has to do with.
+/// All other workers that a worker talks to.
 #[derive(Debug, Default)]
 pub struct Peers {
     peers: BTreeMap<WorkerId, Peer>,
-    /// What has come from others.
+    /// Input from workers that this one does not know yet.
     door: Vec<Happening>,
     /// Generations that have begun since a link was of use, by the other's place.
     waited: BTreeMap<usize, u32>,
 }
 
 impl Peers {
-    /// The id of the worker at a place, if it is one to talk to.
+    /// The id of the worker at a place, if this worker talks to it.
     pub fn id_of(&self, place: usize) -> Option<WorkerId> {
         let found = self.peers.iter().rev().find(|(_, peer)| peer.place == place);
         found.map(|(id, _)| *id)
@@ -65,7 +66,7 @@ impl Peers {
 }
 
 impl World {
-    /// A generation begins for a worker: it talks to all others of it, and to no one else.
+    /// A generation begins for a worker: it talks to the other members, and to no other worker.
     pub(super) fn enter_roster(&mut self, place: usize, record: &Record) {
         let own = self.workers[place].name().clone();
         let others = record.members.iter().filter(|member| member.name != own);
@@ -81,7 +82,7 @@ impl World {
         self.open_the_door(place);
     }
 
-    /// One more to talk to in this generation, or one whose link was lost.
+    /// Adds a worker to talk to in this generation, or dials one again after the loss of its link.
     pub(super) fn meet(&mut self, place: usize, worker: WorkerId, name: &NodeName) {
         let known = self.workers[place].peers().peers.get(&worker);
         let known = known.is_some_and(|peer| peer.linked || peer.expected.is_some());
@@ -92,7 +93,7 @@ impl World {
         self.open_the_door(place);
     }
 
-    /// Everyone is dropped.
+    /// Drops all other workers.
     pub(super) fn leave_roster(&mut self, place: usize) {
         self.workers[place].peers_mut().peers.clear();
         for other in self.links.workers_of(place) {
@@ -101,7 +102,7 @@ impl World {
         }
     }
 
-    /// A generation begins with a peer; a link that is there is kept.
+    /// Begins a generation with a peer. An open link is kept.
     fn expect_peer(&mut self, place: usize, id: WorkerId, other: usize) {
         let linked = self.links.is_open(Node::Worker(place), Node::Worker(other));
         let (expected, called) = ((!linked).then_some(self.now), Time(0));
@@ -115,7 +116,7 @@ impl World {
         }
     }
 
-    /// Links that have been of no use for some generations are closed.
+    /// Closes links that have been of no use for some generations.
     fn let_strangers_go(&mut self, place: usize) {
         for other in self.links.workers_of(place) {
             let peers = self.workers[place].peers_mut();
@@ -130,7 +131,7 @@ impl World {
         }
     }
 
-    /// Calls those peers without a link that are this worker's to call.
+    /// Dials the peers without a link that it is this worker's part to dial.
     fn call_peers(&mut self, place: usize) {
         let (now, own) = (self.now, self.workers[place].id());
         let mut called = Vec::new();
@@ -176,7 +177,7 @@ impl World {
         }
     }
 
-    /// A peer has called anew: what was sent before in this generation may be lost.
+    /// A peer has dialled again. Messages that went out before in this generation may be lost.
     fn replace(&mut self, place: usize, from: WorkerId) -> Result<(), Violation> {
         let peer = self.workers[place].peers_mut().peers.get_mut(&from);
         let Some(peer) = peer.filter(|peer| peer.used) else { return Ok(()) };
@@ -186,7 +187,7 @@ impl World {
         self.feed(place, Input::PeerLost { from, reason })
     }
 
-    /// A link should have come up by now.
+    /// A link should be up by now.
     pub(super) fn overdue(
         &mut self,
         place: usize,
@@ -202,7 +203,7 @@ impl World {
         self.feed(place, Input::PeerLost { from: to, reason })
     }
 
-    /// The link is up: what has waited for it goes out.
+    /// The link is up. Sends what has waited for it.
     fn attach(&mut self, place: usize, other: usize) -> Result<(), Violation> {
         let Some(id) = self.workers[place].peers().id_of(other) else { return Ok(()) };
         let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&id) else { return Ok(()) };
@@ -218,7 +219,7 @@ impl World {
         Ok(())
     }
 
-    /// Says something to another worker, once the link is up.
+    /// Sends a message to another worker, once the link is up.
     pub(super) fn send(&mut self, place: usize, to: WorkerId, message: Message) {
         let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&to) else { return };
         peer.used = true;
@@ -247,7 +248,7 @@ impl World {
         Ok(())
     }
 
-    /// A worker's end of a link to another is gone.
+    /// A worker's end of a link to another worker is gone.
     pub(super) fn lose_peer(
         &mut self,
         place: usize,
@@ -264,7 +265,7 @@ impl World {
 
     // The door.
 
-    /// Whether something of a worker is for another that does not know it yet.
+    /// Whether input from one worker is for another one that does not know it yet.
     pub(super) fn waits_at_the_door(&self, from: Node, to: Node) -> bool {
         match (from, to) {
             (Node::Worker(from), Node::Worker(to)) => {
@@ -287,7 +288,7 @@ impl World {
         Ok(())
     }
 
-    /// Whoever has come before may be known now.
+    /// Handles the input at the door again: the worker may know its senders now.
     fn open_the_door(&mut self, place: usize) {
         for happening in std::mem::take(&mut self.workers[place].peers_mut().door) {
             self.queue.put(self.now, happening);

@@ -1,28 +1,28 @@
-//! What is going to happen, in the order of virtual time.
+//! Events to come, in the order of virtual time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use everstep_transport::time::Time;
 
-/// Happenings to come. Of those at one moment, the first that was put in comes out first.
+/// Events to come. Events of the same moment come out in the order in which they were put in.
 #[derive(Debug)]
 pub struct Queue<T> {
     order: BinaryHeap<Reverse<(Time, u64, u32)>>,
-    /// What is to come, by its seat; seats are used again.
+    /// The events, by seat. Seats are used again.
     seats: Vec<Option<T>>,
     free: Vec<u32>,
     count: u64,
 }
 
 impl<T> Queue<T> {
-    /// Nothing is going to happen.
+    /// An empty queue.
     pub fn new() -> Self {
         let (order, seats, free) = Default::default();
         Self { order, seats, free, count: 0 }
     }
 
-    /// At `at`, this will happen.
+    /// Schedules an event at `at`.
     pub fn put(&mut self, at: Time, what: T) {
         let seat = self.free.pop().unwrap_or_else(|| {
             self.seats.push(None);
@@ -33,7 +33,7 @@ impl<T> Queue<T> {
         self.order.push(Reverse((at, self.count, seat)));
     }
 
-    /// What happens next, and when.
+    /// Removes the next event, and returns it with its time.
     pub fn pop(&mut self) -> Option<(Time, T)> {
         while let Some(Reverse((at, _, seat))) = self.order.pop() {
             self.free.push(seat);
@@ -44,7 +44,7 @@ impl<T> Queue<T> {
         None
     }
 
-    /// Only what `keep` says will happen.
+    /// Removes all events that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         for seat in &mut self.seats {
             if seat.as_ref().is_some_and(|what| !keep(what)) {

@@ -1,5 +1,5 @@
-//! What the checkers are shown of the coordinators: who leads, what they propose and agree on, and
-//! what they say that cannot be taken back.
+//! What the checkers see of the coordinators: the leader, the proposals, the agreed entries, and
+//! the messages that a coordinator cannot take back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,21 +15,21 @@ use super::{Exits, GIVE_UP_AFTER, Node, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
-/// What was seen of the leaders of one cluster.
+/// What the world has seen of the leaders of one cluster.
 #[derive(Debug, Default)]
 pub struct Reigns {
-    /// The newest term in which anybody has led.
+    /// The newest term that had a leader.
     newest: Term,
-    /// The members that were gone in truth when a generation was proposed, and those that the run
-    /// allowed its proposer to give up. A member that turns up later does so too late.
+    /// The members that were gone in truth when a leader proposed a generation, and those that the
+    /// run allowed it to give up. A member that turns up after the proposal is too late.
     grounds: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
-    /// Losses that no fault explained when they were proposed. What the proposer had heard, nobody
-    /// can tell when it has been started again.
+    /// Losses that no fault explained at their proposal. After a restart of the proposer, the world
+    /// cannot tell any more what it had heard.
     unfounded: BTreeMap<(WorkerId, Term), Violation>,
 }
 
 impl World {
-    /// A coordinator leads from now on, or does not any more.
+    /// A coordinator begins to lead, or stops leading.
     pub(super) fn witness_reign(
         &mut self,
         place: usize,
@@ -47,8 +47,9 @@ impl World {
         self.observe(Observation::Leads((place, life), term))
     }
 
-    /// A coordinator has entries to write; its own, if it leads in their term. What one proposes
-    /// that was replaced and does not know it, nobody agrees on any more, and it may be wrong.
+    /// A coordinator writes entries. Those of its own term are its proposals, if it leads. A
+    /// replaced leader that does not know it yet may propose wrong entries: no majority agrees on
+    /// them.
     pub(super) fn witness_proposals(
         &mut self,
         place: usize,
@@ -80,7 +81,7 @@ impl World {
         Ok(())
     }
 
-    /// A coordinator that leads in a term proposes that a worker is lost.
+    /// Judges the proposal of a leader that a worker is lost.
     fn weigh_loss(&mut self, (worker, reason): (WorkerId, &str), (place, term): (usize, Term)) {
         match self.judge_loss(worker, reason, place) {
             Ok(()) => _ = self.reigns.unfounded.remove(&(worker, term)),
@@ -88,13 +89,13 @@ impl World {
         }
     }
 
-    /// A worker is lost, as was proposed in this term.
+    /// A coordinator applies the loss of a worker that a leader proposed in `term`.
     fn lose_worker(&self, worker: WorkerId, term: Term) -> Result<(), Violation> {
         let unfounded = self.reigns.unfounded.get(&(worker, term));
         unfounded.filter(|_| !self.is_gone(worker)).map_or(Ok(()), |found| Err(found.clone()))
     }
 
-    /// A generation was proposed: perhaps its proposer crashes before it is durable.
+    /// A leader has proposed a generation. An armed fault crashes it before the entry is durable.
     fn proposing(&mut self, place: usize) {
         if let Some(restart) = self.armed.proposing() {
             let crash = Fault::Crash { node: Node::Coordinator(place), restart: Some(restart) };
@@ -112,8 +113,8 @@ impl World {
         if self.checks.is_new(entry.place.index) {
             let index = entry.place.index;
             self.note(format_args!("entry {index}, first of all by {place}: {command:?}"));
-            // Leaders that replace each other for ever are no progress, nor is what they tell of a
-            // change that takes long.
+            // A change of leaders for ever is no progress. Nor is a leader's report of a change
+            // that takes long.
             let tells = matches!(
                 command,
                 Command::Lead { .. } | Command::Died(_) | Command::AwaitOwners { .. }
@@ -125,7 +126,7 @@ impl World {
         self.observe(Observation::Applied(entry.place.index, entry.place.term, &entry.bytes))
     }
 
-    /// What an entry has brought to the history, as one coordinator has it.
+    /// Shows the checkers the frame that an entry has added to a coordinator's history.
     pub(super) fn witness_frame(&mut self, place: usize, frame: &Frame) -> Result<(), Violation> {
         let news = !self.checks.has_brought(frame.index);
         self.observe(Observation::Brought(frame))?;
@@ -171,10 +172,10 @@ impl World {
         self.observe(Observation::Recorded(&change.record, term, lost.as_ref()))
     }
 
-    /// A coordinator says something.
+    /// Shows the checkers a message of a coordinator.
     pub(super) fn witness_word(&mut self, place: usize, word: &Message) -> Result<(), Violation> {
         match word {
-            // Who was replaced and does not know it may yet ask for something: in vain.
+            // A replaced leader that does not know it may still send a Pause, in vain.
             Message::Pause { number, .. } if self.leader() == Some(place) => {
                 self.observe(Observation::Paused(*number))
             }
@@ -185,7 +186,7 @@ impl World {
     }
 
     /// The members of the current generation that are gone, or that the run allows a coordinator to
-    /// give up; all of them, if the operator asks the run to go back (I21).
+    /// give up. All of them, if the operator asks the run to go back (I21).
     fn truly_lost(&self, place: usize) -> BTreeSet<WorkerId> {
         let record = self.checks.current_record();
         let members = record.iter().flat_map(|record| &record.members);
@@ -205,8 +206,9 @@ impl World {
         discarded || given_up || asked
     }
 
-    /// Whether the run allows a coordinator to give up a worker's process, of which it has heard
-    /// nothing; or leaders before it have not, as the log tells, and neither has it.
+    /// Whether the run allows a coordinator to give up a worker's process. It does after
+    /// [`GIVE_UP_AFTER`] without a word to this coordinator. Without a word to it at all, the time
+    /// counts that earlier leaders logged.
     fn gives_up(&self, coordinator: usize, (worker, place): (WorkerId, usize)) -> bool {
         let coordinator = &self.coordinators[coordinator];
         let Some(core) = coordinator.seat().map(|seat| seat.core()) else { return false };
@@ -216,7 +218,7 @@ impl World {
     }
 }
 
-/// What an entry of the log says; nothing if it is Raft's own.
+/// The command in an entry of the log. None for Raft's own entries.
 fn decode(entry: &raft::Entry) -> Option<Entry> {
     if entry.kind != raft::Kind::Command || entry.bytes.is_empty() {
         return None;

@@ -1,6 +1,7 @@
-//! The ways between machines: which are shut, and which are slow.
+//! The roads between machines: which are shut, and which are slow.
 //!
-//! A way is between slots, not processes: it outlives them. It does not know what travels.
+//! A road joins slots, not processes, and outlives the processes. It does not know what travels on
+//! it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +12,10 @@ use everstep_worker::step::event::Lane;
 use super::Node;
 use crate::random::Random;
 
-/// The state of all ways.
+/// The state of all roads.
 #[derive(Debug, Default)]
 pub struct Roads {
-    /// Until when nothing arrives, for each way that was ever shut.
+    /// Until when nothing arrives, for each road that was ever shut.
     shut: BTreeMap<(Node, Node), Time>,
     slow: Vec<Slow>,
 }
@@ -29,13 +30,13 @@ struct Slow {
 }
 
 impl Roads {
-    /// Shuts a way; a longer closure stays.
+    /// Shuts a road. A longer closure stays.
     pub fn shut(&mut self, way: (Node, Node), until: Time) {
         let end = self.shut.entry(way).or_default();
         *end = until.max(*end);
     }
 
-    /// When a way that is shut opens.
+    /// When a shut road opens. None if it is open.
     pub fn shut_until(&self, way: (Node, Node), now: Time) -> Option<Time> {
         if self.shut.is_empty() {
             return None;
@@ -43,12 +44,12 @@ impl Roads {
         self.shut.get(&way).copied().filter(|until| *until > now)
     }
 
-    /// Makes a way, or one lane of it, up to `extra` slower until then.
+    /// Makes a road, or one lane of it, up to `extra` slower until `until`.
     pub fn slow(&mut self, way: (Node, Node), lane: Option<Lane>, extra: Duration, until: Time) {
         self.slow.push(Slow { way, lane, extra, until });
     }
 
-    /// What is added to a delay.
+    /// The extra delay on a road at `now`.
     pub fn extra(
         &mut self,
         way: (Node, Node),
@@ -65,7 +66,7 @@ impl Roads {
         Duration::from_nanos(random.below(most.as_nanos() as u64 + 1))
     }
 
-    /// Everything is open and fast.
+    /// Opens all roads and makes them fast.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -1,5 +1,5 @@
-//! How somebody reaches a coordinator, the first time and again. Workers and operators have a
-//! link to each of them; of two coordinators the one with the lower number calls.
+//! How a node reaches a coordinator, the first time and again. Workers and operators have a link to
+//! each of them. Of two coordinators the one with the lower number calls.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::types::Happening;
 use super::{Node, World};
 use crate::check::Violation;
 
-/// At first it tries again this soon; each time it waits twice as long, up to [`RARELY`].
+/// The wait before the second try. Each wait is twice as long as the one before, up to [`RARELY`].
 const SOON: Duration = Duration::from_millis(50);
 const RARELY: Duration = Duration::from_secs(1);
 
@@ -20,8 +20,8 @@ impl World {
         self.queue.put(self.now + wait, Happening::Connect(node, place));
     }
 
-    /// An operator gives a link up on which an answer may come that has no number: what comes late
-    /// must not be taken for the answer to another question.
+    /// Closes an operator's link on which an answer without a number may still come. The operator
+    /// must not take a late answer for the answer to another question.
     pub(super) fn give_up(&mut self, operator: Node, link: u64) {
         let Some(peer) = self.links.peer(operator, link) else { return };
         if let Node::Coordinator(place) = peer
@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// Reaches a coordinator, or tries again.
+    /// Dials a coordinator. If it does not answer, the node tries again later.
     pub(super) fn connect(&mut self, node: Node, place: usize) -> Result<(), Violation> {
         let coordinator = Node::Coordinator(place);
         if !self.is_alive(node) || self.links.is_open(node, coordinator) {

@@ -1,4 +1,4 @@
-//! What goes into a world, what comes out of it, and what happens in between.
+//! The input of a world, its results, and the events in between.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,31 +19,31 @@ use super::wire::StreamId;
 use crate::check::{Chronicle, Invariant, Violation};
 use crate::fault::Fault;
 
-/// What is simulated.
+/// A cluster and a run to simulate.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The run. It starts with all workers, whatever its `start_workers` says.
     pub run: RunSpec,
-    /// What its model and data set are.
+    /// The registry with the run's model and data set.
     pub registry: Arc<Registry>,
-    /// How many workers there are.
+    /// The number of workers at first.
     pub workers: u32,
-    /// How many coordinators there are.
+    /// The number of coordinators at first.
     pub coordinators: u32,
-    /// The schedule of all that takes time follows from it.
+    /// The seed of all random delays and draws.
     pub seed: u64,
     /// How the coordinators learn that a worker's process has ended.
     pub exits: Exits,
     /// The same run without faults, to compare every step with.
     pub reference: Option<Arc<Chronicle>>,
-    /// Sees cores and devices first.
+    /// Changes cores and devices before their first input.
     pub prepare: Prepare,
 }
 
 /// How the coordinators learn that a worker's process has ended: silence never tells them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exits {
-    /// A launcher looks after the processes, and says so until it is recorded.
+    /// A launcher watches the processes, and reports an end until the leader has recorded it.
     #[default]
     Reported,
     /// The run gives a silent owner up after [`GIVE_UP_AFTER`].
@@ -55,23 +55,24 @@ pub enum Exits {
 /// How long a run of [`Exits::GivenUp`] waits for silent owners.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
-/// What is done to cores and devices before their first input: tests plant bugs with it.
+/// Changes that tests make to cores and devices before their first input, to plant bugs.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare {
-    /// To a worker's core.
+    /// Changes a worker's core.
     pub worker: fn(&mut Core),
-    /// To a worker's device.
+    /// Changes a worker's device.
     pub device: fn(&mut Device),
     /// Makes a coordinator: see [`Seat::new`].
     pub coordinator: fn(Time, seat::Options, Kept, Vec<Frame>) -> Result<Seat, SeatError>,
-    /// A coordinator is told that a batch is durable when it has only been written.
+    /// When true, a coordinator hears that a batch is durable when it is only written.
     pub skips_fsync: bool,
-    /// A coordinator does not make its history durable before a snapshot takes its entries' place.
+    /// When true, a coordinator does not make its history durable before a snapshot replaces the
+    /// entries.
     pub forgets_history: bool,
 }
 
 impl Default for Prepare {
-    /// Nothing.
+    /// No changes.
     fn default() -> Self {
         Self {
             worker: |_| {},
@@ -88,20 +89,20 @@ impl Default for Prepare {
 pub enum Node {
     /// A coordinator, by its place among them.
     Coordinator(usize),
-    /// The coordinator that leads when this is looked at: for faults only.
+    /// The coordinator that leads at the moment of a fault. Only faults use it.
     Leader,
-    /// Who submits the run and watches it.
+    /// The operator that submits the run and watches it.
     Operator,
-    /// Another operator, of some: it asks for tokens.
+    /// Another operator, by its number. It asks for tokens.
     Client(usize),
-    /// A worker, by its place among the processes; its rank is the coordinator's to say. The first
-    /// processes of the slots `0..workers` have the same places; one that is started again has a
-    /// new one. Faults name slots: machines.
+    /// A worker, by its place among the processes. The coordinator alone decides its rank. The
+    /// first processes of the slots `0..workers` have the same places. A process that starts again
+    /// has a new place. Faults name slots: machines.
     Worker(usize),
 }
 
 impl Node {
-    /// A number for it.
+    /// A number for the trace that stands for the node.
     pub(super) fn word(self) -> u64 {
         match self {
             Self::Coordinator(place) => u64::MAX - place as u64,
@@ -125,50 +126,51 @@ impl fmt::Display for Node {
     }
 }
 
-/// Something on its way: a list of one. Who meddles may empty the list, change what is in it, or
-/// add to it.
+/// Something on its way, as a list of one. A meddler may empty the list, change its content, or add
+/// to it.
 #[derive(Debug)]
 pub enum Passing<'a> {
-    /// On a control lane.
+    /// A message on a control lane.
     Messages {
-        /// Who says it.
+        /// The sender.
         from: Node,
-        /// To whom.
+        /// The receiver.
         to: Node,
-        /// What.
+        /// The message.
         messages: &'a mut Vec<Message>,
     },
-    /// On a bulk stream; what is added gets a stream of its own, so that it holds up nothing.
+    /// A parcel on a bulk stream. Each added parcel gets a stream of its own, so that it delays no
+    /// other.
     Parcels {
         /// The sending worker.
         from: Node,
         /// The receiving worker.
         to: Node,
-        /// The lane.
+        /// The lane of the stream.
         lane: Lane,
-        /// What.
+        /// The parcel.
         parcels: &'a mut Vec<Parcel>,
     },
 }
 
-/// Stands between the cores and the wire, to prove that the cores or the checkers notice.
+/// Stands between the cores and the wire. It proves that the cores or the checkers notice changes.
 pub type Meddler = Box<dyn FnMut(Passing<'_>)>;
 
 /// A complete run.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// Of the parameters and the optimizer's state; see
+    /// The hash of the parameters and the optimizer's state: see
     /// [`state_hash`](everstep_transport::protocol::outcome::state_hash).
     pub state_hash: [u8; 32],
-    /// The metrics, as a watcher was told them.
+    /// The metrics lines that a watcher received.
     pub lines: Vec<MetricsLine>,
-    /// What the members reported.
+    /// The members' reports.
     pub results: Vec<WorkerResult>,
-    /// Every step of it, for comparison.
+    /// Every step of the run, for comparison.
     pub chronicle: Chronicle,
     /// Messages and pieces that workers took and refused, or dropped at their header.
     pub refused: u64,
-    /// When it was, in virtual time.
+    /// The virtual time of the run's end.
     pub at: Time,
 }
 
@@ -181,17 +183,17 @@ pub enum Failure {
     /// The cluster itself says that the run has failed.
     #[error("the run failed: {0}")]
     Run(String),
-    /// Nothing went on in time (invariant I11).
+    /// The run made no progress in time (invariant I11).
     #[error("nothing goes on for {limit:?} at {:.3} ms: {waiting}", .at.0 as f64 / 1e6)]
     Stuck {
-        /// When that was noticed.
+        /// When the world noticed that.
         at: Time,
-        /// The time that there was.
+        /// The longest time without progress that is allowed.
         limit: Duration,
         /// What each worker waits for, in words.
         waiting: String,
     },
-    /// A core met a broken invariant itself.
+    /// A core itself detected a broken invariant.
     #[error("a core stopped: {0}")]
     Assertion(String),
 }
@@ -207,110 +209,110 @@ impl Failure {
     }
 }
 
-/// What is going to happen.
+/// An event to come.
 #[derive(Debug)]
 pub enum Happening {
-    /// Somebody tries to reach the coordinator at this place.
+    /// A node dials the coordinator at this place.
     Connect(Node, usize),
-    /// A worker tries to reach another.
+    /// A worker dials another one.
     Dial {
-        /// The place of the one.
+        /// The place of the worker that dials.
         place: usize,
-        /// The other's id.
+        /// The id of the other worker.
         to: WorkerId,
-        /// When it began to.
+        /// When it began to dial.
         since: Time,
         /// How long it waits before it tries again.
         wait: Duration,
     },
-    /// A worker's link to another should be up by now.
+    /// A worker's link to another one should be up by now.
     Overdue {
-        /// The place of the one.
+        /// The place of the worker that waits.
         place: usize,
-        /// The other's id.
+        /// The id of the other worker.
         to: WorkerId,
-        /// Since when it is awaited.
+        /// Since when the worker waits for the link.
         since: Time,
     },
-    /// The first item of a control lane is due: from whom, to whom, on which link.
+    /// The first item of a control lane is due: sender, receiver, number of the link.
     Deliver(Node, Node, u64),
-    /// Something arrives outside its order.
+    /// An item arrives outside its lane's order.
     Stray(Box<Stray>),
-    /// Something happens to a coordinator by itself.
+    /// A coordinator takes an input that came over no link.
     Coordinator(usize, seat::Input),
     /// The next batch is on a coordinator's disk.
     Durable(usize),
     /// The lines of this history are on a coordinator's disk up to this step.
     LinesDurable(usize, Lineage, Step),
-    /// Something happens to a worker by itself.
+    /// A worker takes an input that came over no link.
     Worker(usize, Input),
-    /// The device of a worker, the one of this number, has built itself or done something.
+    /// A worker's device, identified by its number, has been built or has reported.
     Device(usize, u64, Done),
-    /// The operator asks what is new, on the link of this number.
+    /// The operator asks for news, on the link of this number.
     Watch(u64),
-    /// The header of a stream's next parcel is there to be admitted.
+    /// The header of a stream's next parcel has arrived for admission.
     Header(StreamId),
-    /// The rest of it has arrived.
+    /// The body of a stream's next parcel has arrived.
     Body(StreamId),
-    /// A worker's device, the one of this number, has done its job.
+    /// A worker's device, identified by its number, has finished its job.
     Free(usize, u64),
-    /// A worker looks at the clock.
+    /// A worker's shell tells its core the time.
     WorkerTick(usize),
-    /// A coordinator does.
+    /// A coordinator's shell tells its core the time.
     CoordinatorTick(usize),
-    /// `owner` has perhaps heard nothing of `peer` for too long.
+    /// `owner` may have heard nothing of `peer` for too long.
     Idle {
-        /// Whose end of the link.
+        /// The process that listens on the link.
         owner: Node,
-        /// Who is silent.
+        /// The process that may be silent.
         peer: Node,
-        /// When this was to be looked at, unless something has changed.
+        /// The time of this event. If the link's due time is another by now, nothing happens.
         due: Time,
     },
-    /// A client asks for something, unless it has an answer since.
+    /// A client asks a question, unless it had an answer in the meantime.
     Ask {
-        /// Which.
+        /// The client's number.
         client: usize,
-        /// Its attempts so far.
+        /// How many waits the client had begun when this was scheduled.
         attempt: u64,
     },
-    /// The operator has something to say to the coordinator that leads.
+    /// The operator sends a message to the leader.
     Operator(Box<Message>),
-    /// Something goes wrong.
+    /// A fault happens.
     Fault(Box<Fault>),
     /// A pause ends, unless it was made longer.
     Resume(Node, Time),
     /// Roads are open again.
     Reopen,
-    /// A coordinator is to stop; since when, if it was told.
+    /// A coordinator is to stop.
     Leave {
-        /// Its place.
+        /// The coordinator's place.
         place: usize,
-        /// Since when it knows.
+        /// When it was told to stop. None if it does not know yet.
         since: Option<Time>,
-        /// How much later than it has stopped it is started again.
+        /// How long after its end it starts again.
         restart: Duration,
     },
     /// A coordinator has learned that the others go on without it.
     Removed(usize),
-    /// A crashed node is started again.
+    /// A node starts again after a crash.
     Restart(Node),
-    /// The checkers are told that time passes.
+    /// The checkers hear that time passes.
     Glance,
-    /// From now on nothing goes wrong.
+    /// The faults end.
     Calm,
 }
 
-/// Something that arrives a second time.
+/// An item that arrives a second time.
 #[derive(Debug)]
 pub enum Stray {
     /// A message.
     Message {
-        /// Who said it.
+        /// The sender.
         from: Node,
-        /// To whom.
+        /// The receiver.
         to: Node,
-        /// What.
+        /// The message.
         message: Box<Message>,
     },
     /// A parcel.
@@ -319,13 +321,13 @@ pub enum Stray {
         from: usize,
         /// The receiver's place.
         to: usize,
-        /// What, with its lane and step.
+        /// The parcel, with its lane and step.
         parcel: (Lane, Step, Parcel),
     },
 }
 
 impl Happening {
-    /// Who handles it; it waits while that process stands still.
+    /// The process that handles the event. The event waits while that process stands still.
     pub fn owner(&self) -> Option<Node> {
         match self {
             Self::Dial { place, .. }
@@ -349,7 +351,7 @@ impl Happening {
         }
     }
 
-    /// The way that it comes, if it comes over one.
+    /// The sender and receiver of an event that comes over a road. None for other events.
     pub fn path(&self) -> Option<(Node, Node)> {
         match self {
             Self::Deliver(from, to, _) => Some((*from, *to)),
@@ -359,7 +361,7 @@ impl Happening {
         }
     }
 
-    /// What it is, for the trace: equal for equal happenings.
+    /// The event's words in the trace. Equal events have equal words.
     pub fn words(&self) -> [u64; 3] {
         let ends = |kind: u64, one: Node, other: Node| [kind, one.word(), other.word()];
         match self {
@@ -393,7 +395,7 @@ impl Happening {
         }
     }
 
-    /// Whether it is of the environment, and happens whatever becomes of the processes.
+    /// Whether the event belongs to the environment. The world keeps it when the processes end.
     pub fn is_fate(&self) -> bool {
         matches!(self, Self::Fault(_) | Self::Reopen | Self::Calm)
     }
@@ -408,7 +410,7 @@ impl Stray {
     }
 }
 
-/// The numbers in a device's report are what a simulation is about.
+/// A word for the numbers in a device's report. A simulation checks these numbers.
 fn report_word(done: &Done) -> u64 {
     let Done::Report(_, report) = done else { return 0 };
     match report {

@@ -1,9 +1,9 @@
-//! How pieces travel: what keeps its order, and what waits for admission.
+//! How parcels travel: which order they keep, and which ones wait for admission.
 //!
 //! As in the shells, a bulk stream keeps its order, and there is one for each pair of workers,
-//! generation, lane and step. A piece's header comes first. Its receiver takes the piece, drops it,
-//! or lets it wait, and then is asked again when it has moved on. Who enters a generation gives up
-//! the streams of the one before, of which some have arrived already.
+//! generation, lane and step. A parcel's header comes first. Its receiver takes the parcel, drops
+//! it, or lets it wait and decides again when it has moved on. A worker that enters a generation
+//! gives up its streams of the one before, of which some have arrived already.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -25,11 +25,11 @@ pub struct StreamId {
     to: usize,
     lane: Lane,
     step: Step,
-    /// The sender's.
+    /// The sender's generation.
     generation: Generation,
     /// The number of their link.
     link: u64,
-    /// 0, or the number of something that was added.
+    /// Zero for a lane's own stream. Else the number of a stray parcel's stream.
     stray: u64,
 }
 
@@ -39,7 +39,7 @@ impl StreamId {
         (Node::Worker(self.from), Node::Worker(self.to))
     }
 
-    /// A number that stands for it.
+    /// A number for the trace that stands for the stream.
     pub fn word(self) -> u64 {
         let ends = (self.from as u64) << 32 | (self.to as u64) << 8 | self.lane as u64;
         mix(ends) ^ mix(self.step.0 << 40 | self.generation.0 << 20 | self.stray)
@@ -53,15 +53,15 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// What is on its way.
+/// All parcels on their way.
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// What has not arrived, by stream; none is empty.
+    /// Parcels that have not arrived, by stream. No queue is empty.
     streams: BTreeMap<StreamId, VecDeque<Parcel>>,
-    /// How many parcels that is for each pair.
+    /// How many parcels are on their way for each pair.
     pending: BTreeMap<(usize, usize), usize>,
     strays: u64,
-    /// How many elements have arrived that members exchange for each step.
+    /// How many elements that members exchange for a step have arrived, by step.
     elements: BTreeMap<Step, u64>,
 }
 
@@ -71,14 +71,14 @@ impl Wire {
         &self.elements
     }
 
-    /// A piece has arrived.
+    /// Counts the elements of a chunk that has arrived.
     fn count(&mut self, lane: Lane, chunk: &Chunk) {
         if matches!(lane, Lane::Partials | Lane::Reduced | Lane::Parameters) {
             *self.elements.entry(chunk.step).or_default() += u64::from(chunk.count);
         }
     }
 
-    /// Queues a parcel; true if it is the first of its stream.
+    /// Queues a parcel. Returns true if it is the first of its stream.
     fn push(&mut self, stream: StreamId, parcel: Parcel) -> bool {
         let queue = self.streams.entry(stream).or_default();
         queue.push_back(parcel);
@@ -90,7 +90,7 @@ impl Wire {
         self.streams.get(&stream)?.front()
     }
 
-    /// Takes the front off, and says whether there is another behind it.
+    /// Removes the first parcel of a stream, and says whether another one follows.
     fn pop(&mut self, stream: StreamId) -> Option<(Parcel, bool)> {
         let queue = self.streams.get_mut(&stream)?;
         let parcel = queue.pop_front()?;
@@ -183,7 +183,7 @@ impl World {
         Ok(())
     }
 
-    /// A header has arrived, or has waited long enough to ask again.
+    /// A header has arrived, or has waited until its receiver moved on.
     pub(super) fn header(&mut self, stream: StreamId) -> Result<(), Violation> {
         let (sender, receiver) = stream.ends();
         if !self.links.is_open(receiver, sender) {
@@ -212,7 +212,7 @@ impl World {
         Ok(())
     }
 
-    /// A piece that was admitted has arrived whole.
+    /// An admitted parcel has arrived whole.
     pub(super) fn body(&mut self, stream: StreamId) -> Result<(), Violation> {
         let from = self.workers[stream.to].peers().id_of(stream.from);
         let Some((parcel, from)) = self.next(stream).zip(from) else { return Ok(()) };
@@ -232,8 +232,8 @@ impl World {
         self.feed(stream.to, input)
     }
 
-    /// Who enters a generation gives up the streams of older ones; half of those that could are
-    /// there already.
+    /// A worker enters a generation and gives up its streams of older ones. Half of those that can
+    /// arrive have arrived already.
     pub(super) fn reset_streams(&mut self, sender: usize, entered: Generation) {
         let shut = |to: &usize| self.shut_until(Node::Worker(sender), Node::Worker(*to)).is_some();
         let out_of_reach: Vec<usize> = (0..self.workers.len()).filter(shut).collect();
@@ -244,12 +244,13 @@ impl World {
         });
     }
 
-    /// Nothing more arrives of this sender.
+    /// Nothing more arrives from this sender.
     pub(super) fn drop_streams(&mut self, from: Node, to: Node) {
         self.wire.retain(|stream| stream.ends() != (from, to));
     }
 
-    /// Of the streams between a process that is gone and another, some are lost.
+    /// A process is gone. Some of the streams that it sent to another process are lost, and all
+    /// that the other sent to it.
     pub(super) fn cut_streams(&mut self, gone: Node, peer: Node) {
         let Self { wire, random, .. } = self;
         wire.retain(|stream| {
@@ -260,7 +261,7 @@ impl World {
         });
     }
 
-    /// Takes the front of a stream off; what is behind it comes next.
+    /// Removes the first parcel of a stream. The next one sets out.
     fn next(&mut self, stream: StreamId) -> Option<Parcel> {
         let (parcel, more) = self.wire.pop(stream)?;
         if more {
@@ -276,7 +277,7 @@ impl World {
     }
 }
 
-/// The header that the shell puts before a parcel: a message has that of its stream.
+/// The header that the shell puts before a parcel. A message has the header of its stream.
 fn header_of(parcel: &Parcel, stream: StreamId) -> Chunk {
     match parcel {
         Parcel::Tensor { chunk, .. } => *chunk,
@@ -286,7 +287,7 @@ fn header_of(parcel: &Parcel, stream: StreamId) -> Chunk {
     }
 }
 
-/// The values as they are after the wire: in the receiver's memory, rounded if it rounds.
+/// The values as the receiver has them in its memory: rounded if the encoding rounds.
 fn receive(chunk: &Chunk, values: &[f32], pool: &Pool) -> Buffer {
     let mut received = pool.take(values.len());
     if chunk.encoding == Encoding::Bf16 {

@@ -1,4 +1,4 @@
-//! What the checkers are shown of a worker: how it stands after every input, and what it says.
+//! What the checkers see of a worker: its state after every input, and its messages.
 
 use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Message, WorkerId};
 use everstep_worker::step::event::{Input, Parcel};
@@ -42,7 +42,7 @@ impl World {
         Ok(())
     }
 
-    /// A worker was given an id, or has lost the one that it had with all that it held.
+    /// The coordinator gave a worker an id, or the worker lost its id with all that it held.
     fn rename(
         &mut self,
         place: usize,
@@ -63,9 +63,9 @@ impl World {
         self.observe(Observation::Entered(id, &record, committed))
     }
 
-    // What it says.
+    // What a worker says.
 
-    /// A worker says something to the coordinator: perhaps what a generation is planned from.
+    /// A worker's message to the coordinator, which may be the basis of a generation's plan.
     pub(super) fn witness_evidence(
         &mut self,
         place: usize,
@@ -104,10 +104,10 @@ impl World {
         }
     }
 
-    // What it refuses.
+    // What a worker refuses.
 
-    /// What an input is, if it is something that a member of this generation sends to another, and
-    /// that nothing but an error could make it refuse.
+    /// The name of an input that a member of this generation sends to another one, and that only an
+    /// error could make the receiver refuse.
     pub(super) fn expected_of_a_member(&self, place: usize, input: &Input) -> Option<String> {
         let (from, generation, what) = match input {
             Input::Peer { from, message } => match message {
@@ -127,7 +127,7 @@ impl World {
         of_members.then(|| format!("{what} of worker {from}, generation {generation}"))
     }
 
-    /// A header was answered with a drop.
+    /// A worker answered a header with a drop.
     pub(super) fn dropped(
         &mut self,
         place: usize,
@@ -143,8 +143,8 @@ impl World {
         self.observe(Observation::Refused(format_args!("worker {place} drops {chunk:?}")))
     }
 
-    /// Whether this comes from one member of a worker's generation to another, while that has not
-    /// promised the next, and is about nothing that is only being learned.
+    /// Whether this comes from one member of a worker's generation to another, the receiver has not
+    /// promised the next, and it is not about a shard that the receiver only learns.
     fn is_between_members(
         &self,
         place: usize,

@@ -1,4 +1,4 @@
-//! A worker in the world: its core, and what the shell does for it in production.
+//! A worker in the world: its core, and the work of its shell in production.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,22 +31,22 @@ pub struct Worker {
     core: Core,
     pool: Pool,
     pub(super) bench: Option<Bench>,
-    /// Its device does nothing until then.
+    /// Its device does nothing until this time.
     pub(super) hangs_until: Time,
-    /// How many devices it has built: what an earlier one reports is not heard.
+    /// How many devices it has built. The world ignores reports of earlier ones.
     pub(super) builds: u64,
     peers: Peers,
     /// The generation that the shell has entered.
     entered: Generation,
-    /// Streams whose next header waits until the core has moved on.
+    /// Streams whose next header waits until the core moves on.
     waiting: BTreeSet<StreamId>,
     ended: bool,
 }
 
-/// What the world looks at before and after an input.
+/// The state that the world compares before and after an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Its id.
+    /// Its id. None before it is registered.
     pub worker: Option<WorkerId>,
     /// The newest promise.
     pub promised: (Term, Generation),
@@ -54,19 +54,19 @@ pub struct Look {
     pub generation: Generation,
     /// Its last commit, if it is a member.
     pub committed: Option<Step>,
-    /// What it takes for settled, if it is a member.
+    /// The last step that it takes for settled, if it is a member.
     pub settled: Option<Step>,
-    /// What it has refused so far.
+    /// How many messages and chunks it has refused so far.
     pub refused: u64,
 }
 
 /// Free memory that a worker's pool keeps, bytes.
 const POOL_BYTES: usize = 1 << 20;
-/// A worker that has to begin anew after the end of all faults does so this soon.
+/// How soon a worker that ends after the last fault starts again.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl Worker {
-    /// The worker at `place`, before its first word.
+    /// The worker at `place`, before its first message.
     pub fn new(place: usize, slot: usize, clock: Clock) -> Self {
         let name = NodeName::parse(&format!("worker-{place}")).expect("a valid name");
         let pool = Pool::new(POOL_BYTES);
@@ -114,22 +114,22 @@ impl Worker {
         &self.core
     }
 
-    /// Its id, once it is registered.
+    /// Its id. None before it is registered.
     pub fn id(&self) -> Option<WorkerId> {
         self.core.worker()
     }
 
-    /// Where its buffers come from.
+    /// The pool from which it takes its buffers.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// The other workers, as its shell knows them.
+    /// The other workers that its shell knows.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// The other workers, as its shell knows them.
+    /// As [`Worker::peers`], to change.
     pub fn peers_mut(&mut self) -> &mut Peers {
         &mut self.peers
     }
@@ -149,7 +149,7 @@ impl Worker {
         self.core.admit(from, chunk)
     }
 
-    /// The stream's next header waits.
+    /// Notes that the stream's next header waits.
     pub fn wait_with(&mut self, stream: StreamId) {
         self.waiting.insert(stream);
     }
@@ -159,7 +159,7 @@ impl Worker {
         self.waiting.len()
     }
 
-    /// The process is gone without a word.
+    /// Ends the process without a word.
     pub fn crash(&mut self) {
         self.ended = true;
         self.bench = None;
@@ -167,7 +167,7 @@ impl Worker {
         self.waiting.clear();
     }
 
-    /// Where it stands when a chunk about a shard comes.
+    /// Its id, and its state as far as it matters for a chunk about `shard`.
     pub fn standing_for(&self, shard: Shard) -> (WorkerId, Standing) {
         let Look { worker, generation, promised, committed, .. } = self.look();
         let member = self.core.member();
@@ -176,7 +176,7 @@ impl Worker {
         (worker.unwrap_or_default(), standing)
     }
 
-    /// What there is to see from outside.
+    /// The state that is visible from outside.
     pub fn look(&self) -> Look {
         let member = self.core.member();
         Look {
@@ -191,7 +191,7 @@ impl Worker {
 }
 
 impl World {
-    /// A new process in a slot.
+    /// Starts a new process in a slot.
     pub(super) fn start_worker(&mut self, slot: usize) {
         let place = self.workers.len();
         self.slots[slot] = place;
@@ -206,7 +206,7 @@ impl World {
         self.queue.put(at, Happening::WorkerTick(place));
     }
 
-    /// A worker reaches a coordinator.
+    /// Gives a worker a link to a coordinator.
     pub(super) fn connect_worker(
         &mut self,
         place: usize,
@@ -231,7 +231,7 @@ impl World {
         self.feed(place, Input::Tick)
     }
 
-    /// Gives a worker's core an input, does what it wants done, and shows both to the checkers.
+    /// Gives a worker's core an input, carries out its effects, and shows both to the checkers.
     pub(super) fn feed(&mut self, place: usize, input: Input) -> Result<(), Violation> {
         if self.workers[place].ended {
             return Ok(());
@@ -294,8 +294,8 @@ impl World {
 
     // The end.
 
-    /// The process ends, and its links with it. When nothing goes wrong any more, somebody starts
-    /// another.
+    /// The process ends, and its links with it. After the last fault the world starts another one
+    /// while the run goes on.
     fn exit(&mut self, place: usize, exit: Exit) {
         self.note(format_args!("worker {place} ends: {exit:?}"));
         self.course.progress(self.now);
@@ -307,8 +307,8 @@ impl World {
         }
     }
 
-    /// A process has ended. Sometimes the operator sees that before anyone else; a launcher says it
-    /// until the leader has recorded it.
+    /// A process has ended. Sometimes the operator sees that before any coordinator. A launcher
+    /// reports it until the leader has recorded it.
     pub(super) fn end_worker(&mut self, place: usize, how: &str) {
         let name = self.workers[place].name.clone();
         self.workers[place].crash();

@@ -1,4 +1,4 @@
-//! Workers that come and go for long, and devices that hang.
+//! Workers that come and go for a long time, and devices that hang.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn ignoring_hangs() -> Prepare {
     }
 }
 
-/// Eight workers and 64 data shards, of a run that lasts longer than so many seconds.
+/// Eight workers and 64 data shards, of a run that lasts longer than `seconds`.
 fn eight(seconds: u64, prepare: Prepare) -> Simulation {
     let mut run = toy::long_run();
     (run.steps, run.batch.data_shards, run.batch.micro_batch) = (5 * seconds, 64, 1);
@@ -46,7 +46,7 @@ fn eight(seconds: u64, prepare: Prepare) -> Simulation {
     cluster.prepared(prepare).precise(Precision::F32).coordinated(1)
 }
 
-/// Every three seconds another worker dies, and one comes in its place.
+/// Every three seconds another worker dies, and a new one starts in its place.
 fn churn(cycles: u64) -> Schedule {
     let crash = |cycle: u64| {
         let restart = Some(Duration::from_millis(300));
@@ -58,7 +58,7 @@ fn churn(cycles: u64) -> Schedule {
     Schedule((0..cycles).map(crash).collect())
 }
 
-/// Every record is looked at: see `check/subtrees.rs`.
+/// The checkers examine every record: see `check/subtrees.rs`.
 #[test]
 fn i24_churn_leaves_data_shards_in_blocks() {
     let endured = eight(36, Prepare::default()).endure(OF_COPIES, &churn(11)).result;
@@ -71,15 +71,15 @@ fn median(mut numbers: Vec<u64>) -> u64 {
     numbers[numbers.len() / 2]
 }
 
-/// A hundred workers die, and a hundred come in their places: in the end a step takes as much as
-/// in the beginning.
+/// A hundred workers die, and a hundred start in their places. At the end a step takes as much
+/// traffic as at first.
 #[test]
 fn i24_a_hundred_cycles_of_loss_and_join_leave_the_traffic_of_a_step_as_it_was() {
     let endured = eight(303, Prepare::default()).endure(OF_COPIES, &churn(100)).result;
     let endured = endured.expect("it is borne");
     assert_eq!((endured.changes.lost, endured.changes.rollbacks), (100, 0));
     let elements: Vec<u64> = endured.elements.into_values().collect();
-    // The first worker dies after a second; the last step has no successor that needs parameters.
+    // The first worker dies after a second. No later step needs the parameters of the last one.
     let first = median(elements[1..4].to_vec());
     let last = median(elements[elements.len() - 11..elements.len() - 1].to_vec());
     assert!(last.abs_diff(first) * 10 <= first, "{first} elements at first, {last} at last");
@@ -92,7 +92,7 @@ fn i24_data_shards_that_are_dealt_out_whatever_the_tree_are_found() {
     assert_eq!(found.invariant(), Some(Invariant::I24), "{found}");
 }
 
-/// Four workers and so many data shards; devices are to hang.
+/// Four workers and `data_shards` data shards, for tests of hanging devices.
 fn four(data_shards: u32, prepare: Prepare) -> Simulation {
     let mut run = toy::long_run();
     (run.steps, run.batch.data_shards) = (300, data_shards);
@@ -105,13 +105,13 @@ fn measuring_anew() -> Prepare {
     Prepare { worker: |core| core.plant(Bug::MeasureAnew), ..Prepare::default() }
 }
 
-/// The device of a worker hangs at `ms` for so long.
+/// The device of a worker hangs at `ms` for `for_ms`.
 fn hang_at(ms: u64, worker: usize, for_ms: u64) -> (Time, Fault) {
     let span = Duration::from_millis(for_ms);
     at(ms, Fault::Hang { node: Node::Worker(worker), span })
 }
 
-/// Four workers; the device of one hangs for so long.
+/// Four workers. The device of one hangs for `ms`.
 fn hang(seed: u64, ms: u64, prepare: Prepare) -> Result<Endured, Option<Invariant>> {
     let endured = four(toy::long_run().batch.data_shards, prepare)
         .endure(seed, &Schedule(vec![hang_at(3_000, 1, ms)]))
@@ -122,8 +122,8 @@ fn hang(seed: u64, ms: u64, prepare: Prepare) -> Result<Endured, Option<Invarian
     })
 }
 
-/// A worker's device hangs at one moment or another around a planned change of generation; what the
-/// run makes of each moment.
+/// A worker's device hangs at different moments around a planned change of generation. Returns the
+/// run's result for each moment.
 fn after_a_join() -> Vec<Result<Endured, Failure>> {
     let four = four(4, Prepare::default());
     let join = at(3_000, Fault::Join { node: Node::Worker(4) });
@@ -140,7 +140,7 @@ fn i11_a_device_that_hangs_around_a_change_of_generation_is_noticed() {
     }
 }
 
-/// In how many of these moments so many workers were given up.
+/// The number of moments in which the coordinator gave up exactly `workers` workers.
 fn given_up(met: &[Result<Endured, Failure>], workers: u64) -> usize {
     let all = |met: &&Result<Endured, Failure>| {
         met.as_ref().is_ok_and(|endured| endured.changes.lost == workers)
@@ -148,7 +148,8 @@ fn given_up(met: &[Result<Endured, Failure>], workers: u64) -> usize {
     met.iter().filter(all).count()
 }
 
-/// A sample on which a device hangs strikes the next worker when the first is given up.
+/// A sample on which a device hangs strikes the next worker after the coordinator has given up the
+/// first.
 fn one_after_the_other(prepare: Prepare) -> Vec<Result<Endured, Failure>> {
     let four = four(4, prepare);
     let schedule = |ms| Schedule(vec![hang_at(3_000, 1, 60_000), hang_at(ms, 2, 60_000)]);
@@ -157,7 +158,7 @@ fn one_after_the_other(prepare: Prepare) -> Vec<Result<Endured, Failure>> {
 }
 
 /// A device that hangs before it has followed into the generation, with nothing to compute, is not
-/// among those that are noticed.
+/// among the hangs that the coordinator notices.
 #[test]
 fn i11_a_hang_of_the_worker_that_inherits_the_data_shard_is_noticed() {
     let [noticed, anew] = [Prepare::default(), measuring_anew()].map(|prepare| {

@@ -1,5 +1,5 @@
-//! What looks like the end of a worker and is none: addresses, refusals, and a leader that alone
-//! hears no worker. Each rule has a planted bug that breaks it.
+//! Events that look like the end of a worker but are none: addresses, refusals, and a leader that
+//! alone hears no worker. Each rule has a planted bug that breaks it.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn simulation(rates: Rates, prepare: Prepare) -> Simulation {
     cluster.prepared(prepare).precise(Precision::F32)
 }
 
-/// The faults are borne; with the bug they break one of these promises.
+/// The cluster bears the faults. With the bug it breaks one of these promises.
 #[track_caller]
 fn find(prepare: Prepare, faults: Vec<(Time, Fault)>, promised: &[Invariant]) {
     let schedule = Schedule(faults);
@@ -51,7 +51,7 @@ fn find(prepare: Prepare, faults: Vec<(Time, Fault)>, promised: &[Invariant]) {
     assert!(found.invariant().is_some_and(|it| promised.contains(&it)), "{found}");
 }
 
-/// The first machine is cut off, and a worker on another one states its address.
+/// The first machine is cut off. A worker on another machine states its address.
 #[test]
 fn i21_an_address_that_counts_as_proof_is_found() {
     let (node, of) = (Node::Worker(4), Node::Worker(1));
@@ -70,7 +70,8 @@ fn i21_a_refusal_that_counts_as_proof_is_found() {
     find(plant!(RefusalIsProof), faults, &[I6, I21]);
 }
 
-/// A worker that shall leave has all the time that it needs, and another one's link is lost.
+/// A worker that is to leave has all the time that it needs. Meanwhile another worker loses its
+/// link.
 #[test]
 fn i16_a_last_copy_that_leaves_is_found() {
     let drain = Fault::Drain { node: Node::Worker(1), by: Asker::Machine, grace: None };
@@ -79,9 +80,9 @@ fn i16_a_last_copy_that_leaves_is_found() {
     find(plant!(LastCopiesLeave), faults, &[I6, I16, I21]);
 }
 
-/// No worker reaches the leader for most of the time, but all others, and one worker dies: the run
-/// goes on under another leader as soon as the first one has led for its time. A coordinator that
-/// is alone can only wait.
+/// For most of the time no worker reaches the leader, but they reach all other coordinators, and
+/// one worker dies. The run goes on under another leader as soon as the first one has led for its
+/// time. A coordinator that is alone can only wait.
 #[test]
 fn i11_a_leader_that_alone_hears_no_worker_lets_another_one_lead() {
     let completed = |coordinators| {
@@ -100,7 +101,7 @@ fn i11_a_leader_that_alone_hears_no_worker_lets_another_one_lead() {
     assert!(completed(3) > 1, "one under another leader, and one after the fault");
 }
 
-/// All of it at random, with ordinary crashes.
+/// All of these at random, with ordinary crashes.
 #[test]
 fn misleading_evidence_is_borne() {
     let rates = Rates {

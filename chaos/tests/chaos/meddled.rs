@@ -24,7 +24,7 @@ use everstep_worker::step::event::Parcel;
 
 use crate::support::Toy;
 
-/// Adds to every piece of a kind another one, made from it; counts them.
+/// Adds to every piece of a kind another one, made from it. Counts the added pieces.
 fn add_pieces(
     kind: ChunkKind,
     other: impl Fn(&mut Chunk) + 'static,
@@ -59,7 +59,7 @@ fn spoil(kind: ChunkKind) -> impl FnMut(Passing<'_>) + 'static {
     }
 }
 
-/// Sees every message on a control lane; true if it changed it: then no other.
+/// Lets `change` see every message on a control lane until it returns true: it has changed one.
 fn once(
     mut change: impl FnMut(Node, &mut Vec<Message>) -> bool + 'static,
 ) -> impl FnMut(Passing<'_>) + 'static {
@@ -78,7 +78,7 @@ fn lose(name: &'static str) -> impl FnMut(Passing<'_>) + 'static {
     })
 }
 
-/// Returns what was seen, in words.
+/// Returns the violation's evidence, in words.
 #[track_caller]
 fn assert_found(met: Result<Finished, Failure>, invariant: Invariant) -> String {
     match met {
@@ -138,7 +138,7 @@ fn votes_and_commits_that_nobody_asked_for_change_nothing() {
     type Other = fn(&Message) -> Option<Message>;
     let others: [(Other, bool); 5] = [
         (|said| matches!(said, Message::Prepared(_)).then(|| said.clone()), true),
-        // It comes with the parameters too, so a second one is no news.
+        // The commit comes with the parameters too, so a second one changes nothing.
         (|said| matches!(said, Message::Commit(_)).then(|| said.clone()), false),
         (|said| vote_of(said, Generation(0)), true),
         // These wait, in bounded number, for a generation that does not begin.
@@ -180,7 +180,7 @@ fn a_lost_commit_is_found_at_the_head_of_a_stream_of_parameters() {
 #[test]
 fn what_is_lost_without_its_connection_stops_the_run() {
     let toy = Toy::new(|_| {});
-    // Two owners of everything stream nothing to each other that would tell a commit.
+    // Two owners of all shards stream nothing to each other that would carry a commit.
     for (workers, name) in [(2, "commit"), (3, "prepared"), (3, "finished")] {
         let met = toy.copies(2).meddled(workers, lose(name));
         assert!(matches!(met, Err(Failure::Stuck { .. })), "{name}: {met:?}");
@@ -233,7 +233,8 @@ fn other_values_are_found_wherever_they_travel() {
     ] {
         assert_found(toy.meddled(3, spoil(kind)), invariant);
     }
-    // Without a fault-free run to compare with, nobody could tell: the transport must not garble.
+    // Without a fault-free run to compare with, no checker could tell. The transport must not
+    // garble.
     let unaware = Toy { reference: None, ..toy };
     let finished = unaware.meddled(3, spoil(ChunkKind::Partial)).expect("it is one history");
     assert_ne!(finished.state_hash, alone.state_hash);
@@ -254,8 +255,8 @@ fn i4_another_sampler_is_found() {
     assert_found(met, Invariant::I4);
 }
 
-/// The devices have computed what they should, and so nothing else can be found: from the vote on
-/// the step leader, its commit's line, the coordinator and who watches count it.
+/// The devices have computed the right samples, so no other checker can find an error. From the
+/// vote on, the step leader, its commit's line, the coordinator and the watchers count it.
 #[test]
 fn i4_a_recorded_sample_that_is_not_the_plans_is_counted_in_the_line_of_its_step() {
     for (lost, repeated) in [(1, 1), (1, 0), (0, 1)] {

@@ -1,5 +1,5 @@
-//! Coordinators that come and go while a run goes on: they learn the log from a snapshot and the
-//! history in pages, nobody's work is lost, and no worker.
+//! Coordinators that come and go while a run goes on. They learn the log from a snapshot and the
+//! history in pages. The cluster loses no work and no worker.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Endured, Node};
 use everstep_transport::time::Time;
 
-/// Seeds on which each is tried: the order of everything else.
+/// Seeds on which each test is tried: they set the order of all other events.
 const SEEDS: u64 = 6;
 
 fn at(ms: u64, fault: Fault) -> (Time, Fault) {
@@ -23,8 +23,7 @@ fn crash(place: usize, after: u64) -> Fault {
     Fault::Crash { node: Node::Coordinator(place), restart: Some(ms(after)) }
 }
 
-/// What so many coordinators and four workers have endured of these faults, seed by seed. Nobody is
-/// lost.
+/// The results of these faults, seed by seed, on a cluster of four workers. No worker is lost.
 fn endure(coordinators: u32, faults: Vec<(Time, Fault)>) -> Vec<Endured> {
     let simulation = Simulation::new(4, ms(6_000), Rates::none()).expect("without a fault");
     let simulation = simulation.coordinated(coordinators);
@@ -65,7 +64,8 @@ fn three_become_one_for_good_and_that_one_goes_on() {
     }
 }
 
-/// It is cut off meanwhile: nobody can tell it, so whoever it calls refuses it.
+/// The removed coordinator is cut off meanwhile. No other one can tell it, so the one that it dials
+/// refuses it.
 #[test]
 fn i11_who_does_not_hear_that_it_was_removed_is_refused_and_ends() {
     let gone = Node::Coordinator(2);
@@ -122,8 +122,8 @@ fn one_alone_is_joined_by_another_that_goes_again() {
     }
 }
 
-/// Seed 25 of one coordinator: as soon as one of two had applied the removal, it heard the other no
-/// more, and neither could lead.
+/// Seed 25 of one coordinator: as soon as one of two had applied the removal, it did not hear the
+/// other any more, and neither could lead.
 #[test]
 fn i11_of_two_coordinators_the_one_that_leads_is_removed() {
     let faults = vec![

@@ -1,4 +1,4 @@
-//! Planted bugs of the cores and the devices themselves: a simulation finds each, by an invariant
+//! Planted bugs of the cores and the devices themselves. A simulation finds each by an invariant
 //! that does not hold, never by an assertion at the place of the bug.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use everstep_worker::plant::Plant;
 
 use crate::support::OF_ONE_COPY;
 
-/// Within so many seeds each is found.
+/// Each bug is found within this many seeds.
 const SEEDS: u64 = 1_000;
 
 /// Prepares the core with a bug, or the device.
@@ -48,13 +48,13 @@ macro_rules! plant {
     };
 }
 
-/// In f32, where most of them were found first.
+/// Runs in f32, in which most of the bugs were found first.
 fn simulation(rates: Rates, prepare: Prepare) -> Simulation {
     let cluster = Simulation::new(4, Duration::from_secs(20), rates).expect("without a fault");
     cluster.prepared(prepare).precise(Precision::F32)
 }
 
-/// Looks for the bug; says after how many seeds it was found.
+/// Looks for the bug. Returns after how many seeds it was found.
 #[track_caller]
 fn find(prepare: Prepare, rates: Rates, promised: &[Invariant]) -> u64 {
     find_with(&simulation(rates, prepare), promised)
@@ -88,7 +88,7 @@ fn taking_what_is_over_is_found() {
     find(plant!(core AcceptOld), Rates::default(), &[I7]);
 }
 
-/// By what was recorded while it was computed, whatever came of it.
+/// The samples recorded during the computation show it, whatever came of them.
 #[test]
 fn i4_samples_by_rank_are_found() {
     find(plant!(device SampleByRank), Rates::default(), &[I4]);
@@ -120,8 +120,8 @@ fn a_digest_that_is_not_the_gradients_is_found() {
     find(plant!(core MisstateDigest), Rates::default(), &[I8]);
 }
 
-/// Now and then an owner errs. Nobody is lost meanwhile: if the other owner were, before the next
-/// vote, there would be nothing to compare with.
+/// Now and then an owner errs. No worker is lost meanwhile: if the other owner were lost before the
+/// next vote, there would be nothing to compare with.
 fn mistaken() -> Rates {
     Rates { mistakes: 3.0, ..Rates::tolerated() }
 }
@@ -131,7 +131,7 @@ fn a_line_that_counts_twice_is_found() {
     find(plant!(coordinator CountLinesTwice), Rates::default(), &[I13]);
 }
 
-/// As lines of steps that are not settled any more.
+/// The file has lines of steps that are not settled any more.
 #[test]
 fn i13_undone_lines_that_stay_in_the_file_are_found() {
     find(plant!(coordinator KeepUndoneLines), Rates::default(), &[I11, I13]);
@@ -149,14 +149,14 @@ fn a_commit_after_a_promise_is_found() {
     find(plant!(core BreakPromise), Rates::default(), &[I7]);
 }
 
-/// As samples that nobody has recorded for the step that commits.
+/// No worker has recorded these samples for the step that commits.
 #[test]
 fn i4_samples_of_another_step_in_a_redo_are_found() {
     find(plant!(core RedoOtherSamples), Rates::default(), &[I4]);
 }
 
-/// Whoever owns the shard yet refuses the new one; whoever owns it no more has one too many, and
-/// never votes.
+/// A worker that still owns the shard refuses the new one. A worker that owns it no more has one
+/// too many, and never votes.
 #[test]
 fn reduced_shards_of_an_aborted_try_are_found() {
     find(plant!(core StaleReduced), Rates::default(), &[I2, I3, I4, I11, I17, I18]);
@@ -192,7 +192,7 @@ fn a_kept_partial_that_is_added_into_itself_is_found() {
     find(plant!(core AddIntoKept), Rates::default(), &[I2, I3]);
 }
 
-/// By what a device computes with: members agree on what all of them have forgotten.
+/// The computation on a device shows it: members agree on a scale that all of them have forgotten.
 #[test]
 fn i2_a_loss_scale_that_is_forgotten_at_a_change_is_found() {
     let forgets = simulation(Rates::default(), plant!(core ForgetScale)).precise(Precision::F16);
@@ -206,9 +206,9 @@ fn a_plan_from_what_was_said_at_an_earlier_pause_is_found() {
     find(plant!(coordinator AnyStatus), Rates::default(), &[I5, I15, I16, I17]);
 }
 
-/// A worker takes the only copy of some shards with it, so history goes back. Another one's way is
-/// slow, and its link is lost before it hears of that: at the Pause for its sake it shows a commit
-/// that the rollback has undone.
+/// A worker takes the only copy of some shards with it, so the run goes back. The way of another
+/// worker is slow, and its link is lost before it hears of that. At the Pause for its sake it shows
+/// a commit that the rollback has undone.
 #[test]
 fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
     let undone = |ms| {
@@ -234,7 +234,7 @@ fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
 
 #[test]
 fn a_member_that_has_not_promised_is_found() {
-    // Many stand still while others crash: they are members, and do not answer.
+    // Many members stand still while others crash. They do not answer.
     let rates = Rates { pauses: 20.0, worker_crashes: 12.0, long: 0.6, ..Rates::default() };
     find(plant!(coordinator ListUnpromised), rates, &[I15]);
 }
@@ -297,7 +297,7 @@ fn i9_a_request_that_is_carried_out_twice_is_found() {
     find(plant!(coordinator ApplyTwice), storm(), &[I9]);
 }
 
-/// What a leader has not brought to a majority when it falls, nobody has agreed on.
+/// No majority has agreed on an entry that a leader had not brought to one when it fell.
 #[test]
 fn i9_an_entry_that_is_applied_before_it_is_agreed_on_is_found() {
     find(plant!(replica ApplyEarly), storm(), &[I1, I9, I15]);
@@ -312,9 +312,9 @@ fn crash(place: usize, restart_ms: u64) -> Fault {
     Fault::Crash { node: Node::Coordinator(place), restart }
 }
 
-/// Endures each of these schedules with and without a bug, in a cluster of so many coordinators.
-/// Without it all are borne; with it one at least is not, and what is found is a broken promise:
-/// not only that nothing goes on.
+/// Endures each of these schedules with and without a bug, in a cluster of this many coordinators.
+/// Without the bug the cluster bears all of them. With it at least one breaks a promise, and not
+/// only I11.
 #[track_caller]
 fn find_in(
     coordinators: u32,
@@ -352,8 +352,8 @@ fn find_some_in(
     found
 }
 
-/// The leader stands still while another is elected, and hears of that late: for a moment it
-/// believes that it leads. Meanwhile a worker was registered that it does not know.
+/// The leader stands still during the election of another one, and hears of that late: for a moment
+/// it believes that it leads. Meanwhile a worker has registered that it does not know.
 fn a_leader_that_was_replaced() -> impl Iterator<Item = (u64, Schedule)> {
     let schedule = |ms: u64| {
         let span = Duration::from_secs(3);
@@ -381,8 +381,8 @@ fn i8_a_leader_that_answers_itself_whether_it_leads_is_found() {
     find_in(3, plant!(replica ReadAtOnce), a_leader_that_was_replaced(), &[I8, I9]);
 }
 
-/// One coordinator hears nothing, another one's disk stands still, and both others crash: what the
-/// leader agreed on with the second, the first and the second do not know.
+/// One coordinator hears nothing, another one's disk stands still, and both others crash. The
+/// leader agreed on entries with the second that the first and the second do not know.
 fn a_majority_without_its_disk() -> impl Iterator<Item = (u64, Schedule)> {
     let roles = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     let schedule = |(seed, [leader, stalled, deaf]): (u64, [usize; 3])| {
@@ -410,14 +410,15 @@ fn i9_a_file_that_nobody_syncs_is_found() {
     find_in(3, prepare, a_majority_without_its_disk(), &[I1, I9, I11]);
 }
 
-/// The log begins behind what the history does not tell.
+/// The log begins behind entries that the history does not tell.
 #[test]
 fn i13_a_history_that_nobody_syncs_is_found() {
     let prepare = Prepare { forgets_history: true, ..Prepare::default() };
     find(prepare, storm(), &[I13]);
 }
 
-/// It begins a term and leads in it, crashes before that is on its disk, and begins it again.
+/// A coordinator begins a term and leads in it, crashes before the term is on its disk, and begins
+/// it again.
 #[test]
 fn i1_a_term_that_begins_twice_is_found() {
     let schedule = |seed| {
@@ -430,8 +431,8 @@ fn i1_a_term_that_begins_twice_is_found() {
     find_in(1, plant!(replica LeadEarly), (0..20).map(schedule), &[I1]);
 }
 
-/// The spare machine's coordinator is removed, told so, and never seen again. Another one crashes
-/// at that moment, and comes back so much later.
+/// The spare machine's coordinator is removed, told so, and never seen again. Another coordinator
+/// crashes at that moment, and comes back after `restart`.
 fn a_removal(spare: usize, restart: Duration) -> impl Iterator<Item = (u64, Schedule)> {
     let spare = Node::Coordinator(spare);
     let schedule = move |seed| {
@@ -445,24 +446,25 @@ fn a_removal(spare: usize, restart: Duration) -> impl Iterator<Item = (u64, Sche
     (0..20).map(schedule)
 }
 
-/// It finds on its disk that it needs the vote of the one that is gone.
+/// The other coordinator finds on its disk that it needs the vote of the removed one.
 #[test]
 fn i11_a_removal_that_the_other_of_two_forgets_is_found() {
     let schedules = a_removal(1, Duration::from_millis(200));
     find_some_in((1, 6), plant!(coordinator ShutOutEarly), schedules, &[I11]);
 }
 
-/// The two that are left of three do not know that they need nobody else.
+/// The two remaining coordinators of three do not know that they need no other vote.
 #[test]
 fn i11_a_removal_of_which_only_the_leader_knows_is_found() {
     let schedules = a_removal(3, Duration::from_secs(200));
     find_some_in((3, 60), plant!(coordinator ShutOutEarly), schedules, &[I11]);
 }
 
-/// Who has come late to the log leads, and lets the only one go that could tell it the history.
+/// A coordinator that came late to the log leads. It lets the only one go that could tell it the
+/// history.
 #[test]
 fn i13_a_teller_that_is_shut_out_is_found() {
-    // Machines come and go; what one tells another takes long, or is lost with their link.
+    // Machines come and go. Their messages take long, or are lost with the link.
     let rates = Rates {
         coordinator_joins: 30.0,
         coordinator_removals: 30.0,
@@ -475,10 +477,10 @@ fn i13_a_teller_that_is_shut_out_is_found() {
     find(plant!(coordinator ShutOutTellers), rates, &[I13]);
 }
 
-/// All that its leader says in ten seconds and more, it answers at once.
+/// The follower answers at once all that its leader said in ten seconds and more.
 #[test]
 fn i10_a_disk_that_stands_still_and_holds_everything_is_found() {
-    // No run ends meanwhile, and the cluster with it: its workers are gone.
+    // No run ends meanwhile. An end would end the cluster too: its workers would be gone.
     let rates = Rates {
         disk_stalls: 6.0,
         long: 1.0,

@@ -1,4 +1,4 @@
-//! What seeds have found: each with the few faults that it took, as a schedule of its own.
+//! Failures that seeds have found: each with the few faults that it took, as a schedule of its own.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use everstep_chaos::world::{Endured, Node};
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
-/// Whichever leads.
+/// The leader at that moment.
 const COORDINATOR: Node = Node::Leader;
 
 fn worker(slot: usize) -> Node {
     Node::Worker(slot)
 }
 
-/// A fault, so many milliseconds after the beginning.
+/// A fault, `ms` milliseconds after the beginning.
 fn at(ms: f64, fault: Fault) -> (Time, Fault) {
     (Time((ms * 1e6) as u64), fault)
 }
@@ -49,7 +49,7 @@ fn full(span: Duration) -> Simulation {
     simulation.precise(Precision::F32)
 }
 
-/// A cluster of four with these faults; everything else follows from the seed.
+/// A cluster of four with these faults. All other choices follow from the seed.
 #[track_caller]
 fn endure(seed: u64, faults: Vec<(Time, Fault)>) -> Endured {
     let minute = Duration::from_secs(60);
@@ -141,7 +141,7 @@ fn sweep(seeds: u64, faults: impl Fn(u64) -> Vec<(Time, Fault)>) {
     sweep_of(&twelve_seconds(), seeds, faults);
 }
 
-/// The same of another cluster.
+/// The same for another cluster.
 #[track_caller]
 fn sweep_of(simulation: &Simulation, seeds: u64, faults: impl Fn(u64) -> Vec<(Time, Fault)>) {
     for seed in 0..seeds {
@@ -150,15 +150,15 @@ fn sweep_of(simulation: &Simulation, seeds: u64, faults: impl Fn(u64) -> Vec<(Ti
     }
 }
 
-/// All but the worker on machine 0 crash one after the other; each time there is time to mend.
+/// All workers but the one on machine 0 crash one after the other, with time to mend in between.
 /// The last of them comes again.
 fn down_to_one() -> Vec<(Time, Fault)> {
     let crashes = [(600.0, 3, 0), (1_400.0, 2, 0), (2_200.0, 1, 150)];
     crashes.map(|(ms, slot, restart_ms)| at(ms, crash(worker(slot), restart_ms))).into()
 }
 
-/// The last member and the worker that is to end its waiting lose each other while that learns:
-/// for a moment, or for so long that a call is in vain at first.
+/// The last member and the worker that is to end its waiting lose each other while that one learns:
+/// for a moment, or for so long that a dial fails at first.
 #[test]
 fn i11_a_learner_that_is_cut_off_while_the_run_waits_for_it() {
     sweep(60, |seed| {
@@ -207,8 +207,8 @@ fn i5_a_step_leader_that_commits_in_a_generation_that_is_over() {
     );
 }
 
-/// With one copy of everything neither can be left out: nobody is, and the run goes on when they
-/// reach each other again.
+/// With one copy of all shards the leader can leave out neither. It leaves out none, and the run
+/// goes on when they reach each other again.
 #[test]
 fn i11_a_pair_that_cannot_reach_each_other_and_cannot_be_parted() {
     const OF_ONE_COPY: [u64; 4] = [3, 7, 11, 12];
@@ -223,7 +223,7 @@ fn i11_a_pair_that_cannot_reach_each_other_and_cannot_be_parted() {
     }
 }
 
-/// Of the shards of one worker no other worker has a copy.
+/// No other worker has a copy of the shards of one worker.
 #[test]
 fn i21_a_worker_that_stands_still_is_waited_for() {
     for ms in [9_500, 12_000, 28_000] {
@@ -232,8 +232,8 @@ fn i21_a_worker_that_stands_still_is_waited_for() {
     }
 }
 
-/// Who has told it was removed, and what it was told is in no file for good: of one that crashes
-/// then, nothing more can be heard.
+/// The coordinator that told the history was removed, and the part that it told is in no file for
+/// good. If the coordinator that heard it crashes then, it can hear nothing more of the first one.
 #[test]
 fn i13_who_was_told_the_history_crashes_when_nobody_else_has_it() {
     let (founder, joins) = (Node::Coordinator(0), Node::Coordinator(1));
@@ -247,7 +247,7 @@ fn i13_who_was_told_the_history_crashes_when_nobody_else_has_it() {
     });
 }
 
-/// Who has joined has not been told the history when it comes to lead, for their link was lost.
+/// The new coordinator has not heard the history when it comes to lead, since their link was lost.
 #[test]
 fn i13_who_founded_the_cluster_is_removed_before_it_has_told_the_history() {
     let (founder, joins) = (Node::Coordinator(0), Node::Coordinator(1));
@@ -263,8 +263,8 @@ fn i13_who_founded_the_cluster_is_removed_before_it_has_told_the_history() {
     });
 }
 
-/// Its leader says something every 25 ms, and it answers nothing before its disk goes on. The other
-/// faults keep the run from its end, and the cluster with it.
+/// Its leader sends a message every 25 ms, and it answers none before its disk goes on. The other
+/// faults keep the run, and with it the cluster, from their end.
 #[test]
 fn i10_a_follower_whose_disk_stands_still_for_nine_seconds() {
     let (restart, span) = (Duration::from_millis(3_703), Duration::from_millis(8_744));
@@ -294,8 +294,8 @@ fn i10_a_follower_whose_disk_stands_still_when_the_leader_is_removed() {
     );
 }
 
-/// The leader stands still for so long that another one asks for votes. It has told the operators
-/// of its term when it ends, for want of room to write that down, and nobody else.
+/// The leader stands still for so long that another coordinator asks for votes. That one ends,
+/// since its disk has no room to write down the term. Only the operators have heard of its term.
 #[test]
 fn i11_a_candidate_tells_operators_of_its_term_and_dies() {
     let restart = Duration::from_millis(1_500);
@@ -308,7 +308,7 @@ fn i11_a_candidate_tells_operators_of_its_term_and_dies() {
     });
 }
 
-/// The network between all coordinators and all workers is down. Nothing is lost but time.
+/// The network between all coordinators and all workers is down. The run loses nothing but time.
 #[test]
 fn i21_coordinators_that_are_cut_off_from_all_workers_cost_no_worker() {
     for (seed, seconds) in [(3, 15), (4, 15), (5, 60), (8, 60)] {

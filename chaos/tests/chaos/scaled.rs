@@ -1,5 +1,5 @@
-//! The loss scale of fp16: it halves and doubles as the gradients want it, is the same for whoever
-//! computes, and is found again after whatever happens.
+//! The loss scale of fp16: it halves and doubles as the gradients require. It is the same for every
+//! worker that computes, and survives every fault.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn i2_sixty_seeds_of_every_fault_that_a_run_survives_forget_no_scale() {
     assert!(generations > 500 && rollbacks > 5, "{generations}, {rollbacks}: too dull");
 }
 
-/// Whatever is said: nothing is computed with it, and nobody panics.
+/// Whatever the commit says, no device computes with it, and no core panics.
 #[test]
 fn i2_a_commit_whose_scale_does_not_follow_ends_the_run() {
     for exponent in [0, 14, 17, 24, 25, 63, 200, u8::MAX] {

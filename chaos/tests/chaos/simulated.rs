@@ -1,5 +1,5 @@
-//! Whole clusters under seeded faults: nothing wrong is computed, nothing hangs, no run fails, and
-//! when nothing goes wrong any more the run becomes complete with the reference's bits.
+//! Whole clusters under seeded faults: no result is wrong, nothing hangs, no run fails, and after
+//! the last fault the run becomes complete with the reference's bits.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ fn simulation(rates: Rates) -> Simulation {
     Simulation::new(4, MINUTE, rates).expect("without a fault")
 }
 
-/// Simulates these seeds on `threads` threads; the results are in the order of the seeds.
+/// Simulates these seeds on `threads` threads. The results are in the order of the seeds.
 fn simulate(simulation: &Simulation, seeds: u64, threads: u64) -> Vec<Simulated> {
     let share = |first| -> Vec<(u64, Simulated)> {
         let mine = (first..seeds).step_by(threads as usize);
@@ -65,8 +65,8 @@ fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
     assert_endured(&seeds);
     let endured: Vec<&Endured> =
         seeds.iter().filter_map(|simulated| simulated.result.as_ref().ok()).collect();
-    // A bit may flip in the memory of the last worker that lives. The world asserts that no run
-    // fails of anything else.
+    // A bit may flip in the memory of the last living worker. The world asserts that a run fails
+    // for no other reason.
     let failed: Vec<_> = endured.iter().enumerate().filter(|(_, one)| one.failed > 0).collect();
     assert!(failed.len() <= 2, "more than a few runs fail: {failed:?}");
     let completed: u64 = endured.iter().map(|one| one.completed).sum();
@@ -77,7 +77,8 @@ fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
 
 #[test]
 fn i3_fifty_seeds_of_mistakes_end_runs_and_change_none() {
-    // Nobody is lost: if the other owner were, before the next vote, the wrong copy would be alone.
+    // No worker is lost: if the other owner were lost before the next vote, the wrong copy would be
+    // alone.
     let rates = Rates { mistakes: 3.0, ..Rates::tolerated() };
     let seeds = simulate(&simulation(rates), 50, 2);
     assert_endured(&seeds);
@@ -95,13 +96,13 @@ fn i3_memory_that_changes_costs_workers_and_no_run_that_has_another() {
         seeds.iter().filter_map(|simulated| simulated.result.as_ref().ok()).collect();
     let failed: u64 = endured.iter().map(|one| one.failed).sum();
     let completed: u64 = endured.iter().map(|one| one.completed).sum();
-    // One that fails has lost its last worker to it: else the judge would have had its say.
+    // A run that fails has lost its last worker to a flip. Else the judge would have found it.
     assert!(completed > 400 && failed < 20, "{completed} runs, {failed} failed");
 }
 
 #[test]
 fn i8_faults_that_must_be_borne_cost_no_worker() {
-    // Few enough to tell them apart: two at once may be more than can be borne.
+    // The faults are few enough not to meet: two at once may be more than a cluster can bear.
     let rates = Rates {
         pauses: 1.0,
         clogs: 1.0,
@@ -140,7 +141,7 @@ fn without_faults_every_run_is_complete_in_its_first_generation() {
     }
 }
 
-/// Of two owners in one zone none is chosen, unless most machines are in that one.
+/// No shard has two owners in one zone, unless most machines are in that zone.
 #[test]
 fn owners_of_a_shard_stand_in_different_zones_where_machines_do() {
     type Zones = BTreeMap<SocketAddr, Option<Zone>>;
@@ -177,7 +178,7 @@ fn owners_of_a_shard_stand_in_different_zones_where_machines_do() {
 
 // One fault, at any moment of a run.
 
-/// What some faults at every tenth of a second of a run lead to, in a cluster of three.
+/// The results of some faults at every tenth of a second of a run, in a cluster of three.
 fn at_every_moment(faults: &[Fault]) -> Vec<Endured> {
     at_every_moment_of(Toy::new(|_| {}), faults)
 }
@@ -244,13 +245,15 @@ fn a_worker_that_is_asked_to_leave_leaves_and_nothing_is_done_again() {
 
 #[test]
 fn a_worker_that_joins_becomes_a_member_and_nothing_is_done_again() {
-    // Long enough that the worker has learned its shards before the run is over, whenever it comes.
+    // Long enough that the worker learns its shards before the run is over, at every moment of its
+    // start.
     let toy = Toy::new(|run| run.steps = 30);
     let endured = at_every_moment_of(toy, &[Fault::Join { node: Node::Worker(4) }]);
     for (tenth, one) in endured.iter().enumerate() {
         let Tally { generations, lost, redone, .. } = one.changes;
         assert_eq!((lost, redone), (0, 0));
-        // One that comes at the very beginning may be there when the first generation is made.
+        // A worker that starts at the very beginning may be there when the first generation is
+        // made.
         let joins = generations - one.completed;
         assert!(joins == 1 || (joins == 0 && tenth < 5), "{joins} joins, asked after {tenth}/10 s");
     }
@@ -278,7 +281,8 @@ fn two_members_that_do_not_reach_each_other_are_parted_and_the_run_goes_on() {
     let endured = at_every_moment(&[Fault::Bridge { ends, span: SECONDS }]);
     let Tally { lost, rollbacks, .. } = changes(&endured);
     assert!(lost > 10 && rollbacks == 0, "{lost} lost, {rollbacks} rollbacks");
-    // One run each is completed when they reach each other again; the others meanwhile.
+    // Each schedule completes one run when they reach each other again. The other runs complete
+    // meanwhile.
     let runs: u64 = endured.iter().map(|one| one.completed).sum();
     assert!(runs > 40, "{runs} runs in 20 times");
 }

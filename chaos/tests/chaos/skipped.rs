@@ -19,7 +19,7 @@ const EVERYWHERE: u64 = u64::MAX;
 /// Three parameter shards.
 const PARAMETERS: usize = 2_500;
 
-/// A line through the origin, that cannot be learned from one of the samples.
+/// A line through the origin. One of the samples makes it impossible to learn.
 struct Line {
     poison: u64,
 }
@@ -104,8 +104,8 @@ fn the_step_is_committed_and_changes_nothing_for_any_number_of_workers() {
 
 #[test]
 fn a_lost_commit_of_a_skipped_step_stops_the_run() {
-    // No parameters follow that would bring the commit too: that the connection is lost with its
-    // message is what a member goes by.
+    // No parameters follow that would carry the commit too. The member goes by the loss of the
+    // connection, which takes the message with it.
     let toy = poisoned(Step(3), 8);
     let mut lost = false;
     let met = toy.meddled(3, move |passing| {
@@ -121,8 +121,8 @@ fn a_lost_commit_of_a_skipped_step_stops_the_run() {
     assert!(matches!(met, Err(Failure::Stuck { .. })), "{met:?}");
 }
 
-/// A run that has diverged skips every step, so no parameters are sent that would tell a joiner
-/// what it missed: it hung the run that it joined.
+/// A run that has diverged skips every step, so no worker sends parameters that would tell a joiner
+/// what it missed. It hung the run that it joined.
 #[test]
 fn i11_a_run_that_has_diverged_can_be_joined() {
     let mut toy = Toy::new(|run| {

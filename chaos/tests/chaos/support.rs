@@ -1,4 +1,4 @@
-//! The one fixture: a run, how many workers, which schedule.
+//! The one fixture: a run, a number of workers, a schedule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 /// Power-of-two counts and others, alone and more than there are data shards.
 pub const WORKERS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 
-/// A run to be simulated again and again.
+/// A run to simulate again and again.
 #[derive(Clone)]
 pub struct Toy {
     pub run: RunSpec,
@@ -39,7 +39,7 @@ impl Toy {
         Self { run, registry: Arc::new(toy::registry()), reference: None }
     }
 
-    /// From now on every run is compared with one of a single worker; returns that one.
+    /// Compares every later run with one of a single worker. Returns the run of that worker.
     pub fn with_reference(mut self) -> (Self, Finished) {
         let alone = self.complete(1, 0);
         self.reference = Some(Arc::new(alone.chronicle.clone()));
@@ -61,7 +61,7 @@ impl Toy {
         World::new(scenario).expect("the toy is there")
     }
 
-    /// Runs to the end, or shows what came before.
+    /// Runs to the end. On a failure, panics with the events before it.
     pub fn complete(&self, workers: u32, seed: u64) -> Finished {
         let mut world = self.world(workers, seed);
         let finished = world.run(LIMIT);
@@ -74,7 +74,7 @@ impl Toy {
         })
     }
 
-    /// Runs with somebody who meddles.
+    /// Runs with a meddler.
     pub fn meddled(
         &self,
         workers: u32,

@@ -12,7 +12,7 @@ use everstep_transport::time::Time;
 use crate::support::OF_THREE_COPIES;
 
 /// Four workers train twenty steps within five seconds, and their stores are full for a minute.
-/// Every ten seconds from then on another one of these faults happens; what the run makes of them.
+/// From then on one of these faults happens every ten seconds. Returns the counts of changes.
 fn while_stores_are_full(faults: Vec<Fault>) -> Tally {
     let span = Duration::from_secs(70);
     let cluster = Simulation::of(toy::long_run(), 4, span, Rates::none()).expect("faultless");
@@ -33,7 +33,7 @@ fn drain(slot: usize, by: Asker) -> Fault {
     Fault::Drain { node: Node::Worker(slot), by, grace: None }
 }
 
-/// Of four workers, three die one after the other: each time the copies are repaired in between.
+/// Of four workers three die one after the other. The run repairs the copies in between.
 #[test]
 fn i6_a_trained_run_repairs_its_copies_while_its_model_waits() {
     let changes = while_stores_are_full(vec![crash(3), crash(2), crash(1)]);
@@ -47,7 +47,7 @@ fn workers_leave_a_trained_run_while_its_model_waits() {
     assert_eq!((changes.left, changes.lost, changes.rollbacks), (3, 0, 0), "{changes:?}");
 }
 
-/// A worker that comes after the last step takes over what the others hold.
+/// A worker that comes after the last step takes over the copies of the others.
 #[test]
 fn a_worker_joins_a_trained_run_and_all_others_leave_it() {
     let join = Fault::Join { node: Node::Worker(4) };

@@ -1,6 +1,6 @@
 //! Chance from a seed, for tests that are not the simulator's.
 
-/// Xorshift: enough to choose by.
+/// Xorshift: good enough for the choices of a test.
 pub struct Dice(u64);
 
 impl Dice {

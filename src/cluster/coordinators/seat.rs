@@ -1,7 +1,7 @@
-//! The process of one coordinator, started again in its directory whenever it ends.
+//! The process of one coordinator. It starts again in its directory whenever it ends.
 //!
-//! In: the passing of time. Out: a process, or why there is none. Workers and the other
-//! coordinators find it where it was. Whether it leads is not known here.
+//! In: the passing of time. Out: a process, or the reason why there is none. Workers and the other
+//! coordinators find it at the same address. This module does not know whether it leads.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,36 +20,36 @@ pub(in crate::cluster) struct Seat {
     address: SocketAddr,
     api: Option<String>,
     stage: Stage,
-    /// When it ended, or did not start, lately.
+    /// The times of its recent ends and failed starts.
     breaks: Vec<Instant>,
-    /// So many within [`CRISIS`] are too many.
+    /// More breaks than this within [`CRISIS`] are an error.
     most_breaks: usize,
     restarts: u32,
-    /// Since when its directory cannot be used, and how long it rests next.
+    /// Since when its directory cannot be used, and how long the next pause is.
     homeless: Option<(Instant, Duration)>,
 }
 
 enum Stage {
     Runs(Process),
     Starts(Starting),
-    /// It is started at that time.
+    /// It starts at this time.
     Rests(Instant),
     /// It was removed from the cluster.
     Removed,
 }
 
-/// This many breaks within [`CRISIS`] are too many for one that is alone. Where others lead
-/// meanwhile there is more patience: as much more as there are coordinators.
+/// Breaks within [`CRISIS`] that are too many for a coordinator that is alone. Where others lead
+/// meanwhile there is more patience: this many times the number of coordinators.
 const BREAKS: usize = 5;
-/// See [`BREAKS`].
+/// The time in which breaks count together. See [`BREAKS`].
 const CRISIS: Duration = Duration::from_secs(10);
-/// How long a coordinator that did not start is left alone.
+/// The pause after a failed start.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long it is left alone at most, where its directory cannot be used.
+/// The longest pause while its directory cannot be used.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Seat {
-    /// Begins to start a coordinator, the `number`th of this launcher.
+    /// Begins to start a coordinator, number `number` of this launcher.
     pub(super) fn start(
         directory: &Directory,
         daemons: &Daemons,
@@ -62,7 +62,7 @@ impl Seat {
         Ok((home, starting))
     }
 
-    /// One of `count`, whose process listens.
+    /// The seat of a process that listens, one of `count` seats.
     pub(super) fn of(number: u32, count: u32, home: PathBuf, process: Process) -> Self {
         let (address, api) = (process.address(), process.api().map(str::to_string));
         let (stage, breaks, restarts) = (Stage::Runs(process), Vec::new(), 0);
@@ -70,10 +70,10 @@ impl Seat {
         Self { number, home, address, api, stage, breaks, most_breaks, restarts, homeless: None }
     }
 
-    /// Looks after the process. `is_member` is whether the cluster still has this coordinator.
+    /// Looks after the process. `is_member` says whether the cluster still has this coordinator.
     ///
     /// # Errors
-    /// Why it dies again and again, or why its directory cannot be used for as long as is waited.
+    /// When it dies again and again, or when its directory cannot be used for longer than `wait`.
     pub(super) fn attend(
         &mut self,
         directory: &Directory,
@@ -117,7 +117,8 @@ impl Seat {
                     self.stage = Stage::Runs(process);
                 }
                 Ok(Err(error)) => {
-                    // Whatever it died of: another may have taken the port meanwhile.
+                    // Whatever the cause of its end: another process may have taken the port
+                    // meanwhile.
                     self.api = None;
                     self.count_break(error)?;
                 }
@@ -129,7 +130,7 @@ impl Seat {
     }
 
     /// The process has not answered `asked_in_vain` questions in a row. A coordinator that waits
-    /// for its disk goes on by itself. Any other one is killed the second time, and started again.
+    /// for its disk goes on by itself. Any other one is killed the second time, and starts again.
     pub(super) fn doubt(&mut self, asked_in_vain: u32) {
         let Stage::Runs(process) = &mut self.stage else { return };
         let number = self.number;
@@ -153,22 +154,22 @@ impl Seat {
         }
     }
 
-    /// Where it keeps its files.
+    /// The directory with its files.
     pub(super) fn home(&self) -> &Path {
         &self.home
     }
 
-    /// Where it listens, all its life.
+    /// The address on which it listens. It never changes.
     pub(in crate::cluster) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its HTTP API is.
+    /// The address of its HTTP API, if it has one.
     pub(in crate::cluster) fn api(&self) -> Option<&str> {
         self.api.as_deref()
     }
 
-    /// Its process, if it listens.
+    /// Its process id, if it listens.
     pub(in crate::cluster) fn pid(&self) -> Option<u32> {
         match &self.stage {
             Stage::Runs(process) => Some(process.naming().pid),
@@ -176,7 +177,7 @@ impl Seat {
         }
     }
 
-    /// It is one of the cluster's, or is to be again.
+    /// Whether the cluster counts on it: it was not removed.
     pub(in crate::cluster) fn is_there(&self) -> bool {
         !matches!(self.stage, Stage::Removed)
     }
@@ -194,14 +195,14 @@ impl Seat {
         Ok(())
     }
 
-    /// Whether it ended of an error of its directory. A file that is missing there, while the
-    /// directory is in its place, does not come back by itself.
+    /// Whether it ended for an error of its directory. If only a file is missing there, that file
+    /// does not come back by itself.
     fn is_homeless(&self, why: &ClusterError) -> bool {
         is_of_a_place(why) && !(is_of_missing_file(why) && self.home.is_dir())
     }
 
-    /// Counts a break: there may not be too many within a short time. An error of its
-    /// directory is no break.
+    /// Counts a break. Too many within a short time are an error. An error of its directory is no
+    /// break.
     fn count_break(&mut self, why: ClusterError) -> Result<(), ClusterError> {
         if self.is_homeless(&why) {
             return Err(why);
@@ -211,9 +212,9 @@ impl Seat {
         if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why) }
     }
 
-    /// Its disk is full or read-only, or its directory is gone: it is started again after a pause,
-    /// each time after twice as long, until it goes on or the wait is over. The workers train on
-    /// meanwhile. It never begins anew: what it has agreed to is in that directory.
+    /// Its disk is full or read-only, or its directory is gone. It starts again after a pause, each
+    /// time twice as long, until it goes on or the wait is over. The workers train on meanwhile. It
+    /// never begins anew, since that directory has all that it has agreed to.
     fn wait_for_place(&mut self, why: ClusterError, wait: Duration) -> Result<(), ClusterError> {
         let (since, pause) = self.homeless.unwrap_or_else(|| {
             let number = self.number;

@@ -1,14 +1,14 @@
 //! The part of the report about generations: why each began, and what it cost.
 //!
-//! In: events and lines, those that were taken back too. Out: a report of each generation, made as
-//! the coordinator makes it.
+//! In: events and lines, including undone ones. Out: a report of each generation, made as the
+//! coordinator makes it.
 
 use everstep_coordinator::history::{GenerationReport, Generations};
 use everstep_transport::protocol::MetricsLine;
 
 use crate::cluster::Progress;
 
-/// The generations of a run, the first included.
+/// All generations of a run, including the first.
 pub(crate) fn generations(progress: &Progress) -> Vec<GenerationReport> {
     let mut generations = Generations::default();
     progress.events.iter().for_each(|event| generations.event(&event.kind));
@@ -18,7 +18,7 @@ pub(crate) fn generations(progress: &Progress) -> Vec<GenerationReport> {
     generations.reports().to_vec()
 }
 
-/// All commits, in order. What was taken back was committed all the same, in older generations.
+/// All commits, in order. Undone lines were also commits, of older generations.
 fn commits(progress: &Progress) -> Vec<&MetricsLine> {
     let mut commits: Vec<_> = progress.undone.iter().chain(&progress.lines).collect();
     commits.sort_by_key(|line| (line.generation, line.step));

@@ -1,10 +1,10 @@
-//! Model FLOPs utilization: which share of what its GPUs could do a run's model took.
+//! Model FLOPs utilization: the share of its GPUs' peak performance that a run's model used.
 //!
-//! The numerator is what the model's own products and attention take (Chowdhery et al., "PaLM",
-//! appendix B), for every sample of a settled step once: what was done again does not count. The
-//! denominator is what the members of each generation could have done in its time: the GPUs that
-//! they computed on, each counted once however many share it, at the peak of its data sheet. What
-//! is not known is not guessed.
+//! The numerator is the operations of the model's own products and attention (Chowdhery et al.,
+//! "PaLM", appendix B), once for every sample of a settled step. Work that was done again does not
+//! count. The denominator is the peak of the members of each generation in its time. It counts each
+//! GPU that they computed on once, even if several share it, with the peak of its data sheet.
+//! Unknown values are not guessed.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use everstep_worker::builtin;
 
 use crate::cluster::Progress;
 
-/// Of a run that is complete; none where somebody computed on a device whose peak is not known, or
-/// nobody has counted the model's operations.
+/// The utilization of a complete run. None if a worker computed on a device without a known peak,
+/// or if the model's operations were not counted.
 pub(super) fn of_run(run: &RunSpec, progress: &Progress) -> Option<f64> {
     let flops = flops_per_sample(progress.results.as_deref()?)? as f64;
     let done = flops * run.batch.samples() as f64 * progress.lines.len() as f64;
@@ -28,13 +28,13 @@ pub(super) fn of_run(run: &RunSpec, progress: &Progress) -> Option<f64> {
     (possible > 0.0).then(|| done / possible)
 }
 
-/// What all workers say of their model, which is the same.
+/// The operations a sample that all workers report. None if they differ.
 fn flops_per_sample(results: &[WorkerResult]) -> Option<u64> {
     let first = results.first()?.flops_per_sample;
     first.filter(|_| results.iter().all(|result| result.flops_per_sample == first))
 }
 
-/// What the members of each generation could do in a second.
+/// The operations a second that the members of each generation could do.
 fn peaks(progress: &Progress, precision: Precision) -> BTreeMap<Generation, Option<f64>> {
     let generations = progress.events.iter().filter_map(|event| match &event.kind {
         EventKind::Generation { generation, workers, .. } => {
@@ -123,7 +123,7 @@ mod tests {
         let devices = [device("NVIDIA H200", 1), device("NVIDIA A100-SXM4-80GB", 2)];
         let mut told = progress(&devices, vec![generation(1, &[1, 2])], &[1, 1]);
         assert!(close(of_run(&run(), &told), STEP / (989e12 + 312e12)));
-        // Time that a rollback took back was spent all the same.
+        // The time of steps that a rollback took back counts too.
         told.undone = told.lines.clone();
         assert!(close(of_run(&run(), &told), STEP / (989e12 + 312e12) / 2.0));
     }

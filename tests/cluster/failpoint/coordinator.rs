@@ -1,7 +1,7 @@
-//! A coordinator killed at every point of its life, and started again: no step is lost for it, the
+//! A coordinator killed at every point of its life, and started again. The run loses no step, the
 //! bits are the same, and each point was met (I3, I4, I13).
 //!
-//! [`LIVES`] says for each point what happens in the run whose coordinators are killed there.
+//! [`LIVES`] names for each point the event in the run whose coordinators are killed there.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,10 +13,10 @@ use rustix::process::{Signal, kill_process};
 use super::{SLOW, Scene, abreast, world};
 use crate::world::World;
 
-/// What happens in a run while its coordinators die.
+/// The event in a run while its coordinators die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum While {
-    /// Workers come, and train.
+    /// Workers start, and train.
     Beginning,
     /// A worker joins.
     Joining,
@@ -38,11 +38,11 @@ enum While {
     Operating,
     /// The only owner of many shards is killed.
     GoingBack,
-    /// The last step is over.
+    /// The run trains its last step.
     Ending,
 }
 
-/// Every point, with what happens. A row is a run; its coordinators die in this order. They are
+/// Every point, with its event. A row is a run, and its coordinators die in this order. They are
 /// four at most: of so many that die in ten seconds, a fifth is not replaced.
 const LIVES: &[(While, &[&str])] = &[
     (While::Beginning, &["request.receive", "propose.request", "appended.request", "connected"]),
@@ -82,15 +82,15 @@ const LIVES: &[(While, &[&str])] = &[
     (While::Ending, &["applied.end"]),
 ];
 
-/// Two of three members hear it.
+/// Two of three members hear the Pause.
 const SOME_PAUSED: &str = "pause.send=1*off->1*sleep(30)->1*return(kill)";
-/// Two of three members hear it.
+/// Two of three members hear the record.
 const SOME_TOLD: &str = "announce.send=1*off->1*sleep(30)->1*return(kill)";
-/// Two of three members hear it, after all four when the run began.
+/// Two of three members hear the Pause, after all four heard one when the run began.
 const SOME_PAUSED_LATER: &str = "pause.send=5*off->1*sleep(30)->1*return(kill)";
-/// The first that comes after those of four members when the run began.
+/// The first Status after those of four members when the run began.
 const STATUS_LATER: &str = "status.receive=4*off->1*return(kill)";
-/// What makes a worker stop in the midst of a run.
+/// The failpoint that stops a worker in the midst of a run.
 const BROKEN: &str = "load=50*off->1*panic(on purpose)";
 
 #[test]
@@ -99,12 +99,12 @@ fn there_is_a_way_to_every_failpoint() {
     assert_eq!(reached.collect::<BTreeSet<_>>(), POINTS.iter().copied().collect());
 }
 
-/// The point alone.
+/// The name of the point.
 fn name<'a>(point: &&'a str) -> &'a str {
     point.split('=').next().unwrap_or(point)
 }
 
-/// The runs in which one of these happens. It begins when three steps are done.
+/// Plays the runs with one of these events. The event begins when three steps are done.
 fn play(world: &World, happenings: &[While]) {
     world.undisturbed(); // it blocks: later, the runs would wait for it
     let rows = LIVES.iter().filter(|(happening, _)| happenings.contains(happening));
@@ -137,7 +137,7 @@ impl While {
         }
     }
 
-    /// Does what is to happen besides, while coordinators die at these points.
+    /// Brings the event about, while coordinators die at these points.
     async fn happen(self, scene: &mut Scene<'_>, points: &[&str]) {
         let signal = |scene: &Scene<'_>, signal| {
             kill_process(scene.newest().1, signal).expect("it lives");
@@ -175,7 +175,8 @@ async fn refuse_to_join(scene: &mut Scene<'_>, points: &[&str]) {
     fs::write(&path, text).expect("written");
 }
 
-/// A member stands still until it is one no more; when it goes on, it is told so at the latest.
+/// A member stands still until it is no member any more. When it goes on, it hears that at the
+/// latest.
 async fn evict(scene: &mut Scene<'_>) {
     let (evicted, process) = scene.newest();
     kill_process(process, Signal::STOP).expect("it lives");
@@ -183,12 +184,12 @@ async fn evict(scene: &mut Scene<'_>) {
     kill_process(process, Signal::CONT).expect("it lives");
 }
 
-/// An operator asks one worker to leave that can, and one that there is not.
+/// An operator asks a worker to leave, and a worker that does not exist.
 async fn operate(scene: &mut Scene<'_>, points: &[&str]) {
     let newest = scene.newest().0;
     while !points.iter().all(|point| scene.has_met(point)) {
         for worker in [newest, WorkerId(1_000)] {
-            let _ = scene.cluster.drain(worker).await; // who asks may be left without an answer
+            let _ = scene.cluster.drain(worker).await; // the answer may not come
             assert!(!scene.cluster.advance().await.expect("it survives"));
         }
     }
@@ -206,13 +207,13 @@ fn a_coordinator_may_die_at_any_point_of_a_join_a_loss_or_a_leave() {
     play(&world(400, &[]), &happenings);
 }
 
-/// Nobody else may look for the text then.
+/// No other process may look for the text then.
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_fails() {
     play(&world(400, &[]), &[While::Failing]);
 }
 
-/// The same holds here.
+/// No other process may look for the text then.
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_is_refused() {
     play(&world(400, &[]), &[While::Refusing]);

@@ -1,7 +1,7 @@
-//! A coordinator killed at every point between what it hears, writes, says and applies, and at
-//! every stage of a founding and a join: it comes back, and knows what the others know (I9, I14).
+//! A coordinator killed at every point between input, write, message and application, and at every
+//! stage of a founding and a join. It comes back, and knows what the others know (I9, I14).
 //!
-//! [`DEATHS`] says for each point what happens when somebody dies there.
+//! [`DEATHS`] names for each point the event during which a coordinator dies there.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +21,7 @@ use everstep_transport::quic::{EnrolError, enrol, renew};
 use super::{block_on, failpoints};
 use crate::world::{Council, Member, Program, Signal, World, show, until};
 
-/// What happens when a coordinator dies.
+/// The event during which a coordinator dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum While {
     /// It founds a cluster.
@@ -34,9 +34,9 @@ enum While {
     Following,
     /// It becomes the leader, or is one.
     Leading,
-    /// It has led, and hands that over.
+    /// It has led, and hands over leadership.
     HandingOver,
-    /// Another one wants to lead.
+    /// Another coordinator wants to lead.
     Voting,
     /// It leads, and another one is removed.
     Removing,
@@ -44,7 +44,7 @@ enum While {
     Spending,
 }
 
-/// Every point, and what happens.
+/// Every point, with its event.
 const DEATHS: &[(While, &[&str])] = &[
     (While::Founding, &["laying_out", "begun", "laid_out"]),
     (While::Founding, &["propose.found", "appended.found", "applied.found"]),
@@ -65,7 +65,7 @@ const DEATHS: &[(While, &[&str])] = &[
     (While::Spending, &["applied.spend_token", "admission.send"]),
 ];
 
-/// How many clusters there are at once: they mostly wait.
+/// How many clusters there are at once. They mostly wait.
 const ABREAST: usize = 3;
 
 #[test]
@@ -74,11 +74,11 @@ fn there_is_a_way_to_every_failpoint_among_several() {
     assert_eq!(reached.collect::<BTreeSet<_>>(), AMONG.iter().copied().collect());
 }
 
-/// A cluster in which somebody dies at a point.
+/// A cluster in which a coordinator dies at a point.
 struct Scene {
     council: Council,
     point: &'static str,
-    /// Where it is written that the point was met.
+    /// The log of the points that were met.
     log: PathBuf,
     runs: u64,
 }
@@ -94,19 +94,19 @@ impl Scene {
         scene
     }
 
-    /// What makes one die at the point.
+    /// The environment that makes a coordinator die at the point.
     fn environment(&self) -> [(&'static str, String); 2] {
         let log = show(&self.log).to_string();
         [("FAILPOINTS", failpoints(self.point)), ("EVERSTEP_FAILPOINT_LOG", log)]
     }
 
-    /// The same, for one that is started now.
+    /// The command with that environment.
     fn doom(&self, mut command: Command) -> Command {
         command.envs(self.environment());
         command
     }
 
-    /// Something more is agreed on, of which the history tells.
+    /// Lets the cluster agree on one more request, which the history shows.
     fn agree(&mut self) {
         self.runs += 1;
         let run = exemplars::run();
@@ -120,10 +120,10 @@ impl Scene {
         fs::read_to_string(&self.log).unwrap_or_default().lines().any(|line| line == self.point)
     }
 
-    /// Starts one again, so that it dies at the point.
+    /// Starts a coordinator again, so that it dies at the point.
     fn arm(&mut self, at: usize) {
         let [points, log] = self.environment();
-        // Elsewhere than before, it would have that agreed on first.
+        // At another address, it would first have to get that agreed on.
         let api = ("EVERSTEP_HTTP", self.council.members[at].api.to_string());
         let environment = [points, log, api];
         let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
@@ -137,8 +137,8 @@ impl Scene {
         self.council.transfer(0, 3);
     }
 
-    /// Waits until somebody has died at the point, which is written a moment before; starts again
-    /// whoever has ended, of that or otherwise.
+    /// Waits until a coordinator has died at the point, which the log shows a moment before. Starts
+    /// again all that have ended, for any reason.
     fn revive(&mut self) {
         until(self.point, || self.has_met().then_some(()));
         let somebody_died = || self.council.members.iter().any(|it| it.program.was_killed());
@@ -149,8 +149,8 @@ impl Scene {
         ended.into_iter().for_each(|at| self.council.restart(at, &[]));
     }
 
-    /// One founds the cluster, and dies of that: the cluster goes on if it was there, and begins
-    /// anew if it was not; whoever wants the other is refused, and changes nothing.
+    /// A coordinator founds the cluster, and dies at that. The cluster goes on if it existed by
+    /// then, and begins anew if not. The wrong choice of the two is refused, and changes nothing.
     fn found(&mut self) {
         let dir = self.council.next_dir();
         let first = self.doom(self.council.founding(&dir));
@@ -174,7 +174,7 @@ impl Scene {
         self.council.members.push(founder);
     }
 
-    /// Another one joins, and dies of that.
+    /// Another coordinator joins, and dies at that.
     fn join(&mut self) {
         let dir = self.council.next_dir();
         let first = self.doom(self.council.joining(&dir));
@@ -185,14 +185,14 @@ impl Scene {
         assert!(self.has_met(), "{}: it died of something else", self.point);
         let again = Member::listening(self.council.joining(&dir), dir.clone());
         let joined = again.or_else(|| {
-            // It had joined, and goes on in its directory.
+            // The coordinator had joined, and goes on in its directory.
             let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
             Member::listening(self.council.again(&dir, anywhere), dir)
         });
         self.council.members.push(joined.expect("it listens"));
     }
 
-    /// Another one joins, and the founder dies of that.
+    /// Another coordinator joins, and the founder dies at that.
     fn admit(&mut self) {
         self.arm(0);
         self.council.leader(1);
@@ -203,12 +203,12 @@ impl Scene {
             self.revive();
             joining.join().expect("no panic")
         });
-        // A handshake that breaks off is told to whoever joins, who begins again.
+        // The joiner hears of a broken handshake, and begins again.
         let joined = joined.or_else(|| Member::listening(self.council.joining(&dir), dir));
         self.council.members.push(joined.expect("it joins"));
     }
 
-    /// The others are to do without one, which ends by itself when they do for good.
+    /// The others go on without one coordinator. It ends by itself when they do so for good.
     fn remove(&mut self) {
         self.arm_leader();
         let gone = self.council.members.remove(2);
@@ -218,7 +218,7 @@ impl Scene {
         assert_eq!(gone.end().code, Some(0), "{}: it was told that it may go", self.point);
     }
 
-    /// Nodes ask to be admitted until the token is used up, and the leader dies of one.
+    /// Nodes ask for admission until the token is used up, and the leader dies at one of these.
     fn spend(&mut self) {
         self.arm_leader();
         let authority = self.council.members[0].dir.join("authority");
@@ -238,14 +238,14 @@ impl Scene {
         }
     }
 
-    /// One stops in good order; if it leads, it hands that over.
+    /// Stops a coordinator in good order. A leader hands over first.
     fn stop(&mut self, at: usize) {
         self.council.members[at].program.signal(Signal::TERM);
         until(self.point, || self.council.members[at].program.is_over().then_some(()));
     }
 
-    /// Whoever leads hands that over, and dies of it; again where, on a busy machine, another one
-    /// had come to lead.
+    /// The leader hands over, and dies at that. Repeats this if, on a busy machine, another one had
+    /// come to lead.
     fn hand_over(&mut self) {
         while !self.has_met() {
             let leader = self.council.leader(3);
@@ -257,8 +257,8 @@ impl Scene {
         self.revive();
     }
 
-    /// The founder hands leadership over to the next, which somebody dies of; again where, on a
-    /// busy machine, another one had come to lead.
+    /// The founder hands leadership to the next, and a coordinator dies at that. Repeats this if,
+    /// on a busy machine, another one had come to lead.
     fn elect(&mut self) {
         while !self.has_met() {
             self.council.transfer(0, 3);
@@ -274,7 +274,7 @@ impl Scene {
 }
 
 impl While {
-    /// How many coordinators there are at first, and in the end.
+    /// How many coordinators there are at first, and at the end.
     fn counts(self) -> (usize, usize) {
         match self {
             Self::Founding => (0, 1),
@@ -284,7 +284,7 @@ impl While {
         }
     }
 
-    /// Somebody dies at the scene's point, and comes back.
+    /// A coordinator dies at the scene's point, and comes back.
     fn happen(self, scene: &mut Scene) {
         match self {
             Self::Founding => scene.found(),
@@ -296,7 +296,7 @@ impl While {
                 scene.agree();
                 scene.revive();
             }
-            // The first of those that follow the founder is asked to lead.
+            // The scene asks the first of the followers to lead.
             Self::Leading => {
                 scene.arm(1);
                 scene.council.until_agreed(3);
@@ -317,8 +317,8 @@ impl While {
     }
 }
 
-/// Whoever of some nodes, one after the other, is admitted by the token behind one of these doors;
-/// none once it is used up.
+/// Lets nodes enrol with the token, one after the other, at these addresses in turn. Returns the
+/// next one that is admitted. None once the token is used up.
 fn use_up(doors: &[SocketAddr], token: &JoinToken) -> Option<Credentials> {
     let mut doors = doors.iter().cycle();
     until("the token is used up", || match block_on(enrol(*doors.next()?, token, Role::Worker)) {

@@ -12,32 +12,32 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{ABREAST, SLOW, Scene, abreast, block_on, world};
 use crate::world::{World, until};
 
-/// How a victim gets to its point.
+/// The way of a victim to its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// It joins a run under way, and trains.
     Joining,
-    /// It is a member when others join.
+    /// It is a member when other workers join.
     Hosting,
     /// It leads the steps, from the first on.
     Leading,
-    /// It leads the steps when another joins.
+    /// It leads the steps when another worker joins.
     LeadingJoin,
     /// It trains to the last step.
     Finishing,
-    /// It has trained the last step, and is asked for its master weights.
+    /// It has trained the last step, and another worker asks for its master weights.
     Asked,
     /// It joins a run that waits for workers.
     JoiningWaiting,
-    /// It is a member of a run that waits, when another joins.
+    /// It is a member of a run that waits, when another worker joins.
     HostingWaiting,
-    /// It is a member when another is lost.
+    /// It is a member when another member is lost.
     Losing,
     /// It is told to leave.
     Leaving,
     /// It stands still until it is evicted.
     ComingBack,
-    /// The coordinator is not heard while all hold.
+    /// All members hold, and no message of the coordinator comes through.
     Holding,
 }
 
@@ -105,11 +105,11 @@ fn there_is_a_way_to_every_failpoint() {
     assert_eq!(reached, POINTS.iter().collect());
 }
 
-/// Some points are met by luck only; without any of it in so many whole runs, there is none.
+/// Some points need luck. After this many whole runs without it, the test fails.
 const RUNS: usize = 4;
 
-/// Lets victims come one after the other, and each meet its point by what `meet` does, in as many
-/// runs as that takes. Each of some runs side by side has its share of the points.
+/// Starts victims one after the other. `meet` lets each meet its point, in as many runs as that
+/// takes. Several runs side by side share the points.
 fn one_by_one(world: &World, points: &[&str], meet: impl AsyncFn(&mut Scene<'_>, &str) -> bool) {
     world.undisturbed();
     abreast(points.chunks(points.len().div_ceil(ABREAST)), async |points| {
@@ -149,7 +149,7 @@ fn a_member_may_die_at_any_point_of_anothers_join() {
         if !scene.until(|scene| scene.members() > members || scene.has_met(point)).await {
             return false;
         }
-        // Some need that two come at once, and a little luck.
+        // Some points need two workers that start at once, and a little luck.
         while !scene.has_met(point) {
             let members = scene.members();
             scene.add("");
@@ -190,9 +190,8 @@ fn a_step_leader_may_die_when_it_is_asked_to_hold() {
     }
 }
 
-/// Of four members with two copies two die that are no neighbours on the ring, the second of them
-/// in the change that the loss of the first brings about: its points are passed once before, when
-/// the run begins.
+/// Of four members with two copies two die that are no neighbours on the ring. The second dies in
+/// the change after the loss of the first. It passes the points once before, when the run begins.
 #[test]
 fn a_member_may_die_at_any_point_of_the_change_after_anothers_loss() {
     let world = world(100, &[("redundancy.copies", 2)]);
@@ -216,7 +215,7 @@ fn a_member_may_die_at_any_point_of_the_change_after_anothers_loss() {
 #[test]
 fn a_member_may_die_at_any_point_after_the_last_step() {
     let world = world(60, &[]);
-    // Two that die at one moment may be all owners of a shard.
+    // Two members that die at one moment may be all owners of a shard.
     for points in [points(By::Finishing), points(By::Asked)] {
         block_on(async {
             let scene = Scene::begin(&world, &[&["", ""], points].concat()).await;
@@ -231,7 +230,7 @@ fn a_member_may_die_at_any_point_after_the_last_step() {
 
 #[test]
 fn a_worker_that_joins_a_waiting_run_may_die_at_any_point() {
-    // What it does not own it lacks, when it becomes a member.
+    // A new member lacks the shards that it does not own.
     let world = world(60, &[("run.min_workers", 3), ("run.start_workers", 3)]);
     let world = world.with("redundancy.copies", 2);
     block_on(async {
@@ -309,7 +308,7 @@ fn members_may_die_where_a_hold_ends_without_a_change() {
         let coordinator = scene.cluster.leader_pid().expect("somebody leads");
         let coordinator = Pid::from_raw(coordinator as i32).expect("a pid");
         let log = scene.log.clone();
-        // It is deaf from the moment at which the step leader was asked to hold.
+        // The worker is deaf from the moment of the request to the step leader to hold.
         let deafener = thread::spawn(move || {
             let met = |point: &str| {
                 until(point, || {

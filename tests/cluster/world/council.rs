@@ -1,4 +1,4 @@
-//! Several coordinators, started by hand as a user does, and an operator who asks whoever leads.
+//! Several coordinators, started by hand as a user does, and an operator that asks the leader.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,38 +17,37 @@ use tokio::time::timeout;
 use super::program::{Ended, Program};
 use super::{command, show, until};
 
-/// How long one coordinator may take to answer, before another is asked.
+/// How long one coordinator may take to answer, before the operator asks the next one.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// The same over HTTP, where one waits for another one to lead before it refuses.
+/// The same over HTTP. There a coordinator waits for another leader before it refuses.
 const PAGE: Duration = Duration::from_secs(5);
 
 /// Several coordinators.
 pub struct Council {
     folder: PathBuf,
-    /// Those that run.
+    /// The running coordinators.
     pub members: Vec<Member>,
-    /// How many there have been.
+    /// How many coordinators there have been.
     count: u32,
     /// How many wishes there were.
     wishes: u64,
 }
 
-/// One of them.
+/// A coordinator's process.
 pub struct Member {
-    /// Its files.
+    /// The directory of its files.
     pub dir: PathBuf,
-    /// Where it listens for links.
+    /// The address on which it listens for links.
     pub address: SocketAddr,
-    /// Where its HTTP API is.
+    /// The address of its HTTP API.
     pub api: SocketAddr,
     /// Its process.
     pub program: Program,
 }
 
 impl Council {
-    /// A cluster that is founded with these flags, whose coordinators keep their files in this
-    /// folder.
+    /// Founds a cluster of `count` coordinators with these flags, whose files are in this folder.
     pub fn found(folder: &Path, count: usize, flags: &[&str]) -> Self {
         let mut council = Self::nowhere_yet(folder);
         let dir = council.next_dir();
@@ -62,26 +61,26 @@ impl Council {
         council
     }
 
-    /// A folder for a cluster that nobody has founded.
+    /// A folder for a cluster that is not founded yet.
     pub fn nowhere_yet(folder: &Path) -> Self {
         fs::create_dir_all(folder).expect("a folder");
         Self { folder: folder.to_path_buf(), members: Vec::new(), count: 0, wishes: 0 }
     }
 
-    /// What starts one that founds the cluster in this directory.
+    /// The command that founds the cluster in this directory.
     pub fn founding(&self, dir: &Path) -> Command {
         self.coordinator(&["--dir", show(dir), "--bootstrap"])
     }
 
-    /// What starts a coordinator. Its API has a port of the system's choice: the default one is
-    /// another cluster's, once the coordinator that had it starts again.
+    /// The command that starts a coordinator. Its API has a port of the system's choice. The
+    /// default port may belong to another cluster when the coordinator that had it starts again.
     fn coordinator(&self, flags: &[&str]) -> Command {
         let mut command = command(&self.folder, &[&["coordinator"], flags].concat());
         command.env("EVERSTEP_HTTP", "127.0.0.1:0");
         command
     }
 
-    /// Another one joins.
+    /// Another coordinator joins.
     pub fn join(&mut self) {
         let (dir, before) = (self.next_dir(), self.members.len());
         let joining = Member::listening(self.joining(&dir), dir);
@@ -89,13 +88,13 @@ impl Council {
         self.leader(before + 1);
     }
 
-    /// The directory of the next one.
+    /// The directory of the next coordinator.
     pub fn next_dir(&mut self) -> PathBuf {
         self.count += 1;
         self.folder.join(format!("coordinator-{}", self.count))
     }
 
-    /// What starts one that joins in this directory.
+    /// The command that starts a joining coordinator in this directory.
     pub fn joining(&self, dir: &Path) -> Command {
         let token = format!("@{}", show(&self.members[0].dir.join("coordinator.token")));
         let addresses = self.addresses();
@@ -103,13 +102,13 @@ impl Council {
         self.coordinator(&[&["--dir", show(dir)], &join[..]].concat())
     }
 
-    /// What starts one again where it was.
+    /// The command that starts a coordinator again in its directory, at its address.
     pub fn again(&self, dir: &Path, address: SocketAddr) -> Command {
         let listen = address.to_string();
         self.coordinator(&["--dir", show(dir), "--listen", &listen])
     }
 
-    /// Starts one again that has ended, or is killed now; with something more in its environment.
+    /// Starts a coordinator again that has ended, or kills it first. Adds to its environment.
     pub fn restart(&mut self, at: usize, environment: &[(&str, &str)]) {
         let Member { dir, address, program, .. } = self.members.remove(at);
         drop(program);
@@ -119,23 +118,23 @@ impl Council {
         self.members.insert(at, again);
     }
 
-    /// Where they listen, as an argument.
+    /// The coordinators' addresses, as an argument.
     pub fn addresses(&self) -> String {
         let addresses = self.members.iter().map(|member| member.address.to_string());
         addresses.collect::<Vec<_>>().join(",")
     }
 
-    /// Which of them leads, once one does and so many have a vote.
+    /// The leader's place, once there is one and `voters` coordinators have a vote.
     pub fn leader(&self, voters: usize) -> usize {
         until("a leader", || self.members.iter().position(|member| member.leads(voters)))
     }
 
-    /// Whether one of them leads, and so many have a vote.
+    /// Whether one of them leads, and `voters` coordinators have a vote.
     pub fn is_led(&self, voters: usize) -> bool {
         self.members.iter().any(|member| member.leads(voters))
     }
 
-    /// Which of them leads, once it is another one than this.
+    /// The leader's place, once it is another coordinator than `old`.
     pub fn leader_beside(&self, old: usize, voters: usize) -> usize {
         until("another leader", || {
             let mut others = self.members.iter().enumerate().filter(|(at, _)| *at != old);
@@ -143,7 +142,7 @@ impl Council {
         })
     }
 
-    /// Has this one lead.
+    /// Transfers leadership to this coordinator.
     pub fn transfer(&self, to: usize, voters: usize) {
         let heir = format!(r#"{{"to": {}}}"#, self.members[to].id());
         until("it leads", || {
@@ -155,12 +154,12 @@ impl Council {
         });
     }
 
-    /// Wishes something until somebody has answered.
+    /// Repeats a wish until a coordinator has answered.
     pub fn wish(&mut self, wish: Wish) -> Result<(), String> {
         self.wish_of(wish, None)
     }
 
-    /// The same, of one more.
+    /// As [`Council::wish`], with one more coordinator to ask.
     pub fn wish_of(&mut self, wish: Wish, another: Option<&Member>) -> Result<(), String> {
         self.wishes += 1;
         let id = RequestId { client: 7, number: self.wishes };
@@ -173,7 +172,7 @@ impl Council {
         until("a run", || self.members.iter().filter_map(Member::watch).find_map(|it| it.run))
     }
 
-    /// Waits until the run is over; returns how.
+    /// Waits until the run is over. Returns its outcome.
     pub fn outcome(&self) -> Outcome {
         until("the end of the run", || {
             let updates = self.members.iter().filter_map(Member::watch);
@@ -181,7 +180,7 @@ impl Council {
         })
     }
 
-    /// Waits until all know as much as whoever leads.
+    /// Waits until all coordinators know as much as the leader.
     pub fn until_agreed(&self, voters: usize) {
         let leader = self.leader(voters);
         until("all know the same", || {
@@ -193,7 +192,7 @@ impl Council {
         });
     }
 
-    /// Waits until this one knows what whoever leads knows by now; more may happen meanwhile.
+    /// Waits until this coordinator knows what the leader knows by now. More may happen meanwhile.
     pub fn until_caught_up(&self, at: usize, voters: usize) {
         let known = until("what is known", || self.members[self.leader(voters)].history());
         let known = known.map(|all| all.len());
@@ -205,7 +204,7 @@ impl Council {
 }
 
 impl Member {
-    /// Starts one; none if it ends before it listens.
+    /// Starts a coordinator. None if it ends before it listens.
     pub fn listening(command: Command, dir: PathBuf) -> Option<Self> {
         let mut program = Program::start(command);
         let line = program.line()?;
@@ -215,7 +214,7 @@ impl Member {
         Some(Self { dir, address, api, program })
     }
 
-    /// Its id, once it knows it.
+    /// Waits for its id.
     pub fn id(&self) -> CoordinatorId {
         until("an id", || {
             let all = self.coordinators();
@@ -229,7 +228,7 @@ impl Member {
         self.program.end()
     }
 
-    /// What is at a path of its API, if it answers: the status, and the body.
+    /// The page at a path of its API, if it answers: the status, and the body.
     pub fn look(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.api).ok()?;
         stream.set_read_timeout(Some(PAGE)).ok()?;
@@ -252,7 +251,7 @@ impl Member {
         serde_json::from_str(&self.look("GET", path, "")?.1).ok()
     }
 
-    /// Whether it is known to itself as the leader, of so many that have a vote.
+    /// Whether it sees itself as the leader, with `voters` coordinators that have a vote.
     fn leads(&self, voters: usize) -> bool {
         let all = self.coordinators();
         let own = all.iter().find(|view| view["address"] == self.address.to_string());
@@ -260,7 +259,7 @@ impl Member {
         leads && all.iter().filter(|view| view["voter"] == true).count() == voters
     }
 
-    /// The coordinators, as it knows them; none if it does not answer.
+    /// The coordinators, as it knows them. Empty if it does not answer.
     fn coordinators(&self) -> Vec<Value> {
         let known = self.json("/api/v1/coordinators?stale=true");
         known.and_then(|known| Some(known["coordinators"].as_array()?.clone())).unwrap_or_default()
@@ -298,7 +297,7 @@ impl Member {
         })
     }
 
-    /// What an operator is told who has seen every line, if it answers.
+    /// The update for an operator that has seen every line, if it answers.
     fn watch(&self) -> Option<Update> {
         let watch = Message::Watch { run: None, step: Step(u64::MAX), event: 0 };
         self.ask(watch, |message| match message {
@@ -307,7 +306,7 @@ impl Member {
         })
     }
 
-    /// Says something as an operator, and waits a while for what is wanted, or for what says that
+    /// Sends a message as an operator, and waits a while. `wanted` finds the answer, or sees that
     /// it will not come.
     fn ask<T>(&self, message: Message, wanted: impl Fn(Message) -> Option<Option<T>>) -> Option<T> {
         let credentials = Credentials::load(&self.dir.join("operator")).ok()?;

@@ -1,4 +1,4 @@
-//! Programs that run: what they print, what they leave, and the processes of a cluster.
+//! Running programs: their output, their files, and the processes of a cluster.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,28 +16,28 @@ pub use rustix::process::Signal;
 
 use super::{Run, until};
 
-/// A started program. Dropped, it is killed.
+/// A started program. It is killed when this is dropped.
 pub struct Program {
     child: Child,
-    /// What it says on stderr.
+    /// The file that gets its stderr.
     said: NamedTempFile,
 }
 
 /// A program that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit code; none if a signal ended it.
+    /// Its exit code. None if a signal ended it.
     pub code: Option<i32>,
-    /// What it printed.
+    /// Its output on stdout.
     pub stdout: String,
-    /// What it said besides.
+    /// Its output on stderr.
     pub stderr: String,
 }
 
 impl Program {
     pub fn start(mut command: Command) -> Self {
         let said = NamedTempFile::new().expect("a file");
-        // Nothing here prints more than a pipe holds.
+        // No program here prints more than a pipe holds.
         command.stdout(Stdio::piped()).stderr(said.reopen().expect("a file"));
         Self { child: command.spawn().expect("the program starts"), said }
     }
@@ -58,7 +58,7 @@ impl Program {
         pipe.write_all(keys.as_bytes()).expect("it reads");
     }
 
-    /// The next line that it prints; none if it ends before.
+    /// The next line of its stdout. None if it ends before.
     pub fn line(&mut self) -> Option<String> {
         let pipe = self.child.stdout.as_mut().expect("a pipe");
         let mut line = Vec::new();
@@ -69,18 +69,18 @@ impl Program {
         (!line.is_empty()).then(|| String::from_utf8(line).expect("UTF-8"))
     }
 
-    /// What it has said on stderr so far.
+    /// Its stderr so far.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.said.path()).expect("its file")).into_owned()
     }
 
-    /// Whether it has ended; how, it can be asked afterwards.
+    /// Whether it has ended. The caller can still ask how.
     pub fn is_over(&self) -> bool {
-        // One that was waited for is nobody's child any more.
+        // Another call may have waited for it already. Then it is no child any more.
         !matches!(self.look(), Ok(None))
     }
 
-    /// Whether it was ended by SIGKILL, its own or another's.
+    /// Whether SIGKILL ended it, from itself or another process.
     pub fn was_killed(&self) -> bool {
         self.look().is_ok_and(|end| end.is_some_and(|end| end.killed()))
     }
@@ -109,7 +109,7 @@ impl Drop for Program {
 }
 
 impl Ended {
-    /// The one block that says what went wrong: the end of stderr.
+    /// The one block that says what failed: the end of stderr.
     pub fn block(&self) -> &str {
         let start = self.stderr.find("error: ").unwrap_or_else(|| panic!("no block: {self:?}"));
         let block = &self.stderr[start..];
@@ -121,16 +121,16 @@ impl Ended {
 
 /// `everstep train`, under way.
 pub struct Launched {
-    /// The launcher.
+    /// The launcher's program.
     pub program: Program,
-    /// Where the run's files are.
+    /// The directory of the run's files.
     pub dir: PathBuf,
-    /// Where the report will be.
+    /// The path of the future report.
     pub report: PathBuf,
 }
 
 impl Launched {
-    /// Looks for something until it is there; in vain, once the launcher has ended.
+    /// Calls `look` until it returns a value. Fails once the launcher has ended.
     pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         until(what, || {
             let is_over = self.program.is_over();
@@ -156,8 +156,8 @@ impl Launched {
         })
     }
 
-    /// Waits until there are so many members, each parameter shard has its owners, and nobody else
-    /// is there.
+    /// Waits until there are `count` members, each parameter shard has its owners, and no other
+    /// worker is there.
     pub fn until_whole(&self, count: usize) -> Cluster {
         self.until(&format!("a whole cluster of {count}"), || {
             let cluster = self.cluster()?;
@@ -168,7 +168,7 @@ impl Launched {
         })
     }
 
-    /// Waits until so many workers were lost, and each parameter shard has its owners all the same.
+    /// Waits until `lost` workers were lost, and each parameter shard has its owners all the same.
     pub fn until_protected(&self, lost: usize) {
         self.until(&format!("owners for all after {lost} losses"), || {
             let cluster = self.cluster()?;
@@ -177,7 +177,7 @@ impl Launched {
         });
     }
 
-    /// Waits until another step than those that are known is settled.
+    /// Waits until a step after the known ones is settled.
     pub fn until_another_step(&self) {
         let known = self.lines("metrics.jsonl").len();
         self.until_step(known + 1);
@@ -210,14 +210,14 @@ impl Launched {
         Run::read(self.dir, &self.report, ended.stdout)
     }
 
-    /// Waits for the end of a run that must fail, with its whole cluster, soon; returns the block
+    /// Waits for the end of a run that must fail, with its whole cluster, soon. Returns the block
     /// that says why.
     pub fn fails(self, cluster: &Cluster) -> String {
         self.ends(cluster, 1)
     }
 
-    /// Waits for the end of a run that must end with this code, with its whole cluster, soon;
-    /// returns the block that says why.
+    /// Waits for the end of a run that must end with this code, with its whole cluster, soon.
+    /// Returns the block that says why.
     pub fn ends(self, cluster: &Cluster, code: i32) -> String {
         let began = Instant::now();
         let ended = self.program.end();
@@ -230,10 +230,10 @@ impl Launched {
     }
 }
 
-/// How soon after a fault a run ends: promised is half of it.
+/// How soon after a fault a run ends. The promise is half of it.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// The processes of a cluster, as `cluster.json` has them.
+/// The processes of a cluster, as `cluster.json` lists them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Cluster {
     /// The coordinators.
@@ -242,21 +242,21 @@ pub struct Cluster {
     pub workers: Vec<Node>,
     /// Runs of parameter shards that lack owners.
     pub under_protected: Vec<Value>,
-    /// What the run waits for.
+    /// What the run waits for, as JSON.
     pub waiting: Value,
 }
 
 /// One process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Node {
-    /// A worker's id, once it has registered; a coordinator's, once it is known.
+    /// A worker's id, once it has registered. A coordinator's id, once it is known.
     pub id: Option<u64>,
-    /// Its process id; none for one that joined by hand, and for one that is gone.
+    /// Its process id. None for a worker that joined by hand, and for one that is gone.
     pub pid: Option<u32>,
     /// A member's rank.
     #[serde(default)]
     pub rank: Option<usize>,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     /// A worker's state.
     #[serde(default)]
@@ -264,7 +264,7 @@ pub struct Node {
     /// Whether it is the coordinator that leads.
     #[serde(default)]
     pub leader: bool,
-    /// What its machine may fail together with.
+    /// The zone of its machine: machines of one zone may fail together.
     #[serde(default)]
     pub zone: Option<String>,
 }
@@ -281,12 +281,12 @@ impl Node {
         stat.is_some_and(|stat| stat.contains(") T "))
     }
 
-    /// Whether it is a worker that takes part no more.
+    /// Whether it is a worker that takes no part any more.
     pub fn is_over(&self) -> bool {
         self.state == "lost" || self.state == "left"
     }
 
-    /// Whether its process has ended; nobody may yet have asked how.
+    /// Whether its process has ended. Its parent may not have asked how yet.
     fn is_gone(&self) -> bool {
         let Some(pid) = self.pid else { return true };
         fs::read(format!("/proc/{pid}/cmdline")).map_or(true, |line| line.is_empty())
@@ -304,7 +304,7 @@ impl Cluster {
         leader.unwrap_or_else(|| panic!("nobody leads: {self:?}"))
     }
 
-    /// Where the coordinators are, as flags have it.
+    /// The coordinators' addresses, as flags have them.
     pub fn addresses(&self) -> String {
         let all: Vec<_> = self.coordinators.iter().map(|c| c.address.to_string()).collect();
         all.join(",")

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 /// A run that is complete.
 pub struct Run {
-    /// Where its files are.
+    /// The directory of its files.
     pub dir: PathBuf,
-    /// What it printed.
+    /// Its output on stdout.
     pub stdout: String,
     /// Its report.
     pub report: Value,
@@ -36,19 +36,19 @@ impl Run {
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
-    /// A number of every worker's report.
+    /// A number in every worker's report.
     pub fn of_workers(&self, key: &str) -> Vec<u64> {
         let workers = self.report["workers"].as_array().expect("workers");
         workers.iter().map(|worker| worker[key].as_u64().expect(key)).collect()
     }
 
-    /// Checks that whatever happened cost time and nothing else: the run never went back (I5, I6).
+    /// Checks that all faults cost only time: the run never went back (I5, I6).
     pub fn assert_survived(&self, steps: u64) {
         self.assert_one_history(steps);
         assert_eq!(self.report["rollbacks"], serde_json::json!([]));
     }
 
-    /// Checks that the report and the metrics are those of one history, whatever happened: no step
+    /// Checks that the report and the metrics are those of one history, after any faults: no step
     /// and no sample lost or repeated (I4, I13).
     pub fn assert_one_history(&self, steps: u64) {
         assert_eq!(self.report["steps"], steps);
@@ -65,7 +65,7 @@ impl Run {
         all.iter().filter(|generation| generation["cause"] == cause).cloned().collect()
     }
 
-    /// Checks that nothing happened to the run, and that every worker took part in it.
+    /// Checks that no fault hit the run, and that every worker took part in it.
     pub fn assert_whole(&self, steps: u64, data_shards: u64, workers: usize) {
         self.assert_survived(steps);
         assert_eq!(self.report["steps_redone"], 0);
