@@ -6,18 +6,25 @@
 mod tidy {
     pub mod architecture;
     pub mod crates;
+    pub mod prose;
     pub mod source;
 }
 
 use std::path::{Path, PathBuf};
 
+use tidy::prose::Prose;
 use tidy::source::Source;
-use tidy::{architecture, crates, source};
+use tidy::{architecture, crates, prose, source};
 
 #[test]
 fn every_source_file_is_tidy() {
     let problems: Vec<String> = sources().iter().flat_map(source::problems).collect();
     report(&problems);
+}
+
+#[test]
+fn comments_have_named_subjects() {
+    report(&prose::problems(&sources()));
 }
 
 #[test]
@@ -92,4 +99,22 @@ fn root() -> &'static Path {
 
 fn report(problems: &[String]) {
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn pronouns_and_semicolons_of_comments_are_counted() {
+    let problems = |text: &str| {
+        let mut prose = Prose::default();
+        prose.read(text);
+        prose.problems("here").len()
+    };
+    let who = concat!("w", "ho");
+    assert_eq!(problems("/// The leader asks the worker.\nlet whole = 1; // a; b; c"), 0);
+    assert_eq!(problems(&format!("/// {who} asks")), 1);
+    assert_eq!(problems("// The leader asks; the worker answers."), 1);
+    assert_eq!(problems(&format!("//! A; b, {who}.")), 2);
+    assert_eq!(problems(&format!("/// ```\n/// let a = 1; // {who}\n/// ```\n/// Done.")), 0);
+    let long = "/// word ".to_string() + &"word ".repeat(998);
+    assert_eq!(problems(&format!("{long}{who}")), 0);
+    assert_eq!(problems(&format!("{long}{who} {who}")), 1);
 }
